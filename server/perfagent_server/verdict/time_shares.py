@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from perfagent.wire import Finding
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.rule import Rule
-from perfagent_server.rules.speed.bounds import next_try_of
 from perfagent_server.rules.speed.step_shares import share_elsewhere
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
@@ -29,6 +27,8 @@ SHARE_RULES = frozenset((*_RULE_OF.values(), "unmeasured_time"))
 """Rules that say what part of the time is not training: they hold a run back also where their finding is only info."""
 _WITHIN = ("comm", "h2d", "rollout", "other")
 """Phases that every step may have, without being compute."""
+_OF_THE_RUN = "of the whole run"
+"""The cause of what these rules say of the whole run."""
 _NEVER_HEALTHY, _THIRD, _MOST = 0.10, 1 / 3, 0.5
 """Of the wall time beside training; of the step for a phase that is not compute, and for all of these together: from
 then on no verdict is healthy."""
@@ -60,9 +60,6 @@ class TimeShares:
         shares = {name: 100 * seconds / self.wall_s for name, seconds in self.seconds.items() if self.wall_s > 0}
         return {name: round(share, 1) for name, share in sorted(shares.items(), key=_largest) if share >= 0.1}
 
-    def on_rank(self) -> str:
-        return "" if self.rank is None else f" on rank {self.rank}"
-
     def evidence(self) -> dict[str, object]:
         rank = {} if self.rank is None else {"wall_time_rank": self.rank}
         return {"wall_time_pct": self.percents(), **rank, **self.scaling()}
@@ -79,10 +76,6 @@ class TimeShares:
             "comm_to_compute": round(comm / compute, 3),
             "scaling_efficiency_pct": round(100 * (1 - comm / in_steps_s), 1),
         }
-
-    def spelled(self) -> str:
-        """`91 % training, 6 % evaluation, 3 % saves`."""
-        return ", ".join(f"{share:.0f} % {name}" for name, share in self.percents().items() if share >= 0.5)
 
 
 def _largest(item: tuple[str, float]) -> float:
@@ -125,7 +118,7 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a tenth of the
     wall time, a phase other than compute took a third of the step, or all of these together took half of it."""
     if standing_s(window):
-        return _standing(window, shares)
+        return _standing(window)
     if shares is None or (shares.steps < _FEWEST_STEPS and shares.wall_s < _ENOUGH_S):
         return None
     worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
@@ -168,51 +161,36 @@ def _rule(name: str) -> Rule:
 def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps_s: float) -> Finding:
     """beside: seconds of the phases that together are more than a verdict passes over."""
     spent_s = shares.phases[phase]
-    share, is_known = 100 * spent_s / in_steps_s, phase in (*_WORDS, "other")
-    words = {**_WORDS, "other": _ELSEWHERE}.get(phase, f"the phase `{phase}`")
-    what = words[0].upper() + words[1:]
-    took = f"{spell_s(spent_s / shares.steps)} of each step of {spell_s(in_steps_s / shares.steps)} on average"
-    gain_pct: float | None = share
-    said = f"{what} took {share:.0f} % of the time"
-    if shares.often.get(phase) == 1:
-        took, gain_pct = f"{spell_s(spent_s)} at once, beside {shares.steps:,} steps", None  # no habit to change
-    elif beside and share < 100 * _NEVER_HEALTHY:
-        others = sorted(beside.items(), key=_largest)
-        said = " and ".join(f"{_WORDS.get(name, name)} {100 * one / in_steps_s:.0f} %" for name, one in others)
-        said = f"{said[0].upper()}{said[1:]} of the time"
-    return _rule(_RULE_OF.get(phase, "unmeasured_time")).found_in_words(
+    share, is_once = 100 * spent_s / in_steps_s, shares.often.get(phase) == 1
+    is_one_of_many = bool(beside) and not is_once and share < 100 * _NEVER_HEALTHY
+    return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
-        said,
-        f"{said} of the {shares.steps:,} steps{shares.on_rank()}: {took}. All of the time: {shares.spelled()}.",
-        fix=None if is_known and phase != "rollout" else next_try_of("rollout" if phase == "rollout" else "own code"),
-        evidence={"share_pct": share, "seconds": spent_s, "steps": shares.steps, **shares.evidence()},
-        cost=took,
-        gain_pct=gain_pct,
-    )
+        cause=_OF_THE_RUN if phase in _RULE_OF or phase == "other" else "rollouts" if phase == "rollout" else "own phase",
+        evidence={
+            "phase": phase, "share_pct": share, "seconds": spent_s, "steps": shares.steps,
+            "once_s": spent_s if is_once else None, "mean_s": None if is_once else spent_s / shares.steps,
+            "step_time_s": in_steps_s / shares.steps,
+            "pauses_pct": 100 * sum(beside.values()) / in_steps_s if is_one_of_many else None, **shares.evidence(),
+        },
+        gain_pct=None if is_once else share,  # no habit to change
+    )  # fmt: skip
 
 
-def _standing(window: Window, shares: TimeShares | None) -> Finding:
-    stands_s = standing_s(window)
-    return _rule("hang").found_in_words(
+def _standing(window: Window) -> Finding:
+    return _rule("hang").found(
         "info",
-        f"No step has ended for {spell_s(stands_s)}",
-        f"No step has ended for {spell_s(stands_s)}, since step {window.step:,}; what it does now is not known yet."
-        + ("" if shares is None else f" All of the time: {shares.spelled()}."),
+        cause="stands still",
         since_step=window.step,
-        fix="If it neither evaluates nor saves now: `perfagent stacks RUN` shows where every thread of every rank stands. Of "
-        "several ranks the one whose stack differs is the one that the others wait for; one that waits for its loader has a "
-        "worker hanging.",
-        evidence={"standing_s": stands_s},
+        evidence={"standing_s": standing_s(window), "step": window.step},
     )
 
 
 def _stopped(shares: TimeShares) -> Finding:
-    stopped_s = shares.seconds["stopped"]
-    return _rule("process_crash").found_in_words(
+    return _rule("process_crash").found(
         "info",
-        f"The run stood still for {100 * shares.share('stopped'):.0f} % of its time, between its attempts",
-        f"The run stood still for {spell_s(stopped_s)} of the {spell_s(shares.wall_s)} since its first step: it was started "
-        f"again. All of the time: {shares.spelled()}.",
-        fix="Look at how the attempts before ended (the alerts of the run), and save often enough that a restart repeats little.",
-        evidence={"stopped_s": stopped_s, **shares.evidence()},
-    )
+        cause="between attempts",
+        evidence={
+            "stopped_s": shares.seconds["stopped"], "stopped_pct": 100 * shares.share("stopped"), "wall_s": shares.wall_s,
+            **shares.evidence(),
+        },
+    )  # fmt: skip

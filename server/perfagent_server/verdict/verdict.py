@@ -256,6 +256,7 @@ def _healthy(
         facts.append(sentence("loss", language, series=window.loss_name, loss=losses[-1], first=first))
     few = window.step - window.start_step < _FEW_STEPS
     bound = what_bounds(window)
+    bounds = None if bound is None else bound.said(language)
     remarks = [
         one
         for one in findings
@@ -269,7 +270,7 @@ def _healthy(
         opening=opening,
         facts=facts,
         remarks=[
-            *([] if bound is None else [bound.message]),
+            *([] if bounds is None else [bounds.message]),
             *_new_level(window, jump, language),
             *(_title(one, language) for one in remarks),
             *_said_of(window, None, happened, language),
@@ -281,7 +282,7 @@ def _healthy(
             **_wall_time(shares),
             **({} if bound is None else _bound(bound)),
         },
-        fix=spoken(slows, language).fix if slows is not None else "" if bound is None else bound.next_try,
+        fix=spoken(slows, language).fix if slows is not None else "" if bounds is None else bounds.fix,
     )
 
 

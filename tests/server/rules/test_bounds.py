@@ -36,7 +36,7 @@ def bound_of(made: TimedJob) -> Bound:
         (COMPUTE | {"comm": 0.2}, "communication", 67, "no_sync"),
         (COMPUTE | {"h2d": 0.2}, "copies", 67, "pin_memory"),
         (COMPUTE | {"rollout": 0.2}, "rollout", 67, "vectorized"),
-        (COMPUTE | {"tokenize": 0.2}, "own code", 67, "that phase"),
+        (COMPUTE | {"tokenize": 0.2}, "own code", 67, "this phase"),
         (COMPUTE | {"other": 0.2}, "unmeasured", 67, "run.phase"),
         (COMPUTE | {"data": 0.094}, "compute", 49, "torch.compile"),
         (COMPUTE | {"data": 0.096}, "data", 49, "DataLoader"),
@@ -49,7 +49,7 @@ def test_the_largest_part_of_a_steady_step_bounds_it(
     assert (bound.kind, round(bound.share_pct), bound.phase) == (kind, share, "tokenize" if kind == "own code" else "")
     assert sum(bound.shares_pct.values()) == pytest.approx(100.0)
     assert bound.step_p50_s == pytest.approx(sum(phases.values()))
-    assert advice in bound.next_try
+    assert advice in bound.said().fix
 
 
 def test_evaluations_saves_and_first_steps_are_no_part_of_it() -> None:
@@ -83,7 +83,7 @@ def test_on_a_gpu_the_roofline_says_what_holds_compute_back(
     made = job(COMPUTE, mfu=mfu, **{f"gpu__{name}": value for name, value in readings.items()})
     bound = bound_of(made)
     assert (bound.kind, bound.roofline.memory_pct, bound.roofline.mfu) == (kind, dram, mfu)
-    assert advice in bound.next_try
+    assert advice in bound.said().fix
     made.restart_server()
     assert bound_of(made) == bound
 

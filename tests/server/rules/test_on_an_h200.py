@@ -31,8 +31,8 @@ def test_a_healthy_transformer_raises_nothing() -> None:
     ("job", "rule", "by_step", "said"),
     [
         ("copies", "h2d_bound", 100, "Copies to the device take"),
-        ("reads", "sync_bound", 1000, "256 calls a step make the host wait for the device"),
-        ("loader", "data_bound", 50, "The data loader keeps each step waiting"),
+        ("reads", "sync_bound", 1000, "reads values of the GPU 256 times per step"),
+        ("loader", "data_bound", 50, "for its batch"),
         ("splinters", "gpu_fragmentation", 380, "14 times the 5.89 GiB"),
         ("leak", "gpu_memory_leak", 112 + 300, "17.9 MiB per step"),  # 300 MB were added by step 112
         ("out_of_memory", "oom_observed", 21, "GPU memory ran out"),

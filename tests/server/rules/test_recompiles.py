@@ -1,4 +1,4 @@
-"""recompiles: what torch.compile compiles again and again, counted and in words."""
+"""recompiles: what torch.compile compiles again and again, counted."""
 
 from __future__ import annotations
 
@@ -69,22 +69,39 @@ def test_compiling_for_a_twentieth_of_the_time_is_told(parts: list[tuple[int, fl
         assert found.gain_pct == found.evidence["share_pct"] == pytest.approx(100 * 0.54 / 10.54, abs=0.2)
 
 
+DIMENSION = {"kind": "lengths of a dimension", "of": "tokens", "dimension": 1}
+
+
 @pytest.mark.parametrize(
-    ("reasons", "kind"),
+    ("reasons", "kind", "because"),
     [
-        ([f"self.scale == {n}" for n in range(1, 9)], "values"),
-        ([f"len(xs) == {n}" for n in range(1, 9)], "values"),
-        (["self.name == 'a'", "self.name == 'b'"], "values"),
-        ([SIZE.format(n, n + 1) for n in range(3, 11)], "sizes"),
-        ([SIZE.format(3, n) for n in range(4, 12)], "sizes"),
-        (["tensor 'x' dtype mismatch. expected Float, actual Double"], "other"),
-        ([""], "other"),
-        (["d['{0}'] == 1", "d['{0}'] == 2", SIZE.format(3, 4)], "values"),
+        ([f"self.scale == {n}" for n in range(1, 9)], "values", [{"kind": "values", "count": 9, "of": "self.scale"}]),
+        ([f"len(xs) == {n}" for n in range(1, 9)], "values", [{"kind": "lengths", "count": 9, "of": "xs"}]),
+        (["self.name == 'a'", "self.name == 'b'"], "values", [{"kind": "values", "count": 3, "of": "self.name"}]),
+        ([SIZE.format(n, n + 1) for n in range(3, 11)], "sizes", [{**DIMENSION, "count": 9}]),
+        ([SIZE.format(3, n) for n in range(4, 12)], "sizes", [{**DIMENSION, "count": 9}]),
+        (["tensor 'x' dtype mismatch."], "other", [{"kind": "guard", "of": "tensor 'x' dtype mismatch."}]),
+        ([""], "other", []),
+        (
+            ["d['{0}'] == 1", "d['{0}'] == 2", SIZE.format(3, 4)], "values",
+            [{"kind": "values", "count": 3, "of": "d['{0}']"}, {**DIMENSION, "count": 2}],
+        ),
     ],
-)
-def test_reasons_are_counted_by_what_changed(reasons: list[str], kind: str, words: SnapshotAssertion) -> None:
+)  # fmt: skip
+def test_reasons_are_counted_by_what_changed(reasons: list[str], kind: str, because: list[dict[str, Any]]) -> None:
     [one] = compiled_functions([told(reason) for reason in reasons])
-    assert (one.kind, one.said()) == (kind, words)
+    assert (one.kind, list(one.because)) == (kind, because)
+
+
+def test_functions_are_named_with_their_reasons(words: SnapshotAssertion) -> None:
+    made = job((60, 0.0), *[(100, 2.0)] * 4, (30, 0.0))
+    made.event("compile", told("d['{0}'] == 2", function="other"))
+    made.train(1, STEP)
+    [much] = made.found("recompiles")
+    made.event("compile", told(SIZE.format(11, 12), limit=8))
+    made.train(1, STEP)
+    [given_up] = made.found("recompiles")
+    assert [(one.title, one.message, one.cost) for one in (much, given_up)] == words
 
 
 def test_a_run_that_only_compiled_at_its_start_is_healthy() -> None:

@@ -11,7 +11,6 @@ from perfagent_server.rules import steady_steps as steady
 from perfagent_server.rules.data.batch_readings import reading_of, readings
 from perfagent_server.rules.rule import Life, Question, Rule, within
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
-from perfagent_server.rules.spelling import spell_bytes, spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["AllocatorChurn"]
@@ -76,18 +75,12 @@ class AllocatorChurn(Rule):
 
     def _finding(self, window: Window, faults: float, step_s: float, in_kernel: float | None) -> Finding:
         share = self._share(faults, step_s, in_kernel)
-        lost_s = share / 100 * step_s
-        return self.found_in_words(
+        return self.found(
             "warning" if share >= self.warning_pct else "info",
-            f"Page faults take {share:.0f} % of the step",
-            f"Each step takes {faults:,.0f} page faults ({spell_bytes(faults * _PAGE)} that the allocator had given back "
-            f"to the system), about {spell_s(lost_s)} of {spell_s(step_s)}, or {1e6 * lost_s / faults:.2g} µs each"
-            + ("." if in_kernel is None else f"; the training thread spends {in_kernel:.0f} % of the time in the kernel."),
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",
             since_step=window.step,
             evidence={
-                "faults_per_step": faults, "step_time_s": step_s, "share_pct": share, "system_cpu_pct": in_kernel,
-                "bytes_per_step": faults * _PAGE,
+                "faults_per_step": faults, "step_time_s": step_s, "share_pct": share, "lost_s": share / 100 * step_s,
+                "system_cpu_pct": in_kernel, "bytes_per_step": faults * _PAGE,
             },
             gain_pct=share,
         )  # fmt: skip

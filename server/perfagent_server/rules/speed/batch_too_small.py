@@ -12,7 +12,6 @@ from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Se
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.cpu_load import BUSY
-from perfagent_server.rules.spelling import spell_bytes
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 
@@ -74,17 +73,13 @@ class BatchTooSmall(Rule):
             return UNKNOWN
         if cpu_pct >= limit or 100.0 - bound.shares_pct.get("compute", 0.0) >= self.most_wait_pct:
             return None
-        times = total / max(peak, 1.0)
-        return self.found_in_words(
+        return self.found(
             "info",
-            f"The GPU has room for a larger batch: {memory_pct:.0f} % of memory, {busy:.0f} % busy",
-            f"The peak of GPU memory is {spell_bytes(peak)} of {spell_bytes(total)} ({memory_pct:.0f} %), and in 95 of 100 "
-            f"readings over {self.for_s:.0f} s the GPUs were busy for at most {busy:.0f} % and the cores for {cpu_pct:.0f} %. "
-            f"{bound.message}",
             since_step=window.at,
             evidence={
                 "memory_pct": memory_pct, "peak_bytes": peak, "total_bytes": total, "utilization_p95_pct": busy,
-                "cpu_p95_pct": cpu_pct, "over_s": self.for_s, "room_times": times, "shares_pct": bound.shares_pct,
+                "cpu_p95_pct": cpu_pct, "over_s": self.for_s, "room_times": total / max(peak, 1.0),
+                "shares_pct": bound.shares_pct,
             },
         )  # fmt: skip
 

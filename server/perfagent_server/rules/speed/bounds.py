@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -13,11 +13,11 @@ from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import Series
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, PAUSES, UTILIZATION, seconds_in
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.steady_steps import steady_steps
+from perfagent_server.rules.texts import Language, Said, said, text_of
 from perfagent_server.rules.window import Window
 
-__all__ = ["READS", "Bound", "Kind", "Roofline", "next_try_of", "roofline", "what_bounds"]
+__all__ = ["READS", "Bound", "Kind", "Roofline", "bound_figures", "roofline", "what_bounds"]
 
 Kind = Literal[
     "compute", "memory bandwidth", "launches", "data", "copies", "communication", "rollout", "own code", "unmeasured"
@@ -49,6 +49,20 @@ _PARTS: dict[Kind, tuple[str, ...]] = {
 }
 
 
+_ADVISED_BY: dict[Kind, tuple[str, str]] = {
+    "compute": ("compute_bound", ""),
+    "memory bandwidth": ("compute_bound", "memory bandwidth"),
+    "launches": ("host_bound", ""),
+    "data": ("data_bound", ""),
+    "copies": ("h2d_bound", ""),
+    "communication": ("comm_bound", ""),
+    "rollout": ("unmeasured_time", "rollouts"),
+    "own code": ("unmeasured_time", "own phase"),
+    "unmeasured": ("unmeasured_time", ""),
+}
+"""The rule, and the cause of it, whose remedy is worth trying."""
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """How much of what the device can do is used; None: not known. mfu: a share of its dense peak, 0 to 1."""
@@ -60,27 +74,19 @@ class Roofline:
     memory_pct: float | None = None
 
     @property
+    def mfu_pct(self) -> float | None:
+        return None if self.mfu is None else 100 * self.mfu
+
+    @property
     def is_on_gpu(self) -> bool:
         return any(one is not None for one in (self.busy_pct, self.sm_pct, self.tensor_pct, self.memory_pct))
-
-    def words(self) -> str:
-        """What is known, as part of a sentence; "" if nothing is."""
-        said = [
-            f"{100 * self.mfu:.0f} % of its peak arithmetic (MFU)" if self.mfu is not None else "",
-            f"{self.memory_pct:.0f} % of its memory bandwidth" if self.memory_pct is not None else "",
-            f"its tensor cores {self.tensor_pct:.0f} % of the time" if self.tensor_pct is not None else "",
-            f"its multiprocessors {self.sm_pct:.0f} % of the time" if self.sm_pct is not None else "",
-        ]
-        known = [one for one in said if one]
-        return "the device uses " + ", ".join(known) if known else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """kind: what takes most of a step; share_pct: how much of it; shares_pct: of all kinds that took any, which add up
     to 100. The "compute" among them is forward, backward and optimizer also where it is the device's memory or the host
-    that holds these back. steps: how many were looked at; phase: the name of the script's own phase, where that is it;
-    message: a sentence; next_try: another, what to try."""
+    that holds these back. steps: how many were looked at; phase: the name of the script's own phase, where that is it."""
 
     kind: Kind
     share_pct: float
@@ -92,16 +98,33 @@ class Bound:
     phase: str = ""
 
     @property
-    def message(self) -> str:
-        device = self.roofline.words()
-        return (
-            f"{_subject(self)} {self.share_pct:.0f} % of a step (P50 {spell_s(self.step_p50_s)}, P90 "
-            f"{spell_s(self.step_p90_s)}, of the newest {self.steps} steady steps){'; ' + device if device else ''}."
-        )
+    def cause(self) -> str:
+        """Of compute_bound, where it is compute."""
+        device = self.roofline
+        if self.kind == "compute" and not device.is_on_gpu:
+            return "without a GPU"
+        return "well used" if self.kind == "compute" and (device.mfu or 0.0) >= _GOOD_MFU else _ADVISED_BY[self.kind][1]
 
-    @property
-    def next_try(self) -> str:
-        return _next_try(self)
+    def figures(self) -> dict[str, object]:
+        """For the evidence, and for the sentence of compute_bound."""
+        device = self.roofline
+        return {
+            **bound_figures(self), "share_pct": self.share_pct, "step_p50_s": self.step_p50_s, "step_p90_s": self.step_p90_s,
+            "steps": self.steps, "own_phase": self.phase, "mfu_pct": device.mfu_pct,
+            "sm_active_pct": device.sm_pct, "tensor_active_pct": device.tensor_pct, "dram_active_pct": device.memory_pct,
+        }  # fmt: skip
+
+    def said(self, language: Language = "en") -> Said:
+        """What it is, as a sentence of compute_bound, and what to try: the remedy of the rule on that."""
+        words = said(text_of("compute_bound", language), "", self.figures(), language)
+        return replace(words, fix=text_of(_ADVISED_BY[self.kind][0], language).remedies[self.cause])
+
+
+def bound_figures(bound: Bound | None) -> dict[str, object]:
+    """What other rules put into their evidence."""
+    if bound is None:
+        return {}
+    return {"bound_by": bound.kind, "bound_share_pct": bound.share_pct, "shares_pct": bound.shares_pct}
 
 
 def what_bounds(window: Window) -> Bound | None:
@@ -209,61 +232,3 @@ def _own_phase(window: Window) -> str:
     seconds = window.wall.recent().seconds
     named = {phase: spent for phase, spent in seconds.items() if f"phase/{phase}_s" not in window.by_step}
     return max(named, key=lambda phase: named[phase], default="")
-
-
-def _subject(bound: Bound) -> str:
-    return {
-        "compute": "Compute bounds it: forward, backward and optimizer take",
-        "memory bandwidth": "The device's memory bandwidth bounds it: forward, backward and optimizer take",
-        "launches": "The host bounds it, which launches kernels too slowly for the device: forward, backward and optimizer take",
-        "data": "Data bounds it: waiting for batches takes",
-        "copies": "Copies to the device bound it: they take",
-        "communication": "Communication bounds it: what nothing overlaps takes",
-        "rollout": "Rollouts (acting in an environment, generating) bound it: they take",
-        "own code": f"Code that the script times itself bounds it: {bound.phase or 'its phases'} takes",
-        "unmeasured": "Code that perfagent does not measure (logging, own Python code, sleep) bounds it: it takes",
-    }[bound.kind]
-
-
-def _next_try(bound: Bound) -> str:
-    device = bound.roofline
-    if bound.kind == "compute" and not device.is_on_gpu:
-        return (
-            "Compile the model (torch.compile) or train in bf16 where the processor has instructions for it; `perfagent "
-            "profile RUN` shows which operators take the time."
-        )
-    if bound.kind == "compute" and device.mfu is not None and device.mfu >= _GOOD_MFU:
-        return "This is what good trainings reach; more speed takes more devices, fp8, or less arithmetic (a smaller model)."
-    return next_try_of(bound.kind)
-
-
-def next_try_of(kind: Kind) -> str:
-    """What is worth trying where this takes most of a step."""
-    return {
-        "compute": (
-            "Give the tensor cores more of the work: bf16 autocast, torch.set_float32_matmul_precision('high'), fused "
-            "attention (scaled_dot_product_attention), and sizes that are multiples of 64."
-        ),
-        "memory bandwidth": (
-            "Move fewer bytes: torch.compile fuses elementwise operators, AdamW(fused=True) reads the state once, bf16 halves "
-            "what is read, and a larger batch reads the weights for more samples."
-        ),
-        "launches": (
-            "Launch fewer, larger kernels: torch.compile(mode='reduce-overhead') replays CUDA graphs, a larger batch makes "
-            "each kernel longer, and AdamW(fused=True) is one kernel instead of hundreds."
-        ),
-        "data": (
-            "Give the DataLoader workers (as many as there are spare cores) and persistent_workers=True, and cache what is "
-            "decoded again in every epoch."
-        ),
-        "copies": "Copy while the device computes: pin_memory=True in the DataLoader, and .to(device, non_blocking=True).",
-        "communication": (
-            "Send more rarely: accumulate gradients over more micro-batches (no_sync between them), or send bf16 gradients."
-        ),
-        "rollout": "Step several environments at once (vectorized), or generate in larger batches with a key-value cache.",
-        "own code": "Look at what that phase does in each step: do it more rarely, in a thread, or after the training.",
-        "unmeasured": (
-            'Put `with run.phase("NAME"):` around parts of the loop to time them; `perfagent stacks RUN` shows what it does '
-            "now, and `perfagent profile RUN` the operators of some steps."
-        ),
-    }[kind]

@@ -18,7 +18,7 @@ class CheckpointBound(PauseRule):
     save that is written beside the training costs the copy."""
 
     id: ClassVar[str] = "checkpoint_bound"
-    phase, take, doing, counted = "checkpoint", "Saving takes", "Saving", "saves"
+    phase, counted = "checkpoint", "saves"
     question = Question.IS_IT_FAST
     after = ("h2d_bound",)
     reads = reads("checkpoint")

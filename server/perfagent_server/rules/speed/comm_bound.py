@@ -11,7 +11,6 @@ from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed.rank_medians import rank_medians
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["CommBound"]
@@ -65,18 +64,12 @@ class CommBound(Rule):
         if not share >= self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         wait_s, step_s = float(waited[least]), float(total[least])
-        waits_p90_s = p90(sorted(merged.last(self.steps)))
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"Each rank waits for communication for at least {share:.0f} % of the step",
-            f"Every rank waits at least {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %) for communication that "
-            f"nothing overlaps (medians of the newest {self.steps} steps on the "
-            f"rank that waits least; P90 of the wait of a typical rank {spell_s(waits_p90_s)}).",
-            cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             evidence={
                 "comm_s": wait_s, "step_time_s": step_s, "share_pct": share, "least_waiting_rank": ranks[least],
-                "comm_max_s": float(waited.max()), "comm_p90_s": waits_p90_s, "steps": self.steps,
+                "comm_max_s": float(waited.max()), "comm_p90_s": p90(sorted(merged.last(self.steps))), "steps": self.steps,
             },
             gain_pct=share,
         )  # fmt: skip

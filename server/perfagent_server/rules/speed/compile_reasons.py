@@ -1,11 +1,12 @@
-"""Why torch.compile compiled again, counted and in words: from the events of the agent. Pure."""
+"""Why torch.compile compiled again, counted: from the events of the agent. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from perfagent_server.rules.evidence import one_line
 
@@ -16,56 +17,50 @@ Kind = str
 _SIZE = re.compile(r"tensor '(?P<tensor>.+?)' size mismatch at index (?P<index>\d+)\. expected (\d+), actual (\d+)")
 _LENGTH = re.compile(r"len\((?P<of>.+)\) == (\d+)$")
 _VALUE = re.compile(r"(?P<of>.+?) == (-?[\d.]+(?:e[+-]?\d+)?|True|False|'.*')$")
+_KINDS = {"lengths of a dimension": "sizes", "lengths": "values", "values": "values"}
 _MOST_NAMED = 3
 
 
-@dataclass(slots=True)
-class _Reason:
-    kind: Kind
-    words: str  # with {count} for the number of values
-    values: set[str] = field(default_factory=set)
-    times: int = 0
+class _Reason(NamedTuple):
+    """kind: of its sentence; of: what it is about, "" where no reason is told; dimension: of a tensor."""
 
-    def said(self) -> str:
-        # a guard on a value tells the one that was expected; the newest is one more
-        return self.words.format(count=max(2, len(self.values) + (self.kind == "values")))
+    kind: str
+    of: str
+    dimension: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One function. times: how often it was compiled, with the first time; limit: 0 if it was not reached, -1 if its
-    number is not known."""
+    """One function. times: how often it was compiled, with the first time; because: the reasons as figures, the most
+    frequent first; limit: 0 if it was not reached, -1 if its number is not known."""
 
     function: str
     line: str
     times: int
     seconds: float
     kind: Kind
-    because: tuple[str, ...]
+    because: tuple[dict[str, Any], ...]
     limit: int
-
-    def said(self) -> str:
-        """`forward` (train.py:9) 8 times for 9 lengths of dimension 1 of `tokens`."""
-        place = f" ({self.line})" if self.line else ""
-        many = f"{self.times:,} times" if self.times > 1 else "once"
-        return f"`{self.function}`{place} {many} {_joined(self.because)}".rstrip()
 
 
 def compiled_functions(events: Sequence[dict[str, Any]]) -> list[Compiled]:
     """What these events tell, the function that was compiled most often first."""
     by_function: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in events:
-        key = str(event.get("function") or "a function")[:100], str(event.get("line") or "")[:250]
+        key = str(event.get("function") or "?")[:100], str(event.get("line") or "")[:250]
         by_function.setdefault(key, []).append(event)
     found = [_compiled(*key, told) for key, told in by_function.items()]
     return sorted(found, key=lambda one: (not one.limit, -one.times))
 
 
 def _compiled(function: str, line: str, events: list[dict[str, Any]]) -> Compiled:
-    reasons: dict[str, _Reason] = {}
+    values: dict[_Reason, set[str]] = {}
+    times: Counter[_Reason] = Counter()
     for event in events:
-        _count(str(event.get("reason") or ""), reasons)
-    often = sorted(reasons.values(), key=lambda one: -one.times)
+        one, of_it = _reason(str(event.get("reason") or ""))
+        values.setdefault(one, set()).update(of_it)
+        times[one] += 1
+    often = [one for one, _ in times.most_common()]
     limits = [event for event in events if event.get("limit_reached") is True]
     limit = limits[0].get("limit") if limits else 0
     return Compiled(
@@ -73,35 +68,36 @@ def _compiled(function: str, line: str, events: list[dict[str, Any]]) -> Compile
         line=line,
         times=1 + len(events) - len(limits),
         seconds=sum(_number(event.get("seconds")) for event in events),
-        kind=often[0].kind,
-        because=tuple(one.said() for one in often[:_MOST_NAMED]),
+        kind=_KINDS.get(often[0].kind, "other"),
+        because=tuple(_figures(one, values[one]) for one in often[:_MOST_NAMED] if one.of),
         limit=limit if isinstance(limit, int) else -1,
     )
 
 
-def _count(reason: str, reasons: dict[str, _Reason]) -> None:
+def _reason(reason: str) -> tuple[_Reason, set[str]]:
+    """With the values that it tells."""
     size = _SIZE.search(reason)
     if size is not None:
-        index, tensor = size["index"], _escaped(size["tensor"])
-        one = _Reason("sizes", f"for {{count}} lengths of dimension {index} of `{tensor}`")
-        values = {size[3], size[4]}
-    elif (length := _LENGTH.match(reason)) is not None:
-        one, values = _Reason("values", f"for {{count}} lengths of `{_escaped(length['of'])}`"), {length[2]}
-    elif (value := _VALUE.match(reason)) is not None:
-        one, values = _Reason("values", f"for {{count}} values of `{_escaped(value['of'])}`"), {value[2]}
-    else:
-        one, values = _Reason("other", f"because of `{_escaped(reason)}`" if reason else "for a reason unknown"), set()
-    one = reasons.setdefault(one.words, one)
-    one.values |= values
-    one.times += 1
+        return _Reason("lengths of a dimension", _short(size["tensor"]), int(size["index"])), {size[3], size[4]}
+    length, value = _LENGTH.match(reason), _VALUE.match(reason)
+    if length is not None:
+        return _Reason("lengths", _short(length["of"])), {length[2]}
+    if value is not None:
+        return _Reason("values", _short(value["of"])), {value[2]}
+    return _Reason("guard", _short(reason)), set()
 
 
-def _escaped(text: str) -> str:
-    return one_line(text)[:120].replace("{", "{{").replace("}", "}}")
+def _figures(reason: _Reason, values: set[str]) -> dict[str, Any]:
+    if reason.kind == "guard":
+        return {"kind": reason.kind, "of": reason.of}
+    # a guard on a value tells the one that was expected; the newest is one more
+    count = max(2, len(values) + (reason.dimension is None))
+    dimension = {} if reason.dimension is None else {"dimension": reason.dimension}
+    return {"kind": reason.kind, "count": count, "of": reason.of, **dimension}
 
 
-def _joined(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _short(text: str) -> str:
+    return one_line(text)[:120]
 
 
 def _number(value: Any) -> float:

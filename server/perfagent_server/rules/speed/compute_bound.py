@@ -43,20 +43,7 @@ class ComputeBound(Rule):
         limit = self.compute_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if bound.kind not in _WORK or share < limit:
             return None
-        device = bound.roofline
-        return self.found_in_words(
-            "info",
-            f"Forward, backward and optimizer take {share:.0f} % of the step",
-            bound.message,
-            cause=bound.kind if bound.kind in self.text().remedies else "",
-            fix=bound.next_try,
-            since_step=window.at,
-            evidence={
-                "share_pct": share, "shares_pct": bound.shares_pct, "step_p50_s": bound.step_p50_s,
-                "step_p90_s": bound.step_p90_s, "steps": bound.steps, "mfu": device.mfu, "sm_active_pct": device.sm_pct,
-                "tensor_active_pct": device.tensor_pct, "dram_active_pct": device.memory_pct,
-            },
-        )  # fmt: skip
+        return self.found("info", cause=bound.cause, since_step=window.at, evidence=bound.figures())
 
     def _has_another_cause(self, window: Window) -> bool:
         rules = window.plan.rules

@@ -10,7 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds, cpu_load
-from perfagent_server.rules.speed.bounds import what_bounds
+from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
 from perfagent_server.rules.speed.cpu_load import BUSY, CpuLoad, ranks_of_nodes
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
@@ -75,19 +75,14 @@ class CpuBottleneck(Rule):
         bound = what_bounds(window)
         loads = bound is not None and bound.kind == "data"
         cause = "other programs" if not load.is_own else "data" if loads or load.workers >= 0.5 * load.own else ""
-        return self.found_in_words(
+        return self.found(
             "info" if cause == "other programs" else "warning",
-            f"All cores are busy ({cpu_pct:.0f} %) while the GPUs idle ({gpu_pct:.0f} % busy)",
-            f"In {share:.0f} % of {readings} readings all {load.cores:.3g} cores were busy and the GPUs idle: on average "
-            f"{load.busy:.2g} cores, {load.own:.2g} of them by the run ({load.workers:.2g} by loader workers) and "
-            f"{load.others:.2g} by others, while the GPUs worked {gpu_pct:.0f} % of the time."
-            f"{' ' + bound.message if bound is not None else ''}",
             cause=cause,
-            cost=f"the GPUs idle {100 - gpu_pct:.0f} % of the time",
             since_step=window.at,
             evidence={
-                "samples_pct": share, "readings": readings, "cpu_pct": cpu_pct, "utilization_pct": gpu_pct, "cores": load.cores,
-                "busy_cores": load.busy, "own_cores": load.own, "workers_cores": load.workers, "other_cores": load.others,
+                "samples_pct": share, "readings": readings, "cpu_pct": cpu_pct, "utilization_pct": gpu_pct,
+                "idle_pct": 100 - gpu_pct, "cores": load.cores, "busy_cores": load.busy, "own_cores": load.own,
+                "workers_cores": load.workers, "other_cores": load.others, **bound_figures(bound),
             },
         )  # fmt: skip
 

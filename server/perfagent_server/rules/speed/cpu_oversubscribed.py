@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds, cpu_load
-from perfagent_server.rules.speed.bounds import what_bounds
+from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
 from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, CpuLoad, ranks_of_nodes
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
 from perfagent_server.rules.speed.while_stepping import while_stepping_by_rank
@@ -94,56 +94,19 @@ class CpuOversubscribed(Rule):
     def _finding(self, window: Window, worst: _Node, load: CpuLoad, cause: str) -> Finding:
         threads, ranks = _threads(window, load.ranks), len(load.ranks)
         at_most = max(1, int(load.cores // max(1, ranks)))
-        share = worst.throttled if cause == "quota" else worst.pressure
         is_much = worst.throttled >= self.warning_throttled_pct or worst.pressure >= self.warning_pressure_pct
-        bound = what_bounds(window)
-        return self.found_in_words(
+        return self.found(
             "warning" if is_much and cause != "other programs" else "info",
-            _title(load, cause, share),
-            f"Over {worst.over_s:.0f} s of stepping {_what(worst, load, cause)}"
-            f"{f'; the run has {threads:.0f} threads in {ranks} ranks' if threads and ranks > 1 else ''}"
-            f"{f'; the run has {threads:.0f} threads' if threads and ranks == 1 else ''}."
-            f"{' ' + bound.message if bound is not None else ''}",
             cause=cause,
-            fix=self._fix(cause, at_most),
-            cost=f"{share:.0f} % of the time some task waits for a core",
             since_step=window.at,
             ranks=list(load.ranks) if window.world_size > 1 else [],
             evidence={
                 "pressure_pct": worst.pressure, "throttled_pct": worst.throttled, "over_s": worst.over_s, "cores": load.cores,
                 "busy_cores": load.busy, "own_cores": load.own, "workers_cores": load.workers, "other_cores": load.others,
-                "threads": threads, "ranks": ranks, "whose": "others" if cause == "other programs" else "own",
-                "omp_num_threads": at_most,
+                "threads": threads or None, "ranks": ranks, "whose": "others" if cause == "other programs" else "own",
+                "omp_num_threads": at_most, **bound_figures(what_bounds(window)),
             },
         )  # fmt: skip
-
-    def _fix(self, cause: str, at_most: int) -> str | None:
-        """With the number for this machine."""
-        if cause not in ("", "quota"):
-            return None
-        return f"Set OMP_NUM_THREADS={at_most} here. {self.text().remedies[cause]}"
-
-
-def _title(load: CpuLoad, cause: str, share: float) -> str:
-    if cause == "quota":
-        return f"The CPU quota of {load.cores:.3g} cores is used up in {share:.0f} % of its periods"
-    if cause == "other programs":
-        return f"Other programs use {load.others:.2g} of {load.cores:.3g} cores: tasks wait {share:.0f} % of the time"
-    return f"{load.cores:.3g} cores are too few: tasks wait for one {share:.0f} % of the time"
-
-
-def _what(worst: _Node, load: CpuLoad, cause: str) -> str:
-    ours = f"{load.own:.2g} by the run" + (f" ({load.workers:.2g} by loader workers)" if load.workers >= 0.05 else "")
-    if cause == "quota":  # how busy all cores of the machine are says nothing then
-        return (
-            f"the CPU quota of {load.cores:.3g} cores was used up in {worst.throttled:.0f} % of its periods, of which cores were "
-            f"used {ours}"
-        )
-    whose = "other programs" if cause == "other programs" else "the run itself"
-    return (
-        f"some task had to wait for a core for {worst.pressure:.0f} % of the time: of {load.cores:.3g} cores {load.busy:.2g} "
-        f"were busy, {ours} and {load.others:.2g} by others, so it is the load of {whose}"
-    )
 
 
 def _nodes(window: Window, for_s: float) -> list[_Node]:

@@ -13,18 +13,12 @@ from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.speed import loader_cores, step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_by_step
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBound"]
 
 _FEWEST_GROUPS = 4
-_BESIDES = (
-    "persistent_workers=True and a higher prefetch_factor, and on a GPU pin_memory=True; cache what is decoded or tokenized "
-    "again in every epoch, and move slow transforms out of the loop, or to the GPU (torchvision.transforms.v2 on whole "
-    "batches, NVIDIA DALI)."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,39 +91,33 @@ class DataBound(Rule):
         self, window: Window, rows: list[_Row], size: int, hidden_s: float, wait_s: float, step_s: float
     ) -> Finding:
         share = min(100.0, 100 * wait_s / step_s)
-        cause, fix, machine = self._on_this_machine(window, share)
+        cause, machine = self._on_this_machine(window, share)
         ordered = sorted(row.wait_s for row in rows)
-        of_groups = f" in groups of {size}" if size > 1 else ""
-        return self.found_in_words(
+        return self.found(
             "critical" if share >= self.critical_pct else "warning",
-            f"The data loader keeps each step waiting {spell_s(wait_s)} ({share:.0f} %)",
-            (
-                f"The data loader keeps each step waiting {spell_s(wait_s)} of {spell_s(step_s)} ({share:.0f} %), medians of "
-                f"the newest {len(rows)} steps{of_groups} (P90 of the wait {spell_s(p90(ordered))}): a step that does not "
-                f"wait would take {spell_s(step_s - wait_s)}."
-            ),
+            cause=cause,
             since_step=window.at,
             evidence={
-                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": hidden_s,
-                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": p90(ordered), "wait_max_s": ordered[-1],
-                "steps": len(rows), "phases_s": means_over(window, {row.step for row in rows}), **machine,
+                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "step_without_wait_s": step_s - wait_s,
+                "hidden_wait_s": hidden_s, "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": p90(ordered),
+                "wait_max_s": ordered[-1], "steps": len(rows), "in_groups_of": size if size > 1 else None,
+                "phases_s": means_over(window, {row.step for row in rows}), **machine,
             },
-            cause=cause,
-            fix=fix,
-            cost=f"{spell_s(wait_s)} of each step of {spell_s(step_s)}",
             gain_pct=share,
         )  # fmt: skip
 
-    def _on_this_machine(self, window: Window, share: float) -> tuple[str, str | None, dict[str, float]]:
-        """The cause, the fix with the number of workers that this machine has room for, and what they rest on."""
+    def _on_this_machine(self, window: Window, share: float) -> tuple[str, dict[str, float]]:
+        """The cause: more workers than now have cores here, or not. With the figures that it rests on."""
         machine = loader_cores.loader_cores(window)
         if machine is None:
-            return "", None, {}
-        known = {"cores": machine.cores, "workers": float(machine.of_rank)}
+            return "", {}
+        known = {"cores": machine.cores, "workers": machine.of_rank}
         wanted = machine.wanted(share / 100)
-        if wanted <= machine.of_rank:
-            return "no core is free", None, known
-        return "", f"Set num_workers={wanted} ({machine.of_rank} now, on {machine.cores:.3g} cores), {_BESIDES}", known
+        return (
+            ("too few workers", {**known, "advised_workers": wanted})
+            if wanted > machine.of_rank
+            else ("no core is free", known)
+        )
 
 
 class _Row(NamedTuple):

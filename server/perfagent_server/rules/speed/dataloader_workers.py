@@ -8,7 +8,7 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Life, Question, Rule, within
 from perfagent_server.rules.speed import bounds, loader_cores
-from perfagent_server.rules.speed.bounds import Bound, what_bounds
+from perfagent_server.rules.speed.bounds import Bound, bound_figures, what_bounds
 from perfagent_server.rules.speed.loader_cores import LoaderCores
 from perfagent_server.rules.window import Window
 
@@ -73,33 +73,19 @@ class DataloaderWorkers(Rule):
         return self._too_few(window, machine, bound, wait_pct, wanted)
 
     def _too_many(self, window: Window, machine: LoaderCores, bound: Bound | None, *, waits: bool) -> Finding:
-        most = machine.free
-        in_process = "" if most else ", so that each rank loads its batches itself"
-        more = f" {bound.message}" if bound is not None else ""
-        return self.found_in_words(
-            "warning" if waits else "info",
-            f"{machine.workers:.0f} loader workers share {machine.cores:.3g} cores",
-            f"{machine.workers:.0f} loader workers of {machine.ranks} {machine.named_ranks} share {machine.cores:.3g} cores "
-            f"({100 * machine.workers / machine.cores:.0f} %): they take turns.{more}",
-            fix=f"Set num_workers={most} here ({machine.of_rank} now){in_process}: more of them only take turns with the ranks, "
-            "and each costs memory.",
-            cost="memory of each worker, and cores that the training needs",
-            since_step=window.at,
-            evidence=self._evidence(machine, bound, most),
-        )  # fmt: skip
+        return self.found(
+            "warning" if waits else "info", since_step=window.at, evidence=self._evidence(machine, bound, machine.free)
+        )
 
     def _too_few(self, window: Window, machine: LoaderCores, bound: Bound, wait_pct: float, wanted: int) -> Finding:
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"{machine.of_rank} loader workers are too few: steps wait {wait_pct:.0f} % of their time for their batches",
-            f"With {machine.of_rank} loader workers for a rank the newest {bound.steps} steady steps wait {wait_pct:.0f} % of "
-            f"their time for their batches, while {machine.cores:.3g} cores have room for {machine.free}. {bound.message}",
             cause="too few",
-            fix=f"Set num_workers={wanted} here ({machine.of_rank} now, {machine.cores:.3g} cores for {machine.ranks} "
-            f"{machine.named_ranks}), with persistent_workers=True: workers load while the model computes.",
-            cost=f"{wait_pct:.0f} % of the time",
             since_step=window.at,
-            evidence={**self._evidence(machine, bound, wanted), "share_pct": wait_pct},
+            evidence={
+                **self._evidence(machine, bound, wanted), "share_pct": wait_pct, "room_workers": machine.free,
+                "steps": bound.steps,
+            },
             gain_pct=wait_pct,
         )  # fmt: skip
 
@@ -107,5 +93,5 @@ class DataloaderWorkers(Rule):
     def _evidence(machine: LoaderCores, bound: Bound | None, advised: int) -> dict[str, object]:
         return {
             "workers": machine.workers, "cores": machine.cores, "ranks": machine.ranks, "workers_of_a_rank": machine.of_rank,
-            "advised_workers": advised, "shares_pct": {} if bound is None else bound.shares_pct,
+            "workers_pct": 100 * machine.workers / machine.cores, "advised_workers": advised, **bound_figures(bound),
         }  # fmt: skip

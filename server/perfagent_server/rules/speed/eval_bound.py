@@ -17,7 +17,7 @@ class EvalBound(PauseRule):
     next: those of the newest ten minutes, or the newest four where they are rarer."""
 
     id: ClassVar[str] = "eval_bound"
-    phase, take, doing, counted = "eval", "Evaluations take", "Evaluating", "evaluations"
+    phase, counted = "eval", "evaluations"
     question = Question.IS_IT_FAST
     after = ("comm_bound",)
     reads = reads("eval")

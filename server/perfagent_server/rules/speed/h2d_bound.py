@@ -9,7 +9,6 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.steady_steps import steady_steps
 from perfagent_server.rules.window import Window
 
@@ -52,21 +51,12 @@ class H2dBound(Rule):
         share = 100 * median(copy / took for copy, took in rows)
         if copy_s < self.least_s or share < self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        copy_p90_s = p90(sorted(row[0] for row in rows))
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"Copies to the device take {share:.0f} % of the step",
-            f"Copies to the device take {spell_s(copy_s)} of {spell_s(step_s)} ({share:.0f} %) on the stream that computes "
-            f"(medians of {len(rows)} steps; P90 {spell_s(copy_p90_s)}): copied while the device computes, they "
-            "would take none of it.",
-            cost=f"{spell_s(copy_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             evidence={
-                "copy_s": copy_s,
-                "step_time_s": step_s,
-                "share_pct": share,
-                "copy_p90_s": copy_p90_s,
+                "copy_s": copy_s, "step_time_s": step_s, "share_pct": share, "copy_p90_s": p90(sorted(row[0] for row in rows)),
                 "steps": len(rows),
             },
             gain_pct=share,
-        )
+        )  # fmt: skip

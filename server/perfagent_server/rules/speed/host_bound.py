@@ -10,7 +10,6 @@ from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Se
 from perfagent_server.rules.speed import bounds
 from perfagent_server.rules.speed.bounds import what_bounds
 from perfagent_server.rules.speed.while_stepping import Typical, while_stepping
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["HostBound"]
@@ -71,24 +70,15 @@ class HostBound(Rule):
         waits = 100.0 - bound.shares_pct.get("compute", 0.0)
         if waits >= self.most_wait_pct:
             return None
-        said = [
-            f"a kernel runs on the GPU for {runs.mean:.0f} % of the time" if runs is not None else "",
-            f"its multiprocessors work for {works.mean:.0f} % of it" if works is not None else "",
-        ]
-        seen = runs or works
+        seen = runs if _is_below(runs, self.info_below_pct * slack) else works
         assert seen is not None
-        idle = 100.0 - seen.mean
-        return self.found_in_words(
+        return self.found(
             "warning" if _is_below(runs, self.warning_below_pct) else "info",
-            f"The GPU is idle {idle:.0f} % of the time and waits for launches",
-            f"While forward, backward and optimizer take {100 - waits:.0f} % of {spell_s(bound.step_p50_s)} a step, "
-            f"{' and '.join(one for one in said if one)} ({seen.over_s:.0f} s of stepping): the host launches kernels more "
-            "slowly than they run.",
-            cost=f"{idle:.0f} % of the time of the GPUs",
             since_step=window.at,
             evidence={
-                "utilization_pct": None if runs is None else runs.mean, "sm_active_pct": None if works is None else works.mean,
-                "over_s": seen.over_s, "shares_pct": bound.shares_pct, "step_time_s": bound.step_p50_s, "mfu": bound.roofline.mfu,
+                "idle_pct": 100.0 - seen.mean, "utilization_pct": None if runs is None else runs.mean,
+                "sm_active_pct": None if works is None else works.mean, "compute_pct": 100 - waits, "over_s": seen.over_s,
+                "shares_pct": bound.shares_pct, "step_time_s": bound.step_p50_s, "mfu_pct": bound.roofline.mfu_pct,
             },
         )  # fmt: skip
 

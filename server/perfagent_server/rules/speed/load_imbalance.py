@@ -16,7 +16,6 @@ from perfagent_server.rules.speed import own_work
 from perfagent_server.rules.speed.cpu_load import PRESSURE
 from perfagent_server.rules.speed.own_work import lower_median
 from perfagent_server.rules.speed.stages import stages_of
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["LoadImbalance"]
@@ -93,21 +92,14 @@ class LoadImbalance(Rule):
         slowest = excess.argmax(axis=0)
         different, steps = len(np.unique(slowest)), len(slowest)
         phase, more_s = _uneven_phase(window, ranks, self.steps)
-        where = f" The most of it is in {phase} ({spell_s(more_s)})." if phase else ""
-        lost_p50_s, lost_p90_s, typical_s = lost[steps // 2], p90(lost), took[steps // 2]
-        return self.found_in_words(
+        return self.found(
             "warning" if share >= self.warning_pct else "info",
-            f"Ranks wait {spell_s(lost_s)} of each step ({share:.0f} %) for one that has more work",
-            f"In a step the rank with the most work needs {spell_s(lost_s)} more than a typical one (P50 "
-            f"{spell_s(lost_p50_s)}, P90 {spell_s(lost_p90_s)}): {share:.0f} % of {spell_s(typical_s)} that "
-            f"all wait. In {steps} steps it was {different} different ranks, so it is the work and no slow rank.{where}",
-            cause=phase if phase in self.text().remedies else "",
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(typical_s)}",
+            cause=phase if phase in ("data", "other") else "",
             since_step=window.at,
             evidence={
-                "lost_s": lost_s, "lost_p50_s": lost_p50_s, "lost_p90_s": lost_p90_s,
-                "share_pct": share, "step_time_s": typical_s, "step_p90_s": p90(took), "steps": steps,
-                "slowest_ranks": different, "ranks": len(ranks), "phase": phase, "phase_more_s": more_s,
+                "lost_s": lost_s, "lost_p50_s": lost[steps // 2], "lost_p90_s": p90(lost), "share_pct": share,
+                "step_time_s": took[steps // 2], "step_p90_s": p90(took), "steps": steps, "slowest_ranks": different,
+                "ranks": len(ranks), "phase": phase, "phase_more_s": more_s,
             },
             gain_pct=share,
         )  # fmt: skip

@@ -33,10 +33,6 @@ class LoaderCores(NamedTuple):
         """Workers for which each rank has a core left; none where the ranks alone need all."""
         return max(0, int((self.cores - self.ranks) // self.ranks))
 
-    @property
-    def named_ranks(self) -> str:
-        return "rank" if self.ranks == 1 else "ranks"
-
     def wanted(self, wait: float) -> int:
         """How many workers a rank needs so that none of its step is a wait, of those for which there are cores. Loading
         in the training process (no workers) takes what the step waits; workers that deliver too slowly must be so many

@@ -45,53 +45,36 @@ class LowGpuUtilization(Rule):
         limit = self.info_below_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if mean >= limit:
             return None
-        shares, why = _cause(window)
-        said = f"; {why}" if why else ""
-        return self.found_in_words(
+        shares = _shares(window)
+        phase = _phase_to_look_at(shares)
+        return self.found(
             "warning" if mean < self.warning_below_pct else "info",
-            f"The GPU is busy {mean:.0f} % of the time",
-            f"The GPU is busy {mean:.0f} % of the time over {covered:.0f} s in which steps were made{said}.",
-            cost=f"{100 - mean:.0f} % of the time of the GPUs",
             since_step=window.step,
             evidence={
-                "utilization_pct": mean, "over_s": covered, "samples": count, "phase_shares_pct": shares, "cause": why,
+                "utilization_pct": mean, "idle_pct": 100 - mean, "over_s": covered, "samples": count, "phase": phase,
+                "phase_share_pct": shares.get(phase), "phase_shares_pct": shares,
             },
         )  # fmt: skip
 
 
-_WAITS = {
-    "data": "the step waits for its batch",
-    "h2d": "copies to the device take the time",
-    "comm": "communication takes the time",
-    "checkpoint": "saving checkpoints takes the time",
-    "eval": "evaluation takes the time",
-    "compile": "torch.compile compiles",
-    "rollout": "making rollouts (acting in an environment, generating) takes the time",
-    "other": "Python code outside the model takes the time",
-    "optimizer": "the optimizer's step takes the time",
-    "forward": "the forward pass keeps the host busy: its kernels are small",
-    "backward": "the backward pass keeps the host busy: its kernels are small",
-}
-
-
-def _cause(window: Window) -> tuple[dict[str, float], str]:
-    """Shares of the newest steps by phase, and the one to look at, in words: what is not the model's own work comes
-    first."""
+def _shares(window: Window) -> dict[str, float]:
+    """Of the newest steps by phase, in percent."""
     took = window.series("step_time_s")
     if took is None:
-        return {}, ""
+        return {}
     steps, times = took.last_steps(took.size), took.last(took.size)
     # What was saved or evaluated after the last step stands under that step's number, beside its time.
     pauses = seconds_by_step(window, PAUSES)
     whole = sum(max(time, pauses.get(step, 0.0)) for step, time in zip(steps, times, strict=True))
-    means = means_over(window, {*steps})
-    if not whole > 0 or not means:
-        return {}, ""
-    shares = {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
-    waits = {phase: share for phase, share in shares.items() if phase not in ("forward", "backward")}
-    phase = (
-        max(waits, key=waits.__getitem__)
-        if waits and max(waits.values()) >= 20
-        else max(shares, key=shares.__getitem__)
+    return (
+        {phase: 100 * len(steps) * value / whole for phase, value in means_over(window, {*steps}).items()}
+        if whole > 0
+        else {}
     )
-    return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the newest {len(steps)} steps)"
+
+
+def _phase_to_look_at(shares: dict[str, float]) -> str:
+    """What is not the model's own work comes first."""
+    waits = {phase: share for phase, share in shares.items() if phase not in ("forward", "backward")}
+    asked = waits if waits and max(waits.values()) >= 20 else shares
+    return max(asked, key=lambda phase: asked[phase], default="")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds
-from perfagent_server.rules.speed.bounds import Bound, what_bounds
+from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.window import Window
@@ -79,20 +79,16 @@ class LowMfu(Rule):
     def _fell(self, window: Window, state: dict[str, Any], shift: Shift) -> Finding:
         bound, work = what_bounds(window), _work(window, shift.groups * shift.size)
         is_same = bool(state["work"]) and abs(work / state["work"] - 1) <= _SAME_WORK
-        now, before = 100 / shift.level, 100 / shift.before
         lost = 100 * (1 - 1 / shift.times)
-        arithmetic = "" if is_same else "; a step has other arithmetic since then"
-        return self.found_in_words(
+        changed = None if is_same or not state["work"] else 100 * (work / state["work"] - 1)
+        return self.found(
             "warning" if is_same else "info",
-            f"MFU fell from {before:.3g} % to {now:.3g} % at step {shift.step:,}",
-            f"MFU is {now:.3g} % since step {shift.step:,}, {lost:.3g} % less than the {before:.3g} % of the steps before "
-            f"(medians){arithmetic}.{' ' + bound.message if bound is not None else ''}",
             cause="fell",
-            cost=f"{lost:.3g} % of the devices' arithmetic",
             since_step=shift.step,
             evidence={
-                "mfu_pct": now, "before_pct": before, "lost_pct": lost, "work_flops": work, "work_before_flops": state["work"],
-                "shares_pct": {} if bound is None else bound.shares_pct, "steps": shift.groups * shift.size,
+                "step": shift.step, "mfu_pct": 100 / shift.level, "before_pct": 100 / shift.before, "lost_pct": lost,
+                "work_flops": work, "work_before_flops": state["work"], "work_changed_pct": changed,
+                "steps": shift.groups * shift.size, **bound_figures(bound),
             },
             gain_pct=lost,
         )  # fmt: skip
@@ -105,17 +101,11 @@ class LowMfu(Rule):
         mfu = 100 * middle(known)
         if mfu >= limit:
             return None
-        bound: Bound | None = what_bounds(window)
-        return self.found_in_words(
+        return self.found(
             "info",
-            f"MFU is {mfu:.3g} %: the devices could do {100 / mfu:.2g} times the arithmetic",
-            f"MFU is {mfu:.3g} % over the newest {len(known)} steps (median): the model's own arithmetic, of the dense peak of "
-            f"the device.{' ' + bound.message if bound is not None else ''}",
             since_step=window.at,
-            evidence={
-                "mfu_pct": mfu, "steps": len(known), "shares_pct": {} if bound is None else bound.shares_pct,
-            },
-        )  # fmt: skip
+            evidence={"mfu_pct": mfu, "steps": len(known), **bound_figures(what_bounds(window))},
+        )
 
 
 def _work(window: Window, newest: int = _TYPICAL_STEPS) -> float:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Life, Rule, Series
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
@@ -51,16 +50,13 @@ def reads(phase: str) -> tuple[Series | Every, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PauseRule(Rule):
-    """What the rules on evaluations and on saves share. phase: that it is about; take, doing, counted: its words, as in
-    "Evaluations take", "Evaluating", "evaluations"."""
+    """What the rules on evaluations and on saves share. phase: that it is about; counted: the name of their number."""
 
     info_pct: float = 10.0
     warning_pct: float = 25.0
     clear_at: float = 0.8  # of the threshold
 
     phase: ClassVar[str]
-    take: ClassVar[str]
-    doing: ClassVar[str]
     counted: ClassVar[str]
     severities = ("info", "warning")
     life = Life(clear_s=30.0, restated=True)
@@ -72,31 +68,16 @@ class PauseRule(Rule):
         share = 100 * found.share
         if share < self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        return self.found_in_words(
+        return self.found(
             "warning" if share >= self.warning_pct and found.is_settled else "info",
-            f"{self.take} {share:.0f} % of wall time",
-            f"{self.take} {share:.0f} % of wall time: {_each(found)}, {self._how_often(found)}. {self.doing} "
-            f"half as often, every {2 * found.every_steps:,} steps, would save {share / 2:.0f} % of the time.",
-            cost=f"{spell_s(found.each_s)} every {spell_s(found.every_s)}, {share:.0f} % of wall time",
             since_step=window.at,
             evidence={
-                "share_pct": share, self.counted: found.count, "seconds_each": found.each_s, "longest_s": found.longest_s,
-                "every_steps": found.every_steps, "every_s": found.every_s, "over_s": found.over_s,
-                "share_of_run_pct": 100 * window.wall.whole().share(self.phase),
+                "share_pct": share, "half_pct": share / 2, self.counted: found.count, "seconds_each": found.each_s,
+                "longest_s": found.longest_s, "every_steps": found.every_steps, "every_s": found.every_s,
+                "over_s": found.over_s, "share_of_run_pct": 100 * window.wall.whole().share(self.phase),
             },
             gain_pct=share / 2,
         )  # fmt: skip
-
-    def _how_often(self, found: Pauses) -> str:
-        often = "after every step" if found.every_steps == 1 else f"one every {found.every_steps:,} steps"
-        newest = self.counted if found.count > 1 else self.counted.removesuffix("s")
-        many = f"{found.count:,} " if found.count > 1 else ""
-        return f"{often} ({spell_s(found.every_s)}), over the newest {many}{newest}"
-
-
-def _each(found: Pauses) -> str:
-    usual, longest = spell_s(found.each_s), spell_s(found.longest_s)
-    return f"{usual} each" if usual == longest else f"{usual} each (at most {longest})"
 
 
 def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import TITLE, one_line
 from perfagent_server.rules.rule import Events, Every, Life, Question, Rule, Series
 from perfagent_server.rules.speed.compile_reasons import Compiled, compiled_functions
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
@@ -55,32 +53,16 @@ class Recompiles(Rule):
         functions = compiled_functions(self._told(window, state))
         given_up = [one for one in functions if one.limit]
         named = given_up or functions
-        title = _title(given_up) if given_up else f"Compiling takes {100 * share:.0f} % of the time"
-        said = [f"torch.compile compiled {'; '.join(one.said() for one in named[:_MOST_NAMED])}."] if named else []
-        if given_up:
-            said.append(_limit_in_words(given_up))
-        if is_much:
-            said.append(
-                f"Compiling takes {100 * share:.0f} % of the time: {spell_s(seconds)} of the newest {spell_s(over_s)}."
-            )
-        return self.found_in_words(
+        return self.found(
             "warning",
-            title,
-            " ".join(said),
             cause="" if not named or named[0].kind == "sizes" else named[0].kind,
-            cost=f"{spell_s(seconds)} of compiling in {spell_s(over_s)}" if is_much else "",
             since_step=state["limits"][0]["step"] if state["limits"] else window.at,
             evidence={
-                "share_pct": 100 * share,
-                "seconds": seconds,
-                "over_s": over_s,
-                "functions": [
-                    {
-                        "function": one.function, "line": one.line, "times": one.times, "seconds": one.seconds,
-                        "because": list(one.because), "limit_reached": bool(one.limit),
-                    }
-                    for one in named[:_MOST_NAMED]
-                ],
+                "share_pct": 100 * share, "compiling_pct": 100 * share if is_much and not given_up else None,
+                "seconds": seconds, "compiling_s": seconds if is_much else None, "over_s": over_s,
+                "gave_up_on": given_up[0].function if given_up else None, "times": named[0].times if named else None,
+                "more_given_up": len(given_up) - 1 if len(given_up) > 1 else None,
+                "functions": [_figures(one) for one in named[:_MOST_NAMED]],
             },
             gain_pct=100 * share if is_much else None,
         )  # fmt: skip
@@ -131,18 +113,8 @@ class Recompiles(Rule):
         return told + [one["data"] for one in state["limits"] if one["data"] not in told]
 
 
-def _title(given_up: list[Compiled]) -> str:
-    first = given_up[0]
-    said = f"torch.compile gave up on {first.function} after {first.times:,} compilations"
-    if len(given_up) > 1:
-        said += f", and on {len(given_up) - 1} more"
-    return one_line(said)[:TITLE]
-
-
-def _limit_in_words(given_up: list[Compiled]) -> str:
-    first = given_up[0]
-    limit = f"of {first.limit} " if first.limit > 0 else ""
-    return (
-        f"That is the limit {limit}(torch._dynamo.config.recompile_limit): what fits none of these versions now runs "
-        "uncompiled."
-    )
+def _figures(one: Compiled) -> dict[str, Any]:
+    return {
+        "kind": "gave up" if one.limit else "compiled", "function": one.function, "line": one.line, "times": one.times,
+        "seconds": one.seconds, "because": [*one.because], "limit_reached": bool(one.limit),
+    }  # fmt: skip

@@ -14,7 +14,6 @@ from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Un
 from perfagent_server.rules.speed.own_work import PHASES, READS, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["StageImbalance"]
@@ -71,33 +70,20 @@ class StageImbalance(Rule):
         slow, fast = int(typical.argmax()), int(typical.argmin())
         of_slow = [ranks[place] for place in stages.of[slow]]
         share, times = min(100.0, 100 * lost_s / step_s), float(typical[slow] / typical[fast])
-        which = f"stage {slow + 1} of {len(typical)}" if stages.known != "by their work" else "part of the ranks"
         phase, more_s = slowest_phase(window, of_slow[0], PHASES, self.steps)
-        where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
         took = window.series("step_time_s")
         ordered = sorted(took.last(self.steps)) if took is not None else [step_s]
-        return self.found_in_words(
+        return self.found(
             "warning",
-            f"{which[0].upper()}{which[1:]} has {times:.2g} times the work of another, and all wait for it",
-            f"{which[0].upper()}{which[1:]} ({_row(of_slow)}) needs {spell_s(float(typical[slow]))} for its own work in a "
-            f"step, {times:.2g} times the {spell_s(float(typical[fast]))} of the fastest{where}. Even stages would save "
-            f"{spell_s(lost_s)} of {spell_s(step_s)} ({share:.0f} %; P90 of the step {spell_s(p90(ordered))}, "
-            f"medians of the newest {len(ordered)} steps).",
             cause="by their work" if stages.known == "by their work" else "",
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}",
             since_step=window.at,
             ranks=of_slow,
             evidence={
-                "stage": slow, "stages": len(typical), "stages_known": stages.known, "times": times, "step_time_s": step_s,
-                "lost_s": lost_s, "share_pct": share, "phase": phase, "phase_more_s": more_s, "steps": len(ordered),
+                "stage": slow, "stage_number": slow + 1, "stages": len(typical), "stages_known": stages.known, "ranks": of_slow,
+                "world_size": window.world_size, "times": times, "own_s": float(typical[slow]),
+                "fastest_own_s": float(typical[fast]), "step_time_s": step_s, "step_p90_s": p90(ordered), "lost_s": lost_s,
+                "share_pct": share, "phase": phase, "phase_more_s": more_s, "steps": len(ordered),
                 "own_s_by_stage": [float(value) for value in typical[:64]],
             },
             gain_pct=share,
         )  # fmt: skip
-
-
-def _row(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    is_row = ranks == [*range(ranks[0], ranks[-1] + 1)]
-    return f"ranks {ranks[0]} to {ranks[-1]}" if is_row else f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"

@@ -14,7 +14,6 @@ from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, U
 from perfagent_server.rules.speed import cpu_load, step_shares
 from perfagent_server.rules.speed.level_shift import middle
 from perfagent_server.rules.speed.step_shares import PAUSES
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -135,27 +134,19 @@ class StepTimeTail(Rule):
         blocks, typical = state["blocks"], state["typical"]
         steps, lost_s, total_s = (sum(block[at] for block in blocks) for at in (0, 2, 3))
         share, each = 100 * lost_s / total_s, typical * middle([times for _, times in state["slow"]])
-        ordered = sorted(took.last(took.size))
-        step_p90_s, usual = p90(ordered), typical * state["limit"] / self.tail_times
         every = _interval([step for step, _ in state["slow"]])
         phase = max(state["longer"], key=lambda name: state["longer"][name], default="")
-        where = f" {phase[0].upper()}{phase[1:]} takes most of that." if phase else ""
-        regular = f", every {every:,} steps" if every else ""
-        crowd = cpu_load.is_crowded(window, took.time or 0.0)
-        where += " Meanwhile other programs use many of the cores." if crowd else ""
-        return self.found_in_words(
-            "warning" if share >= self.warning_pct and not crowd else "info",
-            f"{slow} of {steps:,} steps take about {each / typical:.2g} times as long as the others",
-            f"{slow} of the newest {steps:,} steps took about {spell_s(each)}{regular}, where a step takes {spell_s(typical)} "
-            f"(P50; P90 {spell_s(step_p90_s)}) and 99 of 100 took at most {spell_s(usual)} at the beginning: {share:.1f} % of "
-            f"the time.{where}",
-            cause="regular" if every else phase if phase in self.text().remedies else "",
-            cost=f"{share:.1f} % of the time",
+        is_crowded = cpu_load.is_crowded(window, took.time or 0.0)
+        return self.found(
+            "warning" if share >= self.warning_pct and not is_crowded else "info",
+            cause="regular" if every else "data" if phase == "data" else "",
             since_step=state["slow"][0][0],
             evidence={
                 "slow_steps": [step for step, _ in state["slow"]][-20:], "slow": slow, "steps": steps, "share_pct": share,
-                "typical_s": typical, "slow_s": each, "limit_times": state["limit"], "every_steps": every, "phase": phase,
-                "longer_s": dict(state["longer"]),
+                "times": each / typical, "typical_s": typical, "step_p90_s": p90(sorted(took.last(took.size))), "slow_s": each,
+                "usual_most_s": typical * state["limit"] / self.tail_times, "limit_times": state["limit"],
+                "every_steps": every or None, "phase": phase, "longer_s": dict(state["longer"]),
+                "meanwhile": "crowded" if is_crowded else None,
             },
             gain_pct=share,
         )  # fmt: skip

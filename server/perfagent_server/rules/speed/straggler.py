@@ -8,13 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import named_ranks, p90
+from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
 from perfagent_server.rules.speed.own_work import PHASES, READS, lower_median, own_work
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["Straggler"]
@@ -93,23 +92,15 @@ class Straggler(Rule):
         steps = min(self.steps, took.total) if took is not None else 0
         phase, more_s = slowest_phase(window, rank, PHASES, self.steps)
         named = [ranks[place] for place in slow]
-        who = named_ranks(named, window.world_size)
-        where = f", {spell_s(more_s)} of it in {phase}" if phase else ""
-        return self.found_in_words(
+        return self.found(
             "critical" if cost >= self.critical_cost_pct else "warning",
-            f"{who[0].upper()}{who[1:]} is {times:.2g} times as slow as the others" if len(named) == 1 else f"{who} are slow",
-            f"{who[0].upper()}{who[1:]} needs {spell_s(float(own[worst]))} for its own work in a step, "
-            f"{times:.2g} times the "
-            f"{spell_s(typical)} of a typical rank{where}: the others wait {spell_s(lost_s)} of {spell_s(step_s)} "
-            f"({cost:.0f} %; medians of the newest {steps} steps, P90 of its own work {spell_s(own_p90_s)}).",
-            cause=phase if phase in self.text().remedies else "",
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(step_s)}, on every other rank",
+            cause=phase if phase in ("data", "other") else "",
             since_step=window.at,
             ranks=named,
             evidence={
-                "rank": rank, "own_s": float(own[worst]), "own_p90_s": own_p90_s, "typical_own_s": typical, "times": times,
-                "step_time_s": step_s,
-                "share_pct": cost, "phase": phase, "phase_more_s": more_s, "steps": steps,
+                "rank": rank, "more_slow": len(named) - 1 or None, "own_s": float(own[worst]), "own_p90_s": own_p90_s,
+                "typical_own_s": typical, "times": times, "lost_s": lost_s, "step_time_s": step_s, "share_pct": cost,
+                "phase": phase, "phase_more_s": more_s, "steps": steps,
                 "own_s_by_rank": {str(one): float(value) for one, value in list(zip(ranks, own, strict=True))[:64]},
             },
             gain_pct=cost,

@@ -14,7 +14,6 @@ from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
 from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle, newest_above
 from perfagent_server.rules.speed.step_shares import UTILIZATION
-from perfagent_server.rules.spelling import spell_pct, spell_s
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.window import Window
 
@@ -31,8 +30,6 @@ _MORE, _MUCH, _MOST = 0.08, 0.2, 0.5
 _LITTLE_TIMES = 1.25
 _DRIFT_S = 10.0
 """For how long steps must have grown little by little: within less, a busy machine alone makes such a rise."""
-_CROWDED = " Meanwhile the cores are full, and other programs use many of them."
-_UNMEASURED = "Code that no phase measures"
 _LEAST_PART = 0.2
 """A phase that grew by less of what the step grew says nothing about it."""
 _ALONE = 0.4
@@ -49,11 +46,8 @@ class _Growth(NamedTuple):
     after_s: float = 0.0
     is_alone: bool = False
 
-    @property
-    def words(self) -> str:
-        """As a sentence; "" where it is not known."""
-        phase = _UNMEASURED if self.phase == "other" else f"{self.phase[:1].upper()}{self.phase[1:]}"
-        return f" {phase} grew most, from {spell_s(self.before_s)} to {spell_s(self.after_s)}." if phase else ""
+    def figures(self) -> dict[str, object]:
+        return {"phase": self.phase, "phase_before_s": self.before_s, "phase_after_s": self.after_s}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,17 +143,12 @@ class ThroughputRegression(Rule):
         is_crowded = cpu_load.is_crowded(window, time)
         is_own = growth.phase in ("", "other", "rollout")
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(growth)
-        return self.found_in_words(
+        return self.found(
             "info" if is_own or cause == "other programs" else "warning",
-            f"Steps take {found.times:.2g} times as long as at step {found.step:,}, ever longer",
-            f"Steps take {spell_s(found.level)} (P50), {found.times:.2g} times the {spell_s(found.before)} at step "
-            f"{found.step:,}, and each time the run was twice as long they had become longer.{growth.words}",
             cause=cause,
-            cost=f"{spell_s(found.level - found.before)} of each step of {spell_s(found.level)}",
             since_step=found.step,
             evidence={
-                "step_time_s": found.level, "before_s": found.before, "times": found.times, "phase": growth.phase,
-                "phase_before_s": growth.before_s, "phase_after_s": growth.after_s,
+                **_slower(found.step, found.before, found.level), "drifted_steps": window.at - found.step, **growth.figures(),
             },
             gain_pct=100 * (1 - 1 / found.times),
         )  # fmt: skip
@@ -206,26 +195,26 @@ class ThroughputRegression(Rule):
     ) -> Finding:
         took = window.by_step["step_time_s"]
         newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
-        step_p90_s, more = p90(newest), spell_pct(100 * (shift.times - 1))
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
         severity: Severity = "info" if cause == "other programs" else "critical" if is_critical else "warning"
-        crowd = _CROWDED if cause == "other programs" else ""
-        lost_s = shift.level - shift.before
-        return self.found_in_words(
+        return self.found(
             severity,
-            f"Steps take {more} longer since step {shift.step:,}",
-            f"Steps take {spell_s(shift.level)} (P50; P90 {spell_s(step_p90_s)}) since step {shift.step:,}, {more} more "
-            f"than the {spell_s(shift.before)} of the steps before (P50 of up to {self.before_steps}).{growth.words}{crowd}",
             cause=cause,
-            cost=f"{spell_s(lost_s)} of each step of {spell_s(shift.level)}",
             since_step=shift.step,
             evidence={
-                "step_time_s": shift.level, "before_s": shift.before, "times": shift.times, "p90_s": step_p90_s,
-                "noise_share": shift.noise, "phase": growth.phase, "phase_before_s": growth.before_s,
-                "phase_after_s": growth.after_s, "steps": shift.groups * shift.size, "cores_before": load,
+                **_slower(shift.step, shift.before, shift.level), "p90_s": p90(newest), "noise_share": shift.noise,
+                **growth.figures(), "steps": shift.groups * shift.size, "cores_before": load,
             },
             gain_pct=100 * (1 - 1 / shift.times),
         )  # fmt: skip
+
+
+def _slower(step: int, before_s: float, now_s: float) -> dict[str, object]:
+    times = now_s / before_s
+    return {
+        "step": step, "step_time_s": now_s, "before_s": before_s, "lost_s": now_s - before_s, "times": times,
+        "more_pct": 100 * (times - 1),
+    }  # fmt: skip
 
 
 def _note(window: Window, state: dict[str, Any]) -> bool:

@@ -41,18 +41,11 @@ class TokensWasted(Rule):
         share = sum(shares) / len(shares)
         if share < self.padding_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
-        return self.found_in_words(
+        return self.found(
             "info",
-            f"{share:.0f} % of the tokens are padding",
-            f"{share:.0f} % of the places in the batches hold no token (mean of the newest {len(shares)} readings): the "
-            f"model computes on {100 / (100 - min(share, 99.0)):.2g} times as many as there are tokens.",
-            cost=f"up to {share:.0f} % of forward and backward",
             since_step=window.step,
             evidence={
-                "padding_pct": share,
-                "readings": len(shares),
-                "lowest_pct": min(shares),
-                "highest_pct": max(shares),
+                "padding_pct": share, "readings": len(shares), "lowest_pct": min(shares), "highest_pct": max(shares),
             },
             gain_pct=min(share, 99.0),
-        )
+        )  # fmt: skip

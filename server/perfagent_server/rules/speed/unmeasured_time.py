@@ -11,7 +11,6 @@ from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, 
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
-from perfagent_server.rules.spelling import spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["UnmeasuredTime"]
@@ -60,19 +59,14 @@ class UnmeasuredTime(Rule):
         usual_s = _usual_s(window)
         bursts = usual_s < 0.25 * mean_s
         lines = told_lines(window, "lines")
-        where = f" Most often the script is in {_named(lines[0])} then." if lines else ""
-        return self.found_in_words(
+        return self.found(
             "info",
-            f"{100 * share:.0f} % of the time goes into code that is not measured",
-            f"{100 * share:.0f} % of the time of the newest {spent.steps:,} steps ({spell_s(mean_s)} a step) is in none of the "
-            f"phases: {'in some steps only, ' if bursts else ''}it may be logging, own Python code, or sleep.{where}",
             cause="now and then" if bursts else "",
-            cost=f"{spell_s(mean_s)} of each step of {spell_s(spent.wall_s / spent.steps)}",
             since_step=window.at,
             evidence={
                 "share_pct": 100 * share, "other_s": mean_s, "step_time_s": spent.wall_s / spent.steps,
-                "usual_s": usual_s, "longest_s": longest, "steps": spent.steps,
-                "gpu_busy_pct": busy, "lines": lines,
+                "usual_s": usual_s, "longest_s": longest, "steps": spent.steps, "gpu_busy_pct": busy,
+                "lines": lines, "line": _named(lines[0]) if lines else None,
             },
         )  # fmt: skip
 
