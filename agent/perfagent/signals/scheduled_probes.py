@@ -1,6 +1,6 @@
-"""Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
-wait for the device or, without one, read single values. And it asks now and then for parameters without an optimizer
-(unoptimized.py).
+"""Schedules rare measurements of a single step: its floating-point operations (and what its loss is made of), its modules'
+shares, its lines that wait for the device or, without one, read single values. And it asks now and then for parameters
+without an optimizer (unoptimized.py).
 
 The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
 steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
@@ -68,6 +68,7 @@ class Looks:
         self._look: Any = None
         self._kind = ""
         self._trained: int | None = None
+        self._loss: dict[str, Any] = {}  # what was told of it
         self._changes = 0
         self._budget = sender.config.overhead_budget_pct / 100.0
 
@@ -146,6 +147,9 @@ class Looks:
             return  # something else was going on: try again
         if self._kind == "flops":
             self.flops.take(look, self._model())
+            if look.loss != self._loss:
+                self._loss = look.loss
+                self._sender.event("loss", look.loss, step=look.step)
         elif self._kind == "modules":
             self._tell(look.step, look.shares())
         else:

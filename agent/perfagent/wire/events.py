@@ -281,6 +281,16 @@ class ParametersData(Struct):
     steps: Whole | None = None
 
 
+class LossData(Struct):
+    """What the loss is made of. broadcast: two shapes, of the prediction and of its difference to the target."""
+
+    kind: str | None = None
+    classes: Whole | None = None
+    mean: bool | None = None
+    fed_by: str | None = None
+    broadcast: list[list[Whole]] | None = None
+
+
 class LeftOutData(Struct):
     """Names of metrics that the agent has no room for: the first of them, and how many they are."""
 
@@ -303,6 +313,7 @@ EVENT_DATA: Mapping[str, type[Struct]] = {
     "memory": MemoryData,
     "parameters": ParametersData,
     "command": CommandData,
+    "loss": LossData,
     "sync": LinesData,
     "lines": LinesData,
     "compile": CompileData,

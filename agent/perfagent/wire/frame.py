@@ -49,6 +49,7 @@ EVENT_KINDS = (
     "memory",
     "parameters",
     "command",
+    "loss",
     "sync",
     "lines",
     "compile",

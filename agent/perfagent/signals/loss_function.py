@@ -1,0 +1,94 @@
+"""Reads from autograd's graph what the loss is made of: which loss function, of how many classes, and two mistakes that show
+in shapes and operators alone, without reading a number.
+
+- `cross_entropy` takes logits. Fed with a softmax it still falls, but not below ln(e + C - 1) - 1 for C classes.
+- A prediction of shape (N, 1) and a target of (N,) make a loss over all N * N pairs: its best prediction is the mean of the
+  targets (torch warns of it on stderr).
+
+Only the nodes' own fields and the shapes of their results are read, as in flops/autograd_graph.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["loss_function"]
+
+_MOST_NODES = 40
+"""Between the root and the model's last layer there are a dozen, with several losses added up."""
+_CROSS_ENTROPY = ("NllLossBackward0", "NllLoss2DBackward0")
+_OTHERS = {
+    "MseLossBackward0": "mse",
+    "SmoothL1LossBackward0": "smooth_l1",
+    "HuberLossBackward0": "huber",
+    "BinaryCrossEntropyBackward0": "binary_cross_entropy",
+    "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
+}
+_TAKES_LOGITS = ("LogSoftmaxBackward0", "BinaryCrossEntropyWithLogitsBackward0")
+_SQUASHED = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid", "LogSoftmaxBackward0": "log_softmax"}
+_SAME_NUMBERS = (
+    "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "PermuteBackward0", "TransposeBackward0", "CloneBackward0",
+    "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "SliceBackward0", "ToCopyBackward0", "SelectBackward0",
+)  # fmt: skip
+"""Operators that move numbers, and leave them as they are."""
+_PAIRS = ("SubBackward0", "ExpandBackward0")
+_MEAN = 1  # of torch's `reduction`
+
+
+def loss_function(root: Any) -> dict[str, Any]:
+    """Returns what is known, {} where nothing is: `kind` of the loss; of a cross entropy `classes`, and `mean` where it is
+    averaged; `fed_by`: softmax, sigmoid or log_softmax, where it takes logits; `broadcast`: the shape of the prediction and
+    that of the difference. root: where a backward pass begins."""
+    found: dict[str, Any] = {}
+    for node in _nodes(root):
+        name = node.name()
+        if name in _CROSS_ENTROPY or name in _OTHERS:
+            found.setdefault("kind", _OTHERS.get(name, "cross_entropy"))
+        if name in _CROSS_ENTROPY:
+            classes = _shape(node.next_functions[0][0])
+            if len(classes) > 1:
+                found.setdefault("classes", classes[1])
+                found.setdefault("mean", node._saved_reduction == _MEAN)
+        if name in _TAKES_LOGITS and (squashed := _SQUASHED.get(_maker(node.next_functions[0][0]))):
+            found.setdefault("fed_by", squashed)
+        if name in _PAIRS and (shapes := _broadcast(node)):
+            found.setdefault("broadcast", shapes)
+    return found
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Those nearest to the root first."""
+    waiting = [root.node if hasattr(root, "node") else root.grad_fn]
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return
+        node = waiting.pop(0)
+        if node is not None:
+            yield node
+            waiting += [before for before, _ in node.next_functions]
+
+
+def _maker(node: Any) -> str:
+    """The operator that made the numbers."""
+    for _ in range(_MOST_NODES):
+        if node is None or node.name() not in _SAME_NUMBERS:
+            break
+        node = node.next_functions[0][0]
+    return "" if node is None else str(node.name())
+
+
+def _broadcast(node: Any) -> list[list[int]] | None:
+    """Of (N, 1) or (N,), and something without a gradient, made (N, N)."""
+    differentiable = [before for before, _ in node.next_functions if before is not None]
+    if len(differentiable) != 1:
+        return None  # two predictions: each pair of a batch is meant
+    before, after = _shape(differentiable[0]), _shape(node)
+    is_square = len(after) == 2 and after[0] == after[1] > 1
+    return [[*before], [*after]] if is_square and before in ((after[0], 1), after[:1]) else None
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    """Of what a node made; torch 2.4 does not tell."""
+    made = getattr(node, "_input_metadata", None)
+    return tuple(made[0].shape) if made else ()

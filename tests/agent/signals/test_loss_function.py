@@ -1,0 +1,45 @@
+"""What a loss is made of, read from its graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from perfagent.signals.loss_function import loss_function
+
+if not hasattr(torch.ones(1, requires_grad=True).sum().grad_fn, "_input_metadata"):
+    pytest.skip("torch 2.4 does not tell the shapes of a graph", allow_module_level=True)
+
+INPUTS, LABELS, TARGETS = torch.randn(8, 5), torch.randint(0, 10, (8,)), torch.randn(8)
+HEAD, ONE = nn.Linear(5, 10), nn.Linear(5, 1)
+CROSS_ENTROPY = {"kind": "cross_entropy", "classes": 10, "mean": True}
+SQUARE = {"broadcast": [[8, 1], [8, 8]]}
+
+
+@pytest.mark.parametrize(
+    ("loss", "known"),
+    [
+        (lambda: F.cross_entropy(HEAD(INPUTS), LABELS), CROSS_ENTROPY),
+        (lambda: F.cross_entropy(HEAD(INPUTS), LABELS, label_smoothing=0.1) / 4, CROSS_ENTROPY),
+        (lambda: F.cross_entropy(HEAD(INPUTS), LABELS, reduction="sum"), CROSS_ENTROPY | {"mean": False}),
+        (lambda: F.nll_loss(F.log_softmax(HEAD(INPUTS), -1), LABELS), CROSS_ENTROPY),
+        (lambda: F.cross_entropy(HEAD(INPUTS).view(2, 4, 10).permute(0, 2, 1), LABELS.view(2, 4)), CROSS_ENTROPY),
+        (lambda: F.cross_entropy(HEAD(INPUTS).softmax(-1), LABELS), CROSS_ENTROPY | {"fed_by": "softmax"}),
+        (
+            lambda: F.binary_cross_entropy_with_logits(ONE(INPUTS).sigmoid().squeeze(1), TARGETS.sigmoid()),
+            {"kind": "binary_cross_entropy_with_logits", "fed_by": "sigmoid"},
+        ),
+        (lambda: F.mse_loss(ONE(INPUTS).squeeze(1), TARGETS), {"kind": "mse"}),
+        (lambda: F.mse_loss(ONE(INPUTS), TARGETS), {"kind": "mse", **SQUARE}),
+        (lambda: ((ONE(INPUTS) - TARGETS) ** 2).mean(), SQUARE),
+        (lambda: ((ONE(INPUTS).squeeze(1) - TARGETS[:, None]) ** 2).mean(), {"broadcast": [[8], [8, 8]]}),
+        (lambda: ((ONE(INPUTS) - ONE(INPUTS).T) ** 2).mean(), {}),  # all pairs, and meant
+        (lambda: HEAD(INPUTS).square().mean(), {}),
+        (lambda: torch.ones(1), {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_loss_is_known_by_its_graph(loss, known):
+    assert loss_function(loss()) == known
