@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from perfagent.signals.loss_function import loss_function
 
@@ -21,18 +21,21 @@ SQUARE = {"broadcast": [[8, 1], [8, 8]]}
 @pytest.mark.parametrize(
     ("loss", "known"),
     [
-        (lambda: F.cross_entropy(HEAD(INPUTS), LABELS), CROSS_ENTROPY),
-        (lambda: F.cross_entropy(HEAD(INPUTS), LABELS, label_smoothing=0.1) / 4, CROSS_ENTROPY),
-        (lambda: F.cross_entropy(HEAD(INPUTS), LABELS, reduction="sum"), CROSS_ENTROPY | {"mean": False}),
-        (lambda: F.nll_loss(F.log_softmax(HEAD(INPUTS), -1), LABELS), CROSS_ENTROPY),
-        (lambda: F.cross_entropy(HEAD(INPUTS).view(2, 4, 10).permute(0, 2, 1), LABELS.view(2, 4)), CROSS_ENTROPY),
-        (lambda: F.cross_entropy(HEAD(INPUTS).softmax(-1), LABELS), CROSS_ENTROPY | {"fed_by": "softmax"}),
+        (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS), CROSS_ENTROPY),
+        (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS, label_smoothing=0.1) / 4, CROSS_ENTROPY),
+        (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS, reduction="sum"), CROSS_ENTROPY | {"mean": False}),
+        (lambda: functional.nll_loss(functional.log_softmax(HEAD(INPUTS), -1), LABELS), CROSS_ENTROPY),
         (
-            lambda: F.binary_cross_entropy_with_logits(ONE(INPUTS).sigmoid().squeeze(1), TARGETS.sigmoid()),
+            lambda: functional.cross_entropy(HEAD(INPUTS).view(2, 4, 10).permute(0, 2, 1), LABELS.view(2, 4)),
+            CROSS_ENTROPY,
+        ),
+        (lambda: functional.cross_entropy(HEAD(INPUTS).softmax(-1), LABELS), CROSS_ENTROPY | {"fed_by": "softmax"}),
+        (
+            lambda: functional.binary_cross_entropy_with_logits(ONE(INPUTS).sigmoid().squeeze(1), TARGETS.sigmoid()),
             {"kind": "binary_cross_entropy_with_logits", "fed_by": "sigmoid"},
         ),
-        (lambda: F.mse_loss(ONE(INPUTS).squeeze(1), TARGETS), {"kind": "mse"}),
-        (lambda: F.mse_loss(ONE(INPUTS), TARGETS), {"kind": "mse", **SQUARE}),
+        (lambda: functional.mse_loss(ONE(INPUTS).squeeze(1), TARGETS), {"kind": "mse"}),
+        (lambda: functional.mse_loss(ONE(INPUTS), TARGETS), {"kind": "mse", **SQUARE}),
         (lambda: ((ONE(INPUTS) - TARGETS) ** 2).mean(), SQUARE),
         (lambda: ((ONE(INPUTS).squeeze(1) - TARGETS[:, None]) ** 2).mean(), {"broadcast": [[8], [8, 8]]}),
         (lambda: ((ONE(INPUTS) - ONE(INPUTS).T) ** 2).mean(), {}),  # all pairs, and meant
