@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfagent_server.rules.texts import TITLE
 from perfagent_server.rules.window import Window
 
-__all__ = ["TITLE", "named_ranks", "one_line", "p90", "surroundings", "where"]
+__all__ = ["TITLE", "one_line", "p90", "surroundings", "where"]
 
 
 def surroundings(window: Window) -> dict[str, object]:
@@ -22,15 +22,6 @@ def surroundings(window: Window) -> dict[str, object]:
         "scale": next(iter(last("amp/scale", 1)), None),
         "grad_norms": last("grad/norm", 20),
     }
-
-
-def named_ranks(ranks: list[int], world_size: int) -> str:
-    if len(ranks) == world_size:
-        return f"all {world_size} ranks"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"{len(ranks)} of {world_size} ranks ({shown})"
 
 
 def where(window: Window, ranks: Sequence[int]) -> dict[str, object]:

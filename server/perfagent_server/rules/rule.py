@@ -176,24 +176,6 @@ class Rule:
             cost=words.cost, **rest,
         )  # fmt: skip
 
-    def found_in_words(
-        self,
-        severity: Severity,
-        title: str,
-        message: str,
-        *,
-        cause: str = "",
-        cost: str = "",
-        fix: str | None = None,
-        **rest: Any,
-    ) -> Finding:
-        """A finding of this rule. cause: a key of its remedies, whose words become the fix; fix: other words."""
-        remedies = self.text().remedies
-        words = fix if fix is not None else remedies.get(cause, remedies[""])
-        return Finding(
-            rule=self.id, severity=severity, message=message, fix=words, title=title, cause=cause, cost=cost, **rest
-        )
-
     def held_life(self) -> Life:
         """The life of its alert, with how long a level must hold."""
         if not self.level:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["spell_bytes", "spell_long_s", "spell_number", "spell_pct", "spell_s", "spell_span"]
+__all__ = ["spell_bytes", "spell_number", "spell_pct", "spell_s", "spell_span"]
 
 
 def spell_s(seconds: float) -> str:
@@ -20,15 +20,6 @@ def spell_span(seconds: float, days: str = "{:.0f} days") -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.2g} min"
     return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else days.format(seconds / 86400)
-
-
-def spell_long_s(seconds: float) -> str:
-    """A time left or an age, as people say it: 40 s, 12 min, 3.5 h, 4 days."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.2g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def spell_bytes(size: float) -> str:
