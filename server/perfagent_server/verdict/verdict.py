@@ -1,8 +1,9 @@
 """One verdict for a run: it is healthy, or the one thing that holds it back.
 
-A decision tree over what the rules found: the most severe first, then in the order of their places. Of one severity,
-sick comes before slow: a run that crashed, or trains on NaN, has no use for advice on its data loader. Among slow
-ones, the cause comes before what follows from it: a loader that keeps the step waiting is also why the GPU idles.
+A decision tree over what the rules found: what spoils the result comes before what wastes time, however much of it, as a
+run that diverges has no use for advice on its data loader; of both, the most severe first, then in the order of the
+rules. Among slow ones, the cause comes before what follows from it: a loader that keeps the step waiting is also why the
+GPU idles.
 Where no rule found anything, the wall time is asked: a run that spends a tenth of it beside training is not called
 healthy. A run that ended keeps the verdict of how it ended, or of what held it back at its end or most of the time,
 and says what else happened in it. Pure: a window and findings in, a finding out.
@@ -39,6 +40,8 @@ _PAUSES = {"eval_bound": "evaluations", "checkpoint_bound": "saves"}
 _SAYS_THE_BOUND = "compute_bound"
 _GOOD_PART_PCT = 100 / 3  # of the time of a step, that a remark promises
 _MOST_WAITS_PCT = 70.0  # of the time in which some task waits for a core, as a remark says
+_ENDS = ("oom_observed", "process_crash", "lost_contact")
+"""They say themselves how the run ended."""
 _MOST_SAID = 3  # remarks, and what else happened, in one verdict
 
 
@@ -51,14 +54,18 @@ class Happened:
 
 
 def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """The most severe first; of one severity in the order of the rules, by the verdict's questions. What is only info
-    comes last. Findings of rules that are not ours come after those of the rules, and the user's own alerts after both."""
+    """What spoils the result, then what wastes time; of both the most severe first, and of one severity in the order of the
+    rules. What is only info comes last. Findings of rules that are not ours come after those of the rules, and the user's
+    own alerts after both."""
 
     places = {rule: place for place, rule in enumerate(rules)}
 
     def rank(finding: Finding) -> tuple[object, ...]:
-        whose = 0 if finding.rule in rules else 1 + (finding.rule == USER_ALERT)
-        return finding.severity == "info", whose, -SEVERITIES.index(finding.severity), places.get(finding.rule, 0)
+        rule = rules.get(finding.rule)
+        whose = 0 if rule is not None else 1 + (finding.rule == USER_ALERT)
+        wastes = rule is not None and rule.question is Question.IS_IT_FAST
+        severity = SEVERITIES.index(finding.severity)
+        return finding.severity == "info", whose, wastes, -severity, places.get(finding.rule, 0)
 
     return sorted(findings, key=rank)
 
@@ -87,8 +94,8 @@ def verdict(
         found = _lost_again(window) or next(iter(users), None)
         found = found or _stands_still(findings) or next(filter(_is_share, findings), None)
         found = found or held_back_by(window, shares)
-    elif found.rule == LossSpike.id:
-        grown = _lost_again(window)  # a jump that became much more than a jump
+    elif found.rule == LossSpike.id or _is_about_time(window, found):
+        grown = _lost_again(window)  # a jump that became much more than a jump, or a loss that no alert tells of
         found = found if grown is None else replace(grown, severity=found.severity)
     if found is None:
         return _healthy(window, findings, shares, happened, jump, language)
@@ -96,11 +103,17 @@ def verdict(
     open_at_end = [
         Happened(one, None) for one in findings if _is_trouble(one) and (one.rule, one.since_step) not in known
     ]
-    said = _said_of(window, found, [*happened, *open_at_end], language)
+    said = [*_how_it_ended(window, found, language), *_said_of(window, found, [*happened, *open_at_end], language)]
     if (still := _stands_still(findings)) and still.rule != found.rule and still.title:
         said.append(_title(still, language))
     evidence = {**found.evidence, **_wall_time(shares), **_proof(window, found, language)}
     return replace(found, message=" ".join([found.message, *said]), evidence=evidence)
+
+
+def _how_it_ended(window: Window, found: Finding, language: Language) -> list[str]:
+    if not window.ended or found.rule in _ENDS:
+        return []
+    return [sentence("run_end", language, how=window.state, step=window.step)]
 
 
 def _title(finding: Finding, language: Language) -> str:

@@ -151,6 +151,13 @@ def test_an_ended_run_says_what_happened_in_it_and_healed() -> None:
     assert said in judge.verdict().message
 
 
+def test_an_ended_run_says_how_it_ended() -> None:
+    nan = {"loss": [2.0] * 50 + [math.nan] * 5}
+    assert "The run finished after step 55." in verdict_of(nan, end="finished").message
+    found = verdict_of(phases({"data": 0.5}), end="finished")
+    assert (found.rule, "The run finished after step 200." in found.message) == ("data_bound", True)
+
+
 def test_what_healed_before_the_end_is_told_once() -> None:
     """A rule that held most of the time is a finding of an ended run, too."""
     _, judge = judge_series({"loss": [2.0] * 100})
@@ -253,14 +260,14 @@ def found(rule: str, severity: str, **more: object) -> Finding:
     ("findings", "first"),
     [
         ([("comm_bound", "warning"), ("throughput_regression", "critical")], "throughput_regression"),
-        ([("data_bound", "warning"), ("loss_spike", "warning")], "loss_spike"),
+        ([("data_bound", "critical"), ("loss_spike", "warning")], "loss_spike"),
         ([("straggler", "warning"), ("comm_bound", "warning")], "straggler"),
         ([("loss_plateau", "info"), ("data_bound", "warning")], "data_bound"),
         ([("cpu_oversubscribed", "info")], "cpu_oversubscribed"),
         ([("allocator_churn", "info")], "healthy"),  # with the fix of what slows it a little
     ],
 )
-def test_headline_is_the_worst_then_what_spoils_the_result(findings: list[tuple[str, str]], first: str) -> None:
+def test_headline_is_what_spoils_the_result_then_the_worst(findings: list[tuple[str, str]], first: str) -> None:
     pressure = {"cpu_oversubscribed": {"pressure_pct": 95.0}}
     told = [found(rule, severity, evidence=pressure.get(rule, {})) for rule, severity in findings]
     ordered = worst_first(told, {rule.id: rule for rule in all_rules()})
