@@ -23,7 +23,8 @@ _WHOLE_RUN = {
 """Figures of all steps, beside those of the newest steps that a rule looks at."""
 _ELSEWHERE = (
     "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number",
-    "remedies", "where",
+    "remedies", "where", "world_size", "on_rank", "on_ranks", "memory", "troubles", "open_alerts",
+    "at_risk", "doubt", "size_is", "trend", "when",
 )  # fmt: skip
 """In the message or the advice already, or too long for a line."""
 _SPELLED = ("NaN", "Infinity", "-Infinity")
@@ -142,9 +143,8 @@ def _of_whole_run(name: str, evidence: Mapping[str, Any]) -> str:
 
 
 def _label(name: str) -> str:
-    for suffix in _SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name.replace("_", " ")
+    suffix = next((suffix for suffix, unit in _SUFFIXES.items() if unit == _unit(name)), "")
+    return name.removesuffix(suffix).replace("_", " ")
 
 
 def _words(table: Mapping[str, Any], unit_of: str = "") -> str:
@@ -159,14 +159,20 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, (int, float)) or value in _SPELLED:
-        unit = next((unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix)), "")
+        unit = _unit(name)
         return f"{value:,}" if isinstance(value, int) and not unit else quantity(from_json(value), unit)
     if isinstance(value, Mapping):
-        suffix = "_bytes" if name in _BYTES else next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
-        return _words(value, suffix)
+        return _words(value, "_bytes" if name in _BYTES else name if _unit(name) else "")
     if isinstance(value, list):
         return _list(name, value)
     return " ".join(str(value).split())
+
+
+def _unit(name: str) -> str:
+    """Of `peak_bytes_by_rank` and `bytes_per_s` bytes, too."""
+    if "bytes" in name.split("_"):
+        return "B"
+    return next((unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix)), "")
 
 
 def _list(name: str, values: list[Any]) -> str:

@@ -93,7 +93,7 @@ def test_an_alert_that_opens_again_is_the_same_one_at_its_worst() -> None:
 
 def test_clock_passes_with_the_samples_that_are_judged() -> None:
     [alert] = judged(curve([0.5] * 30, every_s=7.0), Clocked()).alerts
-    assert alert.message == "20 times"  # at 5, 10 ... 100 s
+    assert alert.message == "late at 20"  # at 5, 10 ... 100 s
     assert alert.first_step == alert.onset_step == 15, "the newest step that had ended after 100 s"
 
 

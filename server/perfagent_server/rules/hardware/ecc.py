@@ -36,8 +36,8 @@ class _Trouble(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ecc(Rule):
-    """Counters of memory errors that went up during the run, on a device that it uses. What they held before is the
-    device's past. That a row waits to be replaced, or could not be, is a state, and counts whenever it began.
+    """Memory errors during the run, on a device that it uses. A row that waits to be replaced, or could not be, is a state,
+    and counts whenever it began.
 
     Limits are those of Meta's GPU cluster monitoring (gcm); there the counts of a lifetime count as well.
 

@@ -34,9 +34,8 @@ class _Trouble(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkErrors(Rule):
-    """Errors of NVLink that were counted during the run (any, as Meta's gcm has it); PCIe transfers that had to be
-    repeated, at replays_per_min (DCGM's limit); a PCIe link with fewer lanes, or of a lower generation, than this run had
-    seen before, over `readings` of them while the device is busy: an idle link slows down to save power.
+    """Any NVLink error counts, as in Meta's gcm; replays_per_min is DCGM's limit. An idle PCIe link slows down to save power,
+    so its speed counts only while the device is busy.
 
     Not yet seen on a card: tested on made-up series.
     """

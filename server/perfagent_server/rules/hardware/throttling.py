@@ -31,9 +31,7 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Throttling(Rule):
-    """Share of the newest minute in which the driver gave a reason for lower clocks (NVML's clock event reasons): heat is
-    a warning, a slowdown by the hardware or a power brake critical. The power limit is none of them: under full load
-    that is where a healthy device runs.
+    """NVML's clock event reasons other than the power limit: a healthy device under full load runs at that.
 
     Not yet seen on a card: tested on made-up series.
     """

@@ -20,12 +20,10 @@ _MOST_PASSED = 2.0  # periods that count between two judgments
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(Rule):
-    """No rank has reported a step for at least for_s seconds, and for pause_times the longest pause between two steps
-    of this attempt (evaluations and saves included: the rule learns them).
+    """No step ends, although the processes report.
 
-    The factor and the warm-up of least_steps are those of NVIDIA Resiliency Extension's learned timeouts (safety factor
-    5). The first steps, in which kernels are compiled, are not judged. When the alert fires, every rank is asked for its
-    stacks and its last collectives; their answers name who holds the others up, and where.
+    pause_times and least_steps are those of NVIDIA Resiliency Extension's learned timeouts (safety factor 5). Evaluations
+    and saves count as pauses; the first steps compile kernels and are not judged.
     """
 
     for_s: float = 60.0

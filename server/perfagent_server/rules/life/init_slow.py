@@ -14,8 +14,7 @@ __all__ = ["InitSlow"]
 
 @dataclass(frozen=True, kw_only=True)
 class InitSlow(Rule):
-    """The processes are heard for for_s, and no step has ended. 20 minutes are SageMaker's MaxInitializationTime, and what
-    DLRover gives the first step.
+    """No first step. 20 minutes are SageMaker's MaxInitializationTime, and what DLRover gives the first step.
 
     Only where an agent reads its process: a script that sends rows of its own may have nothing that is a step.
     """

@@ -14,8 +14,8 @@ __all__ = ["LostContact"]
 
 @dataclass(frozen=True, kw_only=True)
 class LostContact(Rule):
-    """Nothing was heard from a process for after_s seconds. The engine measures the silence by its own monotonic clock,
-    and not in the first minute after a start, so that neither a restart nor a jump of the clock looks like a loss."""
+    """Nothing came from a process. The engine measures the silence by its own monotonic clock, and not in the first minute
+    after a start: neither a restart nor a jump of the clock looks like a loss."""
 
     after_s: float = 30.0
 

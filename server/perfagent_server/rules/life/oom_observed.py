@@ -59,8 +59,7 @@ def memory_of(end: End) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OomObserved(Rule):
-    """A process of the run ended because memory ran out: the GPU's, the host's, or what loader workers share with the
-    trainer."""
+    """A process ended because memory ran out."""
 
     id: ClassVar[str] = "oom_observed"
     severities = ("critical",)

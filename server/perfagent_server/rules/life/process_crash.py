@@ -19,12 +19,11 @@ _NATIVE = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessCrash(Rule):
-    """A process ended that should not have: an exception, a non-zero exit, a signal.
+    """A process ended that should not have.
 
-    Preemption and an interrupt from the keyboard are told as info, which no channel sends by default. Running out of
-    memory has its own rule. The first failure leads, by the clocks of the ranks and in whatever order they report: what
-    the launcher then does to the other ranks is its consequence. So is an error that says that another process is gone,
-    where another rank ended at the same time without saying so, or was preempted before.
+    Preemption and Ctrl-C are info, which no channel sends by default. The first failure leads, by the clocks of the ranks and
+    in whatever order they report: what the launcher then does to the other ranks is its consequence. So is an error that
+    says that another process is gone, where another rank ended at the same time, or was preempted before.
     """
 
     id: ClassVar[str] = "process_crash"

@@ -18,11 +18,10 @@ __all__ = ["RankAbsent"]
 
 @dataclass(frozen=True, kw_only=True)
 class RankAbsent(Rule):
-    """While a run hangs: a rank has called fewer collectives of a process group than another one that waits there, and
-    waits for nobody itself.
+    """Some ranks wait in a collective that another one did not join.
 
-    torch's flight recorder counts the collectives of each process group on every rank, as NVIDIA Resiliency Extension
-    reads it. Ranks of other groups, and ranks that are behind because they wait elsewhere, are no culprits.
+    torch's flight recorder counts the collectives of each process group on every rank; NVIDIA Resiliency Extension reads it
+    the same way. Ranks of other groups, and those that are behind because they wait elsewhere, are no culprits.
     """
 
     answers_s: float = 10.0

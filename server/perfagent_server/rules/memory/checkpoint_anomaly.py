@@ -20,13 +20,10 @@ _STATE = ("memory/parameters_bytes", "memory/optimizer_state_bytes", "memory/off
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAnomaly(Rule):
-    """The newest save stands against those before it: far_times their median in size or in time, and by more_mib or
-    more_s. Against the parameters and optimizer state of all ranks it may be whole_times as large: views are saved with
-    all of the tensor that they look into (the checkpoints of BigScience's tr1-13B were ten times too large for want of
-    a clone).
+    """A save that failed, or stands out from those before it or from what is trained.
 
-    Saves that failed since the last one that did not, and damaged ones that were passed over when the run resumed, are
-    told by perfagent's own Checkpoint.
+    whole_times: views are saved with their whole tensor. The checkpoints of BigScience's tr1-13B were ten times too large
+    for want of a clone.
     """
 
     far_times: float = 10.0
@@ -109,7 +106,7 @@ class CheckpointAnomaly(Rule):
             "warning" if "usual_bytes" in figures else "info",
             cause="large",
             since_step=saved.step,
-            evidence={"bytes": newest, "state_bytes": whole, "step": saved.step, **figures},
+            evidence={"bytes": newest, "state_bytes": whole or None, "step": saved.step, **figures},
         )
 
     def _slow(self, window: Window, state: dict[str, Any]) -> Finding | None:

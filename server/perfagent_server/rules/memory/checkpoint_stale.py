@@ -19,12 +19,10 @@ _FOLDER = "disk/checkpoint_free_bytes"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStale(Rule):
-    """The newest save is stale_times the usual interval of this run old, in steps and in time, and older than the longest
-    interval so far by a margin. Saves at uneven intervals (each time a metric is best) are only a remark, at
-    uneven_times the longest.
+    """No save for much longer than usual. Where only the best model is saved, intervals are uneven by nature.
 
-    A run that was never seen to save is a remark after never_s. Saves on another thread are seen by their folder, and
-    perfagent's own when they are there; a run that began after step 0 came from a checkpoint, so it has some.
+    Saves on another thread are known by their folder, perfagent's own when they are there. A run that began after step 0
+    came from a checkpoint, so it has some.
     """
 
     stale_times: float = 2.0

@@ -39,13 +39,12 @@ class _Danger(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DiskFull(Rule):
-    """Room is short against what the run writes: the next saves do not fit, or the disk fills up in sight, or next to
-    nothing is left.
+    """A disk is short of room against what the run writes.
 
-    How full a disk is says little (4 % of a large one is room for years), so shares count only together with
-    what is free. A save is as large as perfagent's Checkpoint says. Else that is a guess, the median of what was gone after
-    each save, beside what went as fast before it: other programs write to a shared disk, too. So it makes a remark only. The
-    trend is that of the lowest use (growth.py), so that saves which replace each other are none.
+    How full it is says little (4 % of a large one is room for years), so shares count only together with what is free.
+    perfagent's Checkpoint says how large a save is. Else it is a guess: the median of what was gone after each save, less
+    what went as fast before it, since other programs write to a shared disk, too. The trend is that of the lowest use
+    (growth.py), so that saves which replace each other are none.
     """
 
     warning_saves: float = 2.0

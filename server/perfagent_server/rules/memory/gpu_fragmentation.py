@@ -35,12 +35,10 @@ class _Device(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFragmentation(Rule):
-    """Reserved memory is `times` the most that tensors ever held at once (TraceML's overhang), and reserved_pct of the
-    device: that much of it lies in splinters that fit nothing. Or it is less, but the device is full and allocations had
-    to empty the cache first.
+    """Reserved memory that fits nothing (TraceML's overhang).
 
-    The peak of the whole run counts, not what is allocated now: between steps, and after an evaluation with larger
-    batches, a healthy cache holds several times what is in use.
+    The peak of the whole run counts, not what is allocated now: between steps, and after an evaluation with larger batches, a
+    healthy cache holds several times what is in use.
     """
 
     times: float = 2.0

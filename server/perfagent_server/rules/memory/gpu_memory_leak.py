@@ -19,13 +19,10 @@ _LOWEST_OF_S = 20  # readings, one a second: what lives only within a step is in
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMemoryLeak(Rule):
-    """What tensors hold on the GPUs between steps (the lowest of 20 readings, one a second, all ranks together) rises steadily
-    (growth.py): leaked_mib and leaked_pct of what was held were added, and the rise went on for settle_s and
-    settle_steps after that.
+    """What tensors hold between steps grows (growth.py).
 
-    Stricter than TraceML's bands (1 GiB over 800 steps): batches of other lengths move the peak of a step, and not what
-    stays after it. The first skip_s seconds and skip_steps steps do not count: the optimizer's state, compiled graphs
-    and communication buffers come up then.
+    Stricter than TraceML's bands (1 GiB over 800 steps): batches of other lengths move the peak of a step, not what stays
+    after it. In the first seconds and steps the optimizer's state, compiled graphs and communication buffers come up.
     """
 
     leaked_mib: float = 190.0

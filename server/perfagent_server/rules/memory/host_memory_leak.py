@@ -25,15 +25,12 @@ class _Leak(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemoryLeak(Rule):
-    """Memory rises steadily, without slowing down or falling back: that of the training processes, that of their loader
-    workers, or that of the host beside both.
+    """Memory of the processes, of their workers, or of the host beside both grows (growth.py), over a stretch of any length
+    that ends now.
 
-    Memory of processes is what they hold without pages of mapped files, and that of the host is without its cache. For
-    each of the three, the lowest level of six blocks of time in a row must rise from block to block (growth.py), over a
-    stretch of any length that ends now. It is named once leaked_mib were added and the rise went on for settle_s and
-    settle_steps after that: what fills up (a cache, a pool of the allocator) has ended by then, or rises less. Of very
-    large processes least_pct of what they hold must be added, of a host that others use too least_host_pct of its memory.
-    Growth that was given back once (outputs that are kept for an epoch) must be exceeded by given_back_times.
+    What fills up (a cache, a pool of the allocator) has ended after settle_s and settle_steps, or grows less. Of very large
+    processes least_pct of what they hold must be added, of a host that others use too least_host_pct of its memory. Growth
+    that was given back once (outputs kept for an epoch) must be exceeded by given_back_times.
     """
 
     leaked_mib: float = 190.0

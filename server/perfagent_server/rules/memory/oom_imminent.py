@@ -54,11 +54,10 @@ class _Danger(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OomImminent(Rule):
-    """Two signs: memory is nearly full of what cannot be given up, or it rises and will be full soon.
+    """Memory that cannot be given up is nearly full, or grows and will be full soon (growth.py; what is left by the slope).
 
-    GPU: what the caching allocator reserves is no sign (TraceML's 92 and 97 % of it are reached by healthy runs), what
-    is live at the peak of a step is, and so are allocations that had to empty the cache first (torchtitan warns of
-    them). Rises are looked for in the lowest readings (growth.py). The forecast is what is left by the slope.
+    What the caching allocator reserves is no sign: healthy runs reach TraceML's 92 and 97 % of it. What is live at the peak
+    of a step is, and so are allocations that had to empty the cache first (torchtitan warns of them).
 
     Its GPU part is not yet seen on a card: tested on made-up series.
     """

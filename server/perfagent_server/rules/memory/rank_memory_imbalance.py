@@ -17,12 +17,10 @@ _PEAK, _TOTAL = "cuda/peak_allocated_bytes", "gpu/memory_total_bytes"
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemoryImbalance(Rule):
-    """The peak of a rank is more_pct (of itself) above that of a typical rank, and pressure_pct of its device
-    (TraceML's skew and pressure).
+    """Few ranks peak far above a typical one (TraceML's skew and pressure).
 
-    Stages of a pipeline, and shares of a model that cannot be cut evenly, differ in their memory on purpose. So only
-    most_share of the ranks (at least one) may stand out, and the others must be alike to alike_pct. Of two ranks nobody
-    knows whether they are two stages: that is never more than a remark.
+    Stages of a pipeline, and shares of a model that cannot be cut evenly, differ in their memory on purpose. Of two ranks
+    nobody knows whether they are two stages: that is never more than info.
 
     Not yet seen on a card: tested on made-up series.
     """
