@@ -22,12 +22,11 @@ _PAGE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorChurn(Rule):
-    """Minor page faults of the training thread take share_pct of the step or more, in `readings` readings in a row.
+    """Minor page faults of the training thread, by the time that it spends in the kernel.
 
-    What they take is the time that the thread spends in the kernel, but at most most_fault_us a fault: a thread that
-    reads files is in the kernel, too. Measured: 1,150 faults take 1.9 ms of a step of 6.1 ms, 2,260 faults 4.8 of 40 ms
-    on a busy machine, 0.7 to 2.1 us each; without the kernel's account, fault_us counts. Where a GPU is busy, the host's
-    work is hidden.
+    That time counts at most most_fault_us per fault, because a thread that reads files is in the kernel too. Measured:
+    1,150 faults take 1.9 ms of a step of 6.1 ms, 2,260 faults 4.8 of 40 ms on a busy machine, 0.7 to 2.1 us each. If a
+    GPU is busy, the host's work is hidden.
     """
 
     share_pct: float = 10.0

@@ -23,10 +23,8 @@ _CORES_S = 120.0  # for so long the load of the cores is kept
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTooSmall(Rule):
-    """95 of 100 readings of the CPU, of the GPU, and the peak of its memory are below below_pct over for_s of stepping:
-    SageMaker Debugger's rule. Memory is what live tensors took at most, since frameworks reserve more than they use.
-
-    A remark only, and none where something else holds the GPU back: waits, copies, communication, unmeasured code.
+    """SageMaker Debugger's rule. Memory is what live tensors took at most, since frameworks reserve more than they use.
+    Silent if something else holds the GPU back.
     """
 
     below_pct: float = 70.0

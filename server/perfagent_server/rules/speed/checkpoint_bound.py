@@ -13,9 +13,7 @@ __all__ = ["CheckpointBound"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointBound(PauseRule):
-    """Saves take a large share of wall time, counted over whole intervals from the end of one to the end of the next:
-    those of the newest ten minutes, or the newest four where they are rarer. Only what the training waited for counts: a
-    save that is written beside the training costs the copy."""
+    """What the training waited for counts: a save that is written beside the training costs only the copy."""
 
     id: ClassVar[str] = "checkpoint_bound"
     phase, counted = "checkpoint", "saves"

@@ -21,7 +21,7 @@ class CommBound(Rule):
     """Exposed communication takes a large share of the step, on every rank.
 
     A rank that waits for a slow one shows the wait as communication. The rank that waits least waits for the transfer
-    alone, so its share counts (the medians over the last `steps` steps).
+    alone, so its share counts.
     """
 
     warning_pct: float = 30.0

@@ -22,11 +22,10 @@ _GPU = "gpu/utilization_pct"
 
 @dataclass(frozen=True, kw_only=True)
 class CpuBottleneck(Rule):
-    """In at least half of the seconds of stepping all cores were busy and the GPUs hardly at all: the rule of SageMaker
-    Debugger (CPU above 90 %, GPU below 10 %, in more than half of the samples), with a GPU threshold that a loader which
-    delivers now and then does not hide behind.
+    """The rule of SageMaker Debugger: CPU above 90 %, GPU below 10 %, in more than half of the samples. Our GPU
+    threshold is higher: a loader that delivers now and then does not hide behind it.
 
-    Without a GPU there is nothing to hold back: a training on the CPU keeps its cores busy.
+    Without a GPU it is silent: a training on the CPU keeps its cores busy.
     """
 
     cpu_above_pct: float = 90.0

@@ -30,14 +30,12 @@ class _Node(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOversubscribed(Rule):
-    """Over for_s seconds of stepping some task waited for a core for pressure_pct of the time (the kernel's pressure stall
-    information, of the control group where it has a limit), or the group's CPU quota was used up in throttled_pct of its
-    periods.
+    """Tasks wait for a core (the kernel's pressure stall information, of the control group if it has a limit), or the
+    group's CPU quota runs out.
 
-    Whose load it is decides: 75 % or more of the busy cores' time used by the run's own processes and loader workers is
-    its own, else it is that of others, which no setting of the run cures and which is a remark only. So is a little
-    pressure: loader workers that are woken wait for a moment, and steps hardly do. A quota holds the run's group alone.
-    Where the GPUs are busy all the time nothing waits for the cores.
+    If 75 % or more of the busy cores' time is of the run's own processes and loader workers, the load is its own; that
+    of others no setting of the run cures. A little pressure is info: workers that wake up wait for a moment, and steps
+    hardly do. A quota limits the run's group alone. If the GPUs are always busy, nothing waits for the cores.
     """
 
     pressure_pct: float = 40.0

@@ -23,17 +23,15 @@ _FEWEST_GROUPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DataBound(Rule):
-    """The step waits for its batch: the share of phase/data_s in step_time_s, medians over ranks, over the last `steps`
-    steps.
+    """The step waits for its batch: the share of phase/data_s in step_time_s, medians over ranks.
 
-    Medians count: a few long waits (the first batch of an epoch, a machine that others use, too) make a mean that says
-    nothing of a usual step. Where workers load, the steps are put together in groups of as many, whose means count: the
-    workers of a slow loader deliver together, one step then waits for all of them. The first skip_steps steps are not
-    judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its share.
+    A few long waits (the first batch of an epoch, a busy machine) make a mean that says nothing of a usual step, so
+    medians count. The workers of a slow loader deliver together, and one step then waits for all of them: hence groups
+    of as many steps as there are workers.
 
-    On a GPU the loader's wait is the host's time, and forward, backward, optimizer and communication are the device's:
-    a host that runs ahead may wait while the device works on what it was given. Only what these leave of the step can
-    be gained, and where the GPUs are busy for busy_pct of the time nothing can.
+    On a GPU the wait for data is the host's time, and forward, backward, optimizer and communication are the device's:
+    a host that runs ahead waits while the device works. Only what these leave of the step can be gained, and nothing if
+    the GPUs are busy all the time.
     """
 
     warning_pct: float = 10.0

@@ -19,11 +19,10 @@ _BUSY_PCT = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class DataloaderWorkers(Rule):
-    """More than many_pct of the cores as loader workers (SageMaker Debugger's rule has 200 %), or fewer than the cores have
-    room for while the step waits wait_pct for its batches.
+    """Too many workers (SageMaker Debugger's rule has 200 % of the cores), or too few while the step waits.
 
-    Only a wait makes it a warning, which joins that of `data_bound`. Few workers that deliver in time are enough, and no
-    number is advised for which there is no core.
+    Only a wait makes it a warning, which joins that of `data_bound`. Few workers that deliver in time are enough, and
+    no number is advised for which there is no core.
     """
 
     many_pct: float = within(200.0, most=10_000)

@@ -13,8 +13,7 @@ __all__ = ["EvalBound"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvalBound(PauseRule):
-    """Evaluations take a large share of wall time, counted over whole intervals from the end of one to the end of the
-    next: those of the newest ten minutes, or the newest four where they are rarer."""
+    """What evaluations cost; pauses.py has the method."""
 
     id: ClassVar[str] = "eval_bound"
     phase, counted = "eval", "evaluations"

@@ -21,10 +21,8 @@ _UTILIZATION, _SM = "gpu/utilization_pct", "gpu/sm_active_pct"
 class HostBound(Rule):
     """The GPU is idle while forward, backward and optimizer run: between its kernels it waits for the next launch.
 
-    A trace shows the gaps themselves (Holistic Trace Analysis calls them host wait). Without one, this is what is left: no
-    phase in which the device would wait takes most_wait_pct of the step, no call makes the host wait for the device, and
-    over for_s of stepping a kernel ran for less than info_below_pct of the time, or the multiprocessors worked for less
-    than sm_below_pct of it.
+    A trace shows the gaps themselves (Holistic Trace Analysis calls them host wait). Without a trace this is what is
+    left once waits, copies, communication and calls that wait for the device are excluded.
 
     Not yet seen on a card: tested on made-up series.
     """

@@ -26,13 +26,12 @@ _LEAST_LOST_S = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class LoadImbalance(Rule):
-    """In a typical step the rank with the most own work (its step without the wait for others) needs info_pct of the step
-    more than a typical rank of its stage, and it is another rank from step to step.
+    """Own work (the step without the wait for others) of the busiest rank in each step, where that is another rank each
+    time.
 
-    SageMaker Debugger compares histograms of GPU utilization; a rank that waits in a collective is as busy there as one
-    that computes. Own work by step tells them apart, on any device, and says what evening out would gain. What one rank
-    needs more in every step is `straggler`'s and does not count here, nor do ranks that fight for the same cores
-    (most_pressure_pct of CPU pressure).
+    SageMaker Debugger compares histograms of GPU utilization, but a rank that waits in a collective is as busy there as
+    one that computes. Own work by step tells them apart, on any device, and says what even work would gain. What one
+    rank needs more in every step belongs to `straggler`.
     """
 
     info_pct: float = 10.0

@@ -24,12 +24,11 @@ _TYPICAL_STEPS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class LowMfu(Rule):
-    """Model FLOPs utilization (the model's own arithmetic a second, of the dense peak of the device) fell by drop_pct of
-    its own level (level_shift.py), or is below info_below_pct over `steps` steps.
+    """Model FLOPs utilization fell (level_shift.py has the method), or is low.
 
-    The peak is known of some devices, and of dense arithmetic in the type that the model computes in; of others there is no
-    MFU, and this rule is silent. A fall is a warning while a step has the same arithmetic as before; other shapes reach
-    another utilization, which is a remark, as the low level is: small models cannot fill a large device.
+    The peak is known for some devices, for dense arithmetic in the type that the model computes in. Other shapes reach
+    another utilization, so a fall with other arithmetic per step is info. So is a low level: small models cannot fill a
+    large device.
     """
 
     drop_pct: float = 5.0

@@ -22,10 +22,10 @@ _SECONDS = "phase/compile_s"
 
 @dataclass(frozen=True, kw_only=True)
 class Recompiles(Rule):
-    """A function reached the limit of torch.compile, or compiling takes share_pct of the newest ten minutes.
+    """A function reached the limit of torch.compile, or compiling takes much of the time.
 
-    The first after_steps do not count, and a step that compiles is counted only as long as the second longest: a first
-    compilation, the last batch of an epoch and the shapes of a first evaluation are no habit.
+    A first compilation, the last batch of an epoch and the shapes of a first evaluation are no habit: hence
+    after_steps, and the longest step counts only as much as the second longest.
     """
 
     share_pct: float = 5.0

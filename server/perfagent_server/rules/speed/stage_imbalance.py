@@ -21,12 +21,11 @@ __all__ = ["StageImbalance"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageImbalance(Rule):
-    """The own work of a typical rank of the slowest stage takes slow_times that of the fastest, over the last `steps`
-    steps, and evening them out would gain cost_pct of the step.
+    """The own work of a typical rank of the slowest stage, against that of the fastest.
 
-    The ranks say their stage; else those that alone have a loss are the last one; else stages are seen from the work
-    itself, as equally large rows of ranks with equal work. What the cure gains is the slowest stage less the mean of
-    all, as in ByteDance's "What-if" analysis of stragglers, where the uneven last stage was the most frequent cause.
+    Stages are known from the ranks; else those that alone have a loss are the last one; else equally large rows of
+    ranks with equal work are stages. The gain is the slowest stage less the mean of all, as in ByteDance's "What-if"
+    analysis of stragglers, where the uneven last stage was the most frequent cause.
     """
 
     slow_times: float = 1.15

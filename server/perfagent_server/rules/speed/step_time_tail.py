@@ -30,14 +30,11 @@ _REGULAR = 0.7  # of the intervals, to be called regular
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeTail(Rule):
-    """In the newest 1,000 steps at least outliers_per_1000 times, and clearly more often than before, a step took more
-    than tail_times the 99th percentile of the first baseline_steps of the attempt, both as multiples of the median of the
-    steps around them.
+    """Slow steps, against a threshold that is learned from the first baseline_steps.
 
-    A threshold that is learned: of single-node research runs P99/P50 is 1.67 in the median and up to 6.3, of MLPerf
-    submissions 1.002 to 1.03. Three standard deviations flag ten steps of any thousand. Slow steps that follow each other
-    are one, because a slow stretch is no tail. Steps with an evaluation or a save do not count. What it costs decides: the
-    slow steps take warning_pct of the time, or it is a remark; so it is while other programs use many of the cores.
+    P99/P50 of single-node research runs is 1.67 in the median and up to 6.3, of MLPerf submissions 1.002 to 1.03. Three
+    standard deviations flag ten steps of any thousand. Slow steps that follow each other count as one, because a slow
+    stretch is no tail.
     """
 
     tail_times: float = 2.0

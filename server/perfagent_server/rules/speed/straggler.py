@@ -24,10 +24,8 @@ class Straggler(Rule):
     """A rank's own work (the step without its wait for others) takes slow_times that of a typical rank.
 
     1 / 0.75 is the threshold of NVIDIA Resiliency Extension's relative score. Ranks of other pipeline stages do other
-    work, so a rank is compared with those of its own stage (stages.py tells how stages are known), and has no peer in a
-    stage of its own. Long sequences fall on some ranks of every step: so only a few slow ranks of many are stragglers
-    (most_share of them, at least one), medians over the last `steps` steps are compared, the rank must have been slow in
-    `often` of them, and the wait of the others must cost cost_pct of the step.
+    work, so a rank is compared with those of its own stage (stages.py), and has no peer in a stage of its own. Long
+    sequences fall on some ranks of every step: hence medians, `often` and most_share.
     """
 
     slow_times: float = 1 / 0.75

@@ -52,13 +52,12 @@ class _Growth(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputRegression(Rule):
-    """The median of the newest steps is warning_times that of up to before_steps steps before, and stands out from their
-    noise (level_shift.py has the method and its measurements).
+    """The newest steps against those before: level_shift.py has the method and its measurements (six standard errors,
+    above any stretch before, ten million to one against chance). drift.py finds a rise that is too slow for a jump.
 
-    Steps with an evaluation, a save or another phase beside training do not count, nor do the first of an attempt.
-    Where tokens, samples or arithmetic a second stay level, a step has more work: a schedule of the sequence length or
-    of the batch. A rise that is too slow for a jump is told by the run's whole length (drift.py). Where all cores are
-    full and other programs took more of them as the steps grew, the run itself is no slower.
+    If tokens, samples or arithmetic per second stay level, a step has more work: a schedule of the sequence length or
+    of the batch. If all cores are full and other programs took more of them as the steps grew, the run itself is no
+    slower.
     """
 
     warning_times: float = 1.045

@@ -17,8 +17,7 @@ _KEPT = 48
 
 @dataclass(frozen=True, kw_only=True)
 class TokensWasted(Rule):
-    """The mean share of padding in the newest readings (a minute and a half of them) is padding_pct or more, from step
-    least_steps on. A remark: nothing is wrong, but the model computes on places that hold no token."""
+    """Padding in the newest readings (of a minute and a half). Nothing is wrong, but the model computes on it."""
 
     padding_pct: float = 30.0
     least_steps: int = 100

@@ -18,10 +18,8 @@ __all__ = ["UnmeasuredTime"]
 
 @dataclass(frozen=True, kw_only=True)
 class UnmeasuredTime(Rule):
-    """phase/other_s takes share_pct of the newest ten minutes, without its longest step; what it is, nobody measured. A
-    fact and no fault: a simulation in the loop is as unmeasured as a plot that nobody needs.
-
-    Where the GPUs are busy for busy_pct of the time, the host only waits for their work.
+    """phase/other_s takes a large share of the steps. Info only: a simulation in the loop is as unmeasured as a plot
+    that nobody needs. If the GPUs are busy, the host only waits for their work.
     """
 
     share_pct: float = 30.0
