@@ -25,6 +25,8 @@ _ELSEWHERE = (
     "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number",
     "remedies", "where", "world_size", "on_rank", "on_ranks", "memory", "troubles", "open_alerts",
     "at_risk", "doubt", "size_is", "trend", "when",
+    "functions", "gave_up_on", "more_given_up", "compiling_pct", "more_slow", "stage_number", "meanwhile", "own_phase",
+    "bound_by", "bound_share_pct",
 )  # fmt: skip
 """In the message or the advice already, or too long for a line."""
 _SPELLED = ("NaN", "Infinity", "-Infinity")

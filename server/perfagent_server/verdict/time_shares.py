@@ -168,7 +168,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
         cause=_OF_THE_RUN if phase in _RULE_OF or phase == "other" else "rollouts" if phase == "rollout" else "own phase",
         evidence={
             "phase": phase, "share_pct": share, "seconds": spent_s, "steps": shares.steps,
-            "once_s": spent_s if is_once else None, "mean_s": None if is_once else spent_s / shares.steps,
+            "once_s": spent_s if is_once else None, "each_step_s": None if is_once else spent_s / shares.steps,
             "step_time_s": in_steps_s / shares.steps,
             "pauses_pct": 100 * sum(beside.values()) / in_steps_s if is_one_of_many else None, **shares.evidence(),
         },

@@ -241,7 +241,7 @@ def test_one_evaluation_is_no_habit() -> None:
     judge.take(frame({"phase/eval_s": [100.0]}, [100], ident=judge.upto + 1))
     said = judge.verdict()
     assert (said.rule, said.gain_pct) == ("eval_bound", None)
-    assert (said.evidence["once_s"], said.evidence["steps"], said.evidence["mean_s"]) == (100.0, 100, None)
+    assert (said.evidence["once_s"], said.evidence["steps"], said.evidence["each_step_s"]) == (100.0, 100, None)
     assert said.cost == "1.7 min at once"
 
 

@@ -72,7 +72,7 @@ class PauseRule(Rule):
             "warning" if share >= self.warning_pct and found.is_settled else "info",
             since_step=window.at,
             evidence={
-                "share_pct": share, "half_pct": share / 2, self.counted: found.count, "seconds_each": found.each_s,
+                "share_pct": share, "half_as_often_saves_pct": share / 2, self.counted: found.count, "seconds_each": found.each_s,
                 "longest_s": found.longest_s, "every_steps": found.every_steps, "every_s": found.every_s,
                 "over_s": found.over_s, "share_of_run_pct": 100 * window.wall.whole().share(self.phase),
             },

@@ -212,7 +212,7 @@ def _slower(step: int, before_s: float, now_s: float) -> dict[str, object]:
     times = now_s / before_s
     return {
         "step": step, "step_time_s": now_s, "before_s": before_s, "lost_s": now_s - before_s, "times": times,
-        "more_pct": 100 * (times - 1),
+        "longer_pct": 100 * (times - 1),
     }  # fmt: skip
 
 
