@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from perfagent.wire import Event
 from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.life.process_crash import ProcessCrash
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3, in <module>\nValueError: bad shape"
 
@@ -212,3 +213,39 @@ def test_a_healthy_verdict_is_in_the_tense_of_its_run(words: SnapshotAssertion) 
     assert evaluator.verdict().message == words
     assert _end(evaluator, "finished") == []
     assert (evaluator.verdict().rule, evaluator.verdict().message) == ("healthy", words)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("RuntimeError: received 0 items of ancdata", "open files"),
+        ("OSError: [Errno 24] Too many open files: '/data/3.pt'", "open files"),
+        ("RuntimeError: An attempt has been made to start a new process before the\n current process has finished its "
+         "bootstrapping phase.", "no main guard"),
+        ("RuntimeError: DataLoader worker (pid(s) 71) exited unexpectedly", "worker died"),
+        ("AttributeError: Can't get local object 'main.<locals>.<lambda>'", "pickle"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "device assert"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x8 and 16x4)", "shapes"),
+        ("RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight", "state_dict"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'epoch_2.pt'", "no file"),
+        ("KeyError: 'labels'", "KeyError"),
+        ("datasets.exceptions.DatasetNotFoundError: no dataset", "exception"),
+    ],
+)  # fmt: skip
+def test_an_exception_that_many_meet_has_its_own_remedy(text: str, cause: str) -> None:
+    change = _end(_trained(), "failed", exception=text, reason=text)[0]
+    assert change.finding.cause == cause
+    assert change.finding.fix == ProcessCrash().text().remedies[cause]
+
+
+def test_parameters_without_gradient_and_unequal_loaders_are_named() -> None:
+    told = "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. "
+    told += "Parameter indices which did not receive grad for rank 1: 4 5. In addition, set TORCH_DISTRIBUTED_DEBUG"
+    [change] = _end(_trained(), "failed", exception=told, reason=told)
+    assert (change.finding.cause, change.finding.evidence["parameter_indices"]) == ("unused parameters", "4 5")
+    evaluator = _trained()
+    evaluator.window.world_size = 2
+    _end(evaluator, "finished", rank=1)
+    lost = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:9"
+    [change] = _end(evaluator, "failed", exception=lost, reason=lost)
+    assert (change.finding.cause, change.finding.evidence["finished_rank"]) == ("uneven inputs", 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
+from perfagent_server.rules.life.crash_causes import cause_by_text, parameter_indices
 from perfagent_server.rules.life.first_failure import TOGETHER_S, Failure, first_of, lost_a_peer
 from perfagent_server.rules.life.oom_observed import is_oom
 from perfagent_server.rules.rule import Events, Life, Question, Rule
@@ -49,15 +50,18 @@ class ProcessCrash(Rule):
         first = self._leading(crashes or ends)
         step = first.step if first.step is not None else window.step
         said = first.reason or first.exception
+        finished = _finished_before(window, first)
         return self.found(
             "critical" if crashes else "info",
-            cause=_cause(window, first) if crashes else "preempted",
+            cause=_cause(window, first, finished) if crashes else "preempted",
             since_step=step,
             ranks=sorted({end.rank for end in (crashes or ends)}),
             evidence={
                 "rank": first.rank, "how": first.state if crashes or first.state == "preempted" else "interrupted",
                 "step": step, "said": _last_line(said), "state": first.state, "reason": first.reason,
                 "exception": first.exception, "traceback": "\n".join(first.traceback.splitlines()[-20:]),
+                "parameter_indices": parameter_indices(_said(first)), "finished_rank": finished and finished.rank,
+                "finished_step": finished and finished.step,
             },
         )  # fmt: skip
 
@@ -66,25 +70,25 @@ class ProcessCrash(Rule):
         return ends[first_of([Failure(end.time, end.rank, end.state, _said(end)) for end in ends])]
 
 
-def _cause(window: Window, end: End) -> str:
+def _finished_before(window: Window, end: End) -> End | None:
+    """A rank that had no more to do while this one waited for it."""
+    ends = [one for one in window.ends if one.state == "finished" and one.rank != end.rank and one.time <= end.time]
+    return min(ends, key=lambda one: one.time, default=None)
+
+
+def _cause(window: Window, end: End, finished: End | None) -> str:
     """Which remedy fits, by what is known of the end: an exception, a signal or an exit code."""
     if window.world_size > 1 and lost_a_peer(_said(end)):
-        return "lost another rank"
+        return "lost another rank" if finished is None else "uneven inputs"
     if end.exception == "SystemExit" or end.reason.startswith("exit code"):
         return "the script ended itself"
     if end.exception or end.traceback:
-        name = _kind(end)
-        return name if name in ("KeyError", "IndexError") else "exception"
+        return cause_by_text(_said(end))
     if "SIGBUS" in end.reason:
         return "SIGBUS"
     if any(signal in end.reason for signal in _NATIVE):
         return "native code"
     return "killed" if end.state == "killed" else ""
-
-
-def _kind(end: End) -> str:
-    """The name of its exception, without module and message."""
-    return (end.exception or end.reason).partition(":")[0].rpartition(".")[2].strip()
 
 
 def _said(end: End) -> str:
