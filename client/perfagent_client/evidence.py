@@ -23,7 +23,7 @@ _WHOLE_RUN = {
 """Figures of all steps, beside those of the newest steps that a rule looks at."""
 _ELSEWHERE = (
     "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number",
-    "remedies", "where", "world_size", "on_rank", "on_ranks", "memory", "troubles", "open_alerts",
+    "remedies", "where", "world_size", "ranks", "on_rank", "memory", "troubles", "open_alerts",
     "at_risk", "doubt", "size_is", "trend", "when",
     "functions", "gave_up_on", "more_given_up", "compiling_pct", "more_slow", "stage_number", "meanwhile", "own_phase",
     "bound_by", "bound_share_pct",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding
+from perfagent_server.rules.evidence import where
 from perfagent_server.rules.hardware.counters import newest_of
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
@@ -78,8 +79,7 @@ class Throttling(Rule):
             since_step=window.step,
             ranks=ranks,
             evidence={
-                "rank": worst.rank, "temperature_c": worst.hot_c, "over_s": _OVER_S, "world_size": window.world_size,
-                "on_ranks": ranks if window.world_size > 1 else [],
+                "rank": worst.rank, "temperature_c": worst.hot_c, "over_s": _OVER_S, **where(window, ranks),
                 **(_slowdown(window, worst, len(ranks), state["clocks"]) if is_held else {}),
             },
         )  # fmt: skip

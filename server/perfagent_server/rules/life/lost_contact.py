@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
+from perfagent_server.rules.evidence import where
 from perfagent_server.rules.rule import Events, Life, Question, Rule
 from perfagent_server.rules.window import Window
 
@@ -35,8 +36,5 @@ class LostContact(Rule):
             "critical",
             since_step=window.step,
             ranks=ranks,
-            evidence={
-                "silence_s": max(lost.values()), "step": window.step or None, "world_size": window.world_size,
-                "silent_ranks": ranks if window.world_size > 1 else [],
-            },
-        )  # fmt: skip
+            evidence={"silence_s": max(lost.values()), "step": window.step or None, **where(window, ranks)},
+        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
+from perfagent_server.rules.evidence import where
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
@@ -75,7 +76,7 @@ class GpuFragmentation(Rule):
                 "rank": worst.rank, "reserved_bytes": worst.reserved, "peak_allocated_bytes": worst.peak,
                 "inactive_split_bytes": worst.split, "alloc_retries": worst.retries, "total_bytes": worst.total,
                 "times": worst.times, "lost_bytes": worst.reserved - worst.peak, "retries": round(worst.retries) or None,
-                "on_ranks": ranks if window.world_size > 1 else [], "world_size": window.world_size,
+                **where(window, ranks),
             },
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
+from perfagent_server.rules.evidence import where
 from perfagent_server.rules.memory.growth import Growth, Track
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
@@ -82,7 +83,7 @@ class GpuMemoryLeak(Rule):
                 "allocated_bytes": rise.now, "first_bytes": rise.first, "grown_bytes": rise.grown,
                 "bytes_per_step": rise.grown / max(1, rise.steps), "bytes_per_hour": 3600 * rise.per_s, "over_s": rise.lasted_s,
                 "steps": rise.steps, "left_s": _left_s(window, ranks, rise.per_s / len(ranks)),
-                "on_ranks": ranks if window.world_size > 1 else [], "world_size": window.world_size,
+                **where(window, ranks),
             },
         )  # fmt: skip
 
