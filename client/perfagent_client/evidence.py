@@ -26,7 +26,7 @@ _ELSEWHERE = (
     "remedies", "where", "world_size", "ranks", "on_rank", "memory", "troubles", "open_alerts",
     "at_risk", "doubt", "size_is", "trend", "when",
     "functions", "gave_up_on", "more_given_up", "compiling_pct", "more_slow", "stage_number", "meanwhile", "own_phase",
-    "bound_by", "bound_share_pct",
+    "bound_by", "bound_share_pct", "why", "began_step", "gradient_step",
 )  # fmt: skip
 """In the message or the advice already, or too long for a line."""
 _SPELLED = ("NaN", "Infinity", "-Infinity")
@@ -43,7 +43,7 @@ def evidence_lines(finding: Finding, *, everything: bool = False) -> list[str]:
             front = f"rank {cause.get('rank')}: " if several else ""
             lines += [front + line for line in _of_cause(cause, everything=everything)]
     lines += _groups(finding.evidence.get("groups"))
-    seen = {"groups", "absent", "judged", *(("step",) if finding.since_step is not None else ())}
+    seen = {"groups", "absent", "judged", *(("step", "since_step") if finding.since_step is not None else ())}
     lines += list(_plain_lines(finding.evidence, leave=seen))
     return [line for line in lines if line.partition(": ")[2] not in said or len(line) < 4]
 

@@ -1,4 +1,4 @@
-"""loss_divergence: the loss turned round and grows, or ran away from the start."""
+"""loss_divergence: the loss rises again after it fell, or diverges from the start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LossDivergence(Rule):
     is not positive, by unsteady_times, by unsteady_record times the most that ever was, and by unsteady_spreads.
 
     In the first warmup_steps, and while the learning rate warms up, warmup_pct is needed. A loss that runs away there
-    is told apart: it grows through the newest 30 values to runaway_times its first 16 (noisy_runaway_times if it
+    is judged by itself: it grows through the newest 30 values to runaway_times its first 16 (noisy_runaway_times if it
     jumps about as GANs do); all values after the first are ten times as high; or it once was, among the first 20, and
     has not come below its first value when the warm-up is over.
 
@@ -86,7 +86,7 @@ class LossDivergence(Rule):
         track = None if series is None else window.by_step.get(series)
         value = None if track is None else track.value
         if series is None or track is None or value is None or not math.isfinite(value):
-            return UNKNOWN  # a loss that is no number is another rule's, and says nothing about where it is
+            return UNKNOWN  # NaN is another rule's, and says nothing about where the loss is
         state = window.state_of(self, _fresh(series))
         if state["series"] != series:
             state.update(_fresh(series))
@@ -257,7 +257,7 @@ class LossDivergence(Rule):
             },
         )  # fmt: skip
 
-    # --- it ran away from the start -----------------------------------------------------------------------------------
+    # --- it diverged from the start ------------------------------------------------------------------------------------
 
     def _run_away(
         self, window: Window, series: str, track: StepSeries, loss: SmoothedLoss, state: dict[str, Any]

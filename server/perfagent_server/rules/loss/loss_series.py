@@ -1,19 +1,14 @@
-"""What rules on the loss share: its name in a sentence, its finite values, and how far it has come down."""
+"""What rules on the loss share: its finite values, and how far it has come down."""
 
 from __future__ import annotations
 
 import math
 
-from perfagent.wire import LOSS
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
-__all__ = ["bad_in_a_row", "finite", "first_value", "has_fallen", "named", "worth_telling"]
-
-
-def named(series: str) -> str:
-    return "The loss" if series == LOSS else series
+__all__ = ["bad_in_a_row", "finite", "first_value", "has_fallen", "worth_telling"]
 
 
 def finite(series: StepSeries) -> tuple[list[float], list[int]]:
@@ -27,7 +22,7 @@ def finite(series: StepSeries) -> tuple[list[float], list[int]]:
 
 
 def bad_in_a_row(values: list[float]) -> int:
-    """How many of the newest values are no numbers."""
+    """How many of the newest values are not finite."""
     return next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
 
 

@@ -39,7 +39,7 @@ class LossSpike(Rule):
     than unlearned_times its level: what was next to nothing (the loss of a value before the first reward) may rise to
     anything. A single step cannot move the median: blips stay silent.
 
-    A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is told the first
+    A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is reported the first
     time and then usual: see _comes_round. Of 249 spikes put into real curves at equal distances, none was taken for
     such a turn.
 
@@ -122,7 +122,7 @@ class LossSpike(Rule):
 
         The steps just before are no measure for that, because a loss that stays up is soon the usual one there. The
         jump is looked up among the steps that are kept instead; when it is no longer among them (after about a
-        thousand), the new level is the level of this run, which the healthy verdict says. Values that are no numbers do
+        thousand), the new level is the level of this run, which the healthy verdict says. Values that are not finite do
         not say that the loss came back.
         """
         newest = [value for value in track.last(self.short) if math.isfinite(value)]
@@ -166,7 +166,7 @@ class LossSpike(Rule):
         return highest
 
     def _newest(self, track: StepSeries) -> list[float] | None:
-        """The newest long + short values. Up to lost_in_a_row values in a row that are no numbers are left out: steps
+        """The newest long + short values. Up to lost_in_a_row values in a row that are not finite are left out: steps
         that a GradScaler skipped, which say nothing about the others. None when the newest is none, or more in a row
         are none."""
         need = self.long + self.short

@@ -29,7 +29,7 @@ class NonfiniteLoss(Rule):
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
     no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
-    before diverged: its remedy is another one. Where a gradient was no number before the loss was, in a step that was
+    before diverged: its remedy is another one. Where a gradient was not finite before the loss was, in a step that was
     taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the weights.
     """
 
@@ -91,7 +91,7 @@ class NonfiniteLoss(Rule):
 
     @staticmethod
     def _bad_gradient_before(window: Window, series: str, first: int) -> int | None:
-        """The first step whose gradient was no number, since the last finite loss before. A finite loss after it shows
+        """The first step whose gradient was not finite, since the last finite loss before. A finite loss after it shows
         that its update did no harm; that of its own step was there before the update."""
         track = window.by_step.get(series)
         known = (
@@ -126,7 +126,7 @@ class NonfiniteLoss(Rule):
         return row <= self.excused_steps and was_skipped(window, after + 1, later=window.at - after)
 
     def _stayed(self, window: Window, series: str) -> int | None:
-        """Since which step a part of a loss is no number, when that is no habit of it; None otherwise."""
+        """Since which step a part of a loss is not finite, when that is no habit of it; None otherwise."""
         track = window.by_step.get(series)
         if track is None or window.loss_name is not None:
             return None

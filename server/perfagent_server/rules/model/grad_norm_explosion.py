@@ -39,7 +39,7 @@ class GradNormExplosion(Rule):
     counted as they are measured, for many runs measure gradients now and then only.
 
     What is usual is said by the run itself: its median, the spread of the logarithm of its norms (IQR / 1.349), and what
-    it had before: a rise that comes again is told the first time. The norm must have risen by near_times against the 16
+    it had before: a rise that comes again is reported the first time. The norm must have risen by near_times against the 16
     measurements before: norms that grow slowly are healthy. Twice as much is needed while the learning rate rises,
     early_factor times as much (and more than ever before in the run) in the first steps, and where the loss is as restless
     as in reinforcement learning. A run whose norms had become next to nothing (a solved problem, a reward that is never met)
@@ -87,7 +87,7 @@ class GradNormExplosion(Rule):
             _note_scale(state["scales"], window.at, scale)
         newest = track.last(3)
         if not math.isfinite(newest[-1]):
-            return UNKNOWN  # a scaler skips such a step, and another rule tells of it
+            return UNKNOWN  # a scaler skips such a step, and another rule reports it
         second = sorted(newest)[-2] if len(newest) == 3 and math.isfinite(sum(newest)) else None
         highest = state["highest"]
         if second is not None and second > highest:
@@ -246,7 +246,7 @@ def _fresh() -> dict[str, Any]:
 
 
 def _measured(track: StepSeries) -> tuple[list[float], list[int]]:
-    """The norms that are kept, and their steps: without those that are no numbers (a scaler skips such a step, and another
+    """The norms that are kept, and their steps: without those that are not finite (a scaler skips such a step, and another
     rule tells of it) and without zeros (nothing was measured, or nothing was to learn)."""
     values, steps = track.last(track.size), track.last_steps(track.size)
     places = [place for place, value in enumerate(values) if 0 < value < math.inf]

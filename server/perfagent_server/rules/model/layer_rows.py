@@ -20,7 +20,7 @@ class LayerRow(NamedTuple):
 
 def layer_rows(window: Window, prefix: str, after: int) -> list[LayerRow]:
     """The layers of which values are kept that were measured after that step. A layer need not be in every measurement:
-    an activation is told of when enough rows of it were seen."""
+    an activation is reported when enough rows of it were seen."""
     family = window.by_family.get(prefix)
     if family is None:
         return []
