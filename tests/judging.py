@@ -105,10 +105,9 @@ def assert_said_by_its_evidence(finding: Finding) -> None:
     for language in LANGUAGES if finding.title and finding.rule in {rule.id for rule in all_rules()} else ():
         words = said_in(finding.rule, finding.cause, stored, language)
         assert words is not None, (finding.rule, finding.cause, language, stored)
-        if words.title:  # else its sentences are not among the texts yet
-            assert words.message, (finding.rule, finding.cause, language)
-            assert language != "en" or (words.title, words.cost) == (finding.title, finding.cost)
-            assert language != "en" or finding.message.startswith(words.message)
+        assert all((words.title, words.message, words.fix)), (finding.rule, finding.cause, language)
+        assert language != "en" or (words.title, words.cost) == (finding.title, finding.cost)
+        assert language != "en" or finding.message.startswith(words.message)
 
 
 class Judged:

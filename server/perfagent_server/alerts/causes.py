@@ -81,7 +81,7 @@ def _date(finding: Finding, causes: Iterable[Mapping[str, Any]]) -> None:
 def title_of(finding: Finding) -> str:
     """Its title, by its evidence as it is now."""
     words = said_in(finding.rule, finding.cause, finding.evidence, "en")
-    return (words and words.title) or finding.title
+    return finding.title if words is None else words.title
 
 
 def _began(evidence: Mapping[str, Any]) -> int | None:
