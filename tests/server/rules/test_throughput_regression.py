@@ -43,7 +43,7 @@ def phases(_step: int, time: float) -> dict[str, float]:
 def test_steps_that_take_six_percent_longer_are_found_in_ten(rows: int) -> None:
     job = train(noisy(0.1, 400) + noisy(0.106, 100, seed=1), extra=phases, rows=rows)
     assert 410 <= job.alert.step <= 420
-    assert (job.found.severity, job.found.evidence["phase"]) == ("warning", "forward")
+    assert (job.found.severity, job.found.evidence["phase"]) == ("info", "forward"), "it is little, without a GPU"
     assert job.found.since_step == 401
     assert job.found.gain_pct == pytest.approx(5.7, abs=0.6)
     assert job.found.evidence["phase_before_s"] == pytest.approx(0.0306, abs=0.001)
@@ -163,7 +163,7 @@ def forward(_step: int, time: float) -> dict[str, float]:
         ((100.0, 50.0, 290, 2.0, compute), [], 0),  # 58 s
         ((100.0, 50.0, 330, 2.0, compute), [("info", "other programs")], 630),
         ((97.0, 97.0, 300, 1.15, compute), [], 0),  # a neighbour on the other thread of the same core
-        ((70.0, 99.0, 200, 1.3, compute), [("warning", "")], 325),
+        ((70.0, 99.0, 200, 1.3, compute), [("info", "every phase")], 325),
         ((100.0, 60.0, 100, 1.5, forward), [("warning", "")], 320),
     ],
     ids=["others, not yet", "others, for a minute", "a neighbour", "not busier", "one phase alone"],

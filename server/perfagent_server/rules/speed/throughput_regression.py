@@ -34,17 +34,21 @@ _LEAST_PART = 0.2
 """A phase that grew by less of what the step grew says nothing about it."""
 _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
+_LEAST_REST = 0.05  # of the step, that the other phases must be to say something
+_OF_THE_MACHINE = ("other programs", "every phase")
 _JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
 """A phase that jumped: to so many times its highest note, by this share of the step, for so many steps."""
 
 
 class _Growth(NamedTuple):
-    """The phase that grew most, its seconds before and after; whether it grew alone. "" where no phases are known."""
+    """The phase that grew most, its seconds before and after; whether it grew alone, or all others about as much as it did.
+    "" where no phases are known."""
 
     phase: str = ""
     before_s: float = 0.0
     after_s: float = 0.0
     is_alone: bool = False
+    is_everywhere: bool = False
 
     def figures(self) -> dict[str, object]:
         return {"phase": self.phase, "phase_before_s": self.before_s, "phase_after_s": self.after_s}
@@ -57,7 +61,8 @@ class ThroughputRegression(Rule):
 
     If tokens, samples or arithmetic per second stay level, a step has more work: a schedule of the sequence length or
     of the batch. If all cores are full and other programs took more of them as the steps grew, the run itself is no
-    slower.
+    slower. What slows a part of the script shows in its phase; where every phase grew, and no GPU is used, it is the
+    machine (other programs, other virtual machines of the host, clocks), and so it may be below critical_times.
     """
 
     warning_times: float = 1.045
@@ -141,9 +146,9 @@ class ThroughputRegression(Rule):
         growth = _growth(state["early"], after, found.level - found.before)
         is_crowded = cpu_load.is_crowded(window, time)
         is_own = growth.phase in ("", "other", "rollout")
-        cause = "other programs" if is_crowded and not growth.is_alone else _cause(growth)
+        cause = "other programs" if is_crowded and not growth.is_alone else _cause(window, growth)
         return self.found(
-            "info" if is_own or cause == "other programs" else "warning",
+            "info" if is_own or cause in _OF_THE_MACHINE else "warning",
             cause=cause,
             since_step=found.step,
             evidence={
@@ -166,7 +171,9 @@ class ThroughputRegression(Rule):
             return None
         if others and time - shift.time < self.others_for_s:
             return None
-        return self._finding(window, shift, growth, "other programs" if others else _cause(growth), state["load"])
+        return self._finding(
+            window, shift, growth, "other programs" if others else _cause(window, growth), state["load"]
+        )
 
     def _others(self, window: Window, state: dict[str, Any], shift: Shift, growth: _Growth, time: float) -> bool | None:
         """Whether other programs took the cores. None while no reading has come of the time after the jump, and where none
@@ -195,7 +202,9 @@ class ThroughputRegression(Rule):
         took = window.by_step["step_time_s"]
         newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
-        severity: Severity = "info" if cause == "other programs" else "critical" if is_critical else "warning"
+        is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < self.critical_times
+        is_remark = cause in _OF_THE_MACHINE or is_little
+        severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
         return self.found(
             severity,
             cause=cause,
@@ -279,11 +288,17 @@ def _growth(before: dict[str, float], after: dict[str, float], more_s: float) ->
     most = max(grown, key=lambda name: grown[name])
     if grown[most] <= _LEAST_PART * more_s:
         return _Growth()
-    is_alone = grown[most] / max(more_s, sum(grown.values())) - before[most] / whole >= _ALONE
-    return _Growth(most.removeprefix("phase/").removesuffix("_s"), before[most], after[most], is_alone)
+    total, rest = sum(grown.values()), whole - before[most]
+    is_alone = grown[most] / max(more_s, total) - before[most] / whole >= _ALONE
+    grew_alike = (total - grown[most]) * before[most] >= 0.5 * grown[most] * rest
+    is_everywhere = before[most] > 0 and rest >= _LEAST_REST * whole and grew_alike
+    phase = most.removeprefix("phase/").removesuffix("_s")
+    return _Growth(phase, before[most], after[most], is_alone, is_everywhere)
 
 
-def _cause(growth: _Growth) -> str:
+def _cause(window: Window, growth: _Growth) -> str:
+    if growth.is_everywhere and UTILIZATION.name not in window.by_time:
+        return "every phase"
     return growth.phase if growth.phase in ("data", "comm", "other") else ""
 
 
