@@ -183,8 +183,12 @@ UNUSED = {**group(0, name="1"), "backend": "", "recent": []}
         ([[group(5, waits=True, **ONE), group(3, **TWO)], [group(4, **ONE), group(4, waits=True, **TWO)]], "order", [0]),
         ([[group(5, waits=True, op="broadcast" if rank == 2 else "all_reduce")] for rank in range(3)], "mismatch", [2]),
         ([[group(60, waits=True, op="broadcast")], [group(57)]], "absent", [1]),
+        ([[group(5, waits=True, name="")], [group(4, name="")]], "absent", [1]),
     ],
-    ids=["one behind that waits elsewhere", "groups of one name", "never called", "other order", "other operation", "the first"],
+    ids=[
+        "one behind that waits elsewhere", "groups of one name", "never called", "other order", "other operation", "the first",
+        "without a name",
+    ],
 )  # fmt: skip
 def test_collectives_tell_which_rank_is_missing(
     answers: list[list[dict[str, Any]]], kind: str, ranks: list[int], words: SnapshotAssertion

@@ -98,7 +98,7 @@ def _by_group(
                 one["seq"], one.get("waits") is True, dict(map(tuple, one["recent"]))
             )
             desc = str(one.get("desc") or "")
-            titles[key] = f"{name} ({desc})" if desc and desc != name else name
+            titles[key] = f"{name} ({desc})" if desc and desc != name else name or "?"
     for key, by_rank in calls.items():
         for rank in (members[key.group, key.members] & complete) - by_rank.keys():
             by_rank[rank] = _Call(0, False, {})
