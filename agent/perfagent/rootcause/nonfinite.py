@@ -24,6 +24,7 @@ from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 from perfagent.rootcause.onset import onset
 from perfagent.rootcause.onset import sentence as onset_sentence
+from perfagent.signals.batch_values import IGNORED
 from perfagent.signals.sharding import local as local_part
 from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in
 from perfagent.stack_variables import variables_of
@@ -49,6 +50,9 @@ _ITSELF = "(the model itself)"
 _AVERAGES = ("exp_avg", "momentum_buffer")
 _BACK = "If the run still trains, its weights are damaged: stop it and go back to the last checkpoint before this step."
 _FIXES = {
+    "ignored_labels": "A mean over no label is 0 / 0. Look at what makes the labels: the text that masking looks for is missing, "
+    "the answer was cut off (max_length), or the column is another. Leave such samples out before they are batched. If the "
+    "optimizer took the step, the weights are damaged: go back to the last checkpoint before it.",
     "batch": "Look at the samples of that batch (its fingerprint and range are in the evidence) and at what reads and transforms "
     f"them; leave bad ones out, or mend them where they are loaded. {_BACK}",
     "buffer": "Look at what wrote that buffer: one batch with a value that is no number spoils running statistics for good, also "
@@ -501,6 +505,9 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
             return below
     if operator is not None and "buffer" in operator:
         return _named(_owner(operator["buffer"]), classes, buffer=operator["buffer"], cause="buffer")
+    ignored = _ignored_labels(found)
+    if ignored is not None:
+        return ignored
     batch = _in_batch(found, ("batch",) if made else ("batch", "later_batch"))
     # else it is padded with NaN, which the loop or the model leaves out
     if batch is not None and "inputs_known" not in made:
@@ -583,6 +590,14 @@ def _in_batch(found: dict[str, Any], batches: Iterable[str], *, below: bool = Fa
     return None
 
 
+def _ignored_labels(found: dict[str, Any]) -> dict[str, Any] | None:
+    """A tensor of whole numbers in the batch that are all the label which the loss leaves out."""
+    for tensor in found.get("batch", {}).get("tensors", ()):
+        if tensor["dtype"] in ("int64", "int32") and tensor.get("min") == tensor.get("max") == IGNORED:
+            return {"cause": "ignored_labels", "batch_tensor": tensor["name"], "batch_step": found["batch"]["step"]}
+    return None
+
+
 def _named(module: str, classes: dict[str, str], **more: Any) -> dict[str, Any]:
     found = {"module": module or _ITSELF, **more}
     if module in classes:
@@ -603,6 +618,9 @@ def _sentence(found: dict[str, Any]) -> str:
         order = f"in the model's order, parameters up to {last!r} are non-finite, those from {good!r} on are good"
         when = f"In step {found['gradients_began']['step']} the" if "gradients_began" in found else "The"
         return f"{when} gradients came back non-finite from what {where}: {order}."
+    if cause == "ignored_labels":
+        labels = f"every label of the batch of step {found['batch_step']} is {IGNORED} ({found['batch_tensor']!r})"
+        return f"No label counts: {labels}."
     if cause == "batch":
         return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
     if cause == "buffer":

@@ -13,7 +13,7 @@ from typing import Any
 from perfagent.signals.batch_padding import TOKENS, count_zeros, some_rows
 from perfagent.signals.batch_tensors import Path, Place, reached
 
-__all__ = ["LABELS", "BatchValues", "Summary"]
+__all__ = ["IGNORED", "LABELS", "BatchValues", "Summary"]
 
 LABELS = ("labels", "label", "targets", "target", "y")
 _LOSS_MASKS = ("loss_mask", "label_mask", "assistant_masks")

@@ -285,6 +285,20 @@ def test_bad_targets_are_the_cause_not_what_lies_beside_them(train, loss_of):
     assert found["operator"].get("operator") in (None, "Cat", "Sub", "Pow", "Square"), "where it came in, not the model"
 
 
+def test_labels_that_are_all_left_out_are_the_cause(train):
+    job = train()
+    for number in range(7):
+        x, labels = torch.randn(6, 8), torch.randint(0, 4, (6,)) if number < 3 else torch.full((6,), -100)
+        job.optimizer.zero_grad()
+        F.cross_entropy(job.model(x), labels).backward()
+        job.optimizer.step()
+        job.look()
+    found = job.finding()
+    evidence = found["evidence"]
+    assert (evidence["cause"], evidence["batch_tensor"], evidence["batch_step"]) == ("ignored_labels", "labels", 4)
+    assert "No label counts" in found["message"] and "0 / 0" in found["fix"]
+
+
 def odd(base: torch.Tensor | None) -> nn.Module:
     """An adapted model: its base cannot be looked at."""
     lazy = nn.UninitializedParameter(requires_grad=False)
