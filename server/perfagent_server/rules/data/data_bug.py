@@ -18,12 +18,10 @@ _KEPT = 16
 
 @dataclass(frozen=True, kw_only=True)
 class DataBug(Rule):
-    """Batches that the agent looked into have a defect that no training survives, in `readings` readings in a row.
-
-    All labels are left out by the loss; all rows of the input are the same; every batch holds a single class although
-    there are several (sorted data, never shuffled). Only a remark: the input lies far from zero over normal_steps steps,
-    by far_spreads standard deviations or by far_units (SageMaker's CheckInputImages takes 0.2, which flags every picture
-    whose pixels are simply divided by 255). Labels of which most are left out are usual (only answers count).
+    """No training survives these defects, but for the last: an input far from zero, which is only a remark. (SageMaker's
+    CheckInputImages takes 0.2, which flags every picture whose pixels are simply divided by 255.) A single class
+    counts only where the class changes from batch to batch: then the data is sorted, and never shuffled. Labels of
+    which most are left out are usual (only answers count).
     """
 
     ignored_pct: float = 99.9

@@ -18,11 +18,9 @@ _NEWEST_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class DataRepeats(Rule):
-    """Batches that had come before within their epoch, `repeats` times or more, and again within quiet_steps.
-
-    The agent counts them by fingerprints. A training on a single batch is usual as a test (it must overfit), so that is
-    a remark only, unless a loader is asked for each batch and always gives the same. Where about (n - 1) of n batches
-    are repeats, n loader workers each read all of the data.
+    """The agent counts repeats by fingerprints. A training on a single batch is usual as a test (it must overfit), so
+    that is a remark only, unless a loader is asked for each batch and always gives the same. Where about (n - 1) of n
+    batches are repeats, n loader workers each read all of the data.
     """
 
     repeats: int = 3

@@ -23,16 +23,15 @@ _UPDATE, _NORM = "update/ratio", "grad/norm"
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenTraining(Rule):
-    """No weight moves: the measured update-to-weight ratio (a sample of the parameters that have gradients) was exactly
-    zero in the newest `observations` measurements, over update_steps or more; or the learning rate has been zero for
-    lr_steps (for 5 % of the run if it decayed to it: schedules end so), and no measurement since says that weights moved
-    (the rate is that of the first parameter group); or the loss has been the same to six digits for equal_steps after it
-    varied, or with a gradient norm of zero.
+    """The update-to-weight ratio is measured on a sample of the parameters that have gradients. The learning rate is
+    that of the first parameter group, so a measurement that says that weights moved outweighs it; where it decayed to
+    zero, 5 % of the run are left to it, because schedules end so.
 
-    Weights that stand still do not make the loss of different batches the same. So one that stands still without any of
-    this is only a remark: while weights are known to move (the script logs a constant), at exactly zero, after it came
-    to its value little by little (a training on one batch that converged), and, after constant_steps, if it never
-    varied at all. A warm-up that begins at zero leaves it after a step; so nothing shorter counts.
+    Weights that stand still do not make the loss of different batches the same. So a constant loss is a warning only
+    after it varied, or with a gradient norm of zero; it is a remark while weights are known to move (the script logs
+    a constant), at exactly zero, after it came to its value little by little (a training on one batch that
+    converged), and, after constant_steps, if it never varied at all. A warm-up that begins at zero leaves it after a
+    step; so nothing shorter counts.
     """
 
     update_steps: int = 50

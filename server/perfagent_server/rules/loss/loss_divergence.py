@@ -30,11 +30,10 @@ _TINY = 0.1  # a loss that begins below it (a value before the first reward, a c
 
 @dataclass(frozen=True, kw_only=True)
 class LossDivergence(Rule):
-    """The smoothed loss (SmoothedLoss: about 50 values) stands above the lowest of the newest lowest_of_steps values by
-    warning_pct, for held_steps values, and is not on its way back. Only lowest points at a learning rate like today's
-    count, so a warm restart is no divergence; where the rate rose to a new peak since, raised_pct is needed.
+    """Only lowest points at a learning rate like today's count, so a warm restart is no divergence; where the rate rose to
+    a new peak since, raised_pct is needed. A loss that is on its way back is silent.
 
-    What is up by so little is trouble only in a loss that is minimised, which GANs' and reinforcement learning's are
+    A rise of warning_pct is trouble only in a loss that is minimised, which GANs' and reinforcement learning's are
     not. So the loss must have shown it: it fell, fast at first and then ever more slowly, for warmup_steps or more; or
     it kept steady for about 600 values. Any other must rise by unproven_pct. It must also rise by usual_times what was
     usual before (85th percentile) and by `spreads` of its noise; a noisy loss (spread above unsteady_pct), or one that

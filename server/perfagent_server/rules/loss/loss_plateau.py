@@ -18,9 +18,8 @@ _LATE_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class LossPlateau(Rule):
-    """Over the newest max(least_steps, run_pct of the run) values, the mean of the second half is below that of the
-    first by less than improved_pct of the level, with twice the standard error of the difference on top: it is known to
-    have improved by less. Nor did it rise by as much. A loss that is not positive, or varies by more than its level, is
+    """With twice the standard error of the difference on top, the loss is known to have improved by less than
+    improved_pct; nor did it rise by as much. A loss that is not positive, or varies by more than its level, is
     measured by its spread.
 
     On 31 healthy pre-training curves such a test is true at some time for most, late in the run: it is how a good

@@ -20,15 +20,15 @@ _AFTER = 9
 
 @dataclass(frozen=True, kw_only=True)
 class LrAnomaly(Rule):
-    """The learning rate is NaN, infinite or negative (critical at once); it is zero, or a millionth of its peak, for
-    zero_steps after it was more (for 5 % of the run if it decayed to it: schedules end so), and no weight is known to
-    have moved since; it jumps to more than jump_times its highest value so far; or it is high_rate or more when the loss
-    is NaN after it grew by grown_times (a remark).
+    """A rate that decayed to zero, or to a millionth of its peak, has 5 % of the run for that: schedules end so. It is
+    the rate of the first parameter group, so a measurement that says that weights moved outweighs it. A high rate at
+    a loss that grew by grown_times until it was NaN is a remark.
 
     Schedules jump with reason: down at milestones, up to a rate they had before at warm restarts, and in the large
-    steps of a warm-up by epochs. So a jump counts only when it goes to a new peak, and is a warning only when the loss
-    got worse by it: the median of nine of the worse_steps values after it stands loss_pct and loss_spreads of their
-    spread above the 48 before. Else it is a remark if the rate had been lowered before, and nothing in a warm-up.
+    steps of a warm-up by epochs. So a jump counts only when it goes to a new peak, and is a warning only when the
+    loss got worse by it: the median of nine of the worse_steps values after it stands loss_pct and loss_spreads of
+    their spread above the 48 before. Else it is a remark if the rate had been lowered before, and nothing in a
+    warm-up.
     """
 
     zero_steps: int = 50

@@ -19,18 +19,18 @@ __all__ = ["NonfiniteLoss"]
 
 @dataclass(frozen=True, kw_only=True)
 class NonfiniteLoss(Rule):
-    """The loss of a step is NaN or infinite on any rank: critical at once, without a warm-up.
+    """Critical at once, without a warm-up: an update with NaN spoils every weight that it reaches.
 
-    Loss is the series `loss`, and what by its name is the loss of the training as a whole: `train/loss`, `train_loss`,
-    `loss/total` (`perfagent.wire.loss_kind`). That of an evaluation is not: it is NaN where there was nothing to
-    average. A part of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and
-    then is not for part_values of its values in a row: one that is computed in every tenth step is NaN in nine by
-    design.
+    `perfagent.wire.loss_kind` tells by the name of a series whether it is the loss of the training as a whole. That
+    of an evaluation is never judged: it is NaN where there was nothing to average. A part of a loss counts where no
+    whole one is logged, and only when it was finite before: one that is computed in every tenth step is NaN in nine
+    by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
     no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
-    before diverged: its remedy is another one. Where a gradient was not finite before the loss was, in a step that was
-    taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the weights.
+    before diverged: its remedy is another one. Where a gradient was not finite before the loss was, in a step that
+    was taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the
+    weights.
     """
 
     excused_steps: int = 2

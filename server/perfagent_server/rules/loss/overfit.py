@@ -28,14 +28,10 @@ _KEPT = 32  # evaluations
 
 @dataclass(frozen=True, kw_only=True)
 class Overfit(Rule):
-    """The loss of the newest `evaluations` evaluations is above the best one so far by risen_pct of it, of which the last
-    is no better than the first of them; while the training loss (median of up to 200 values before each evaluation) has
-    fallen since the best one, and lies gap_pct below the evaluation's.
-
-    The rise must also be noise_times what evaluations vary from one to the next. A gap alone (augmentation, dropout) is
-    no overfitting, and neither is an evaluation that rises together with the training loss (a warm restart, other data).
-    The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its one. A loss that is not
-    positive is measured by how far it had come down.
+    """The training loss at an evaluation is the median of up to 200 values before it. A gap alone (augmentation,
+    dropout) is no overfitting, and neither is an evaluation that rises together with the training loss (a warm
+    restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its
+    one. A loss that is not positive is measured by how far it had come down.
     """
 
     evaluations: int = within(3, least=1, most=_KEPT - 1)

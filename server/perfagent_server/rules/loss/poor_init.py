@@ -23,17 +23,14 @@ _FEWEST_LAYERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PoorInit(Rule):
-    """In the first steps the loss does not fall, and the gradients say why: in all measured steps so far, `observations` or
-    more, the largest norm of a layer was steep_times that of the median layer, which is the picture of a depth that
-    gradients do not get through; or the same zero_share of the layers got no gradient in any of them (zeros as weights).
+    """A largest norm of steep_times that of the median layer is the picture of a depth that gradients do not get
+    through; layers that never get a gradient have zeros as weights, or behind them.
 
-    Norms of healthy networks at their start (transformers, CNNs, LSTMs, MLPs; measured) lie within 50 times the median;
-    sick ones (12 sigmoid layers, 20 linear ones with a tenth of the right scale) are at 6,000 and more. What is so
-    in the first step only (LoRA's B, residual branches that begin at zero) is no fault, and what begins later was not
-    there at the start. A run whose loss falls by fallen_pct is well, whatever its gradients.
-
-    A remark: the first loss_steps of the loss were spent on undoing the beginning, when the first loss is
-    hockey_times what it was loss_steps later, and it fell little from there on.
+    Norms of healthy networks at their start (transformers, CNNs, LSTMs, MLPs; measured) lie within 50 times the
+    median; sick ones (12 sigmoid layers, 20 linear ones with a tenth of the right scale) are at 6,000 and more. What
+    is so in the first step only (LoRA's B, residual branches that begin at zero) is no fault, and what begins later
+    was not there at the start. A run whose loss falls by fallen_pct is well, whatever its gradients; where the first
+    loss_steps only undid the beginning, that is a remark.
     """
 
     observations: int = 5

@@ -19,14 +19,12 @@ _BY_DESIGN = ("expert", "moe")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadUnits(Rule):
-    """Most units of a ReLU layer are zero for every sample of a batch, so that no gradient passes them.
-
-    SageMaker Debugger's DeadRelu calls a layer dead from 50 % on. Here the agent has counted the units that are zero in
-    64 rows or more, now and then; two measurements in a row must say so, or one of certain_pct. A sparse network is no
-    sick one (sparse autoencoders, language models with ReLU or its square, pretrained networks): where the loss has come
-    down to learned_share of what it was at first, it is only a remark, unless next to no unit is left. So it is where the
-    units were dead when they were first measured and the loss moves at all, or did not have settled_steps to do so: a
-    pretrained network begins with a low loss. Experts that got no token are left out.
+    """SageMaker Debugger's DeadRelu calls a layer dead from 50 % on. Here the agent has counted the units that are zero
+    in 64 rows or more, now and then. A sparse network is no sick one (sparse autoencoders, language models with ReLU
+    or its square, pretrained networks): where the loss has come down to learned_share of what it was at first, it is
+    only a remark, unless next to no unit is left. So it is where the units were dead when they were first measured
+    and the loss moves at all, or did not have settled_steps to do so: a pretrained network begins with a low loss.
+    The first skip_steps are left out, and experts that got no token.
     """
 
     dead_pct: float = 50.0

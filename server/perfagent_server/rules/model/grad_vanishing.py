@@ -17,14 +17,12 @@ __all__ = ["GradVanishing"]
 
 @dataclass(frozen=True, kw_only=True)
 class GradVanishing(Rule):
-    """Layers whose gradient norm is next to nothing for `observations` measured steps in a row, while others' are not.
-
-    The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and beside the other layers of the same
-    step, for a norm grows with the number of parameters: at most vanished_norm, and vanished_share of the median layer.
-    A gradient of exactly zero is no vanished one: frozen layers, experts that got no token, LoRA's A before B has
-    moved. Nor is that of a bias whose weight learns: what a normalization or a softmax comes after has no use for one.
-    Warm-up is left out, and a run in which all layers are as small (then it is the loss that is scaled down). Where an
-    agent measures layers now and then only, sparse_observations are enough that lie over sparse_steps.
+    """The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and compared with the other layers of the
+    same step, for a norm grows with the number of parameters. A gradient of exactly zero is no vanished one: frozen
+    layers, experts that got no token, LoRA's A before B has moved. Nor is that of a bias whose weight learns: what a
+    normalization or a softmax comes after has no use for one. Warm-up is left out, and a run in which all layers are
+    as small (then it is the loss that is scaled down). sparse_observations: for an agent that measures layers now and
+    then only.
     """
 
     vanished_norm: float = 1e-6

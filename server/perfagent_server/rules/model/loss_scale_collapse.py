@@ -20,13 +20,11 @@ _LEAST = 2.0**-149  # in place of a scale of zero: what float32 holds
 
 @dataclass(frozen=True, kw_only=True)
 class LossScaleCollapse(Rule):
-    """The scale of a GradScaler (torch's, DeepSpeed's, Megatron's) is cut again and again, has fallen below least_scale, or
-    more than skipped_pct of the steps are skipped.
-
-    A scaler begins too high and looks for its scale: what it cuts and skips is no fault before it has kept its scale for
-    search_steps, or before longest_search_steps have passed. After that a healthy one grows every 2,000 steps and is cut
-    once. Of BLOOM's predecessor (tr8b) the scale fell from 1,048,576 to 32,768 in six steps as its loss went from 2.67 to
-    4.37. Skipped steps are counted by amp/skipped where the agent sends it, else by the cuts.
+    """The scaler is torch's, DeepSpeed's or Megatron's. It begins too high and looks for its scale: what it cuts and
+    skips is no fault before it has kept its scale for search_steps, or before longest_search_steps have passed. After
+    that a healthy one grows every 2,000 steps and is cut once. Of BLOOM's predecessor (tr8b) the scale fell from
+    1,048,576 to 32,768 in six steps as its loss went from 2.67 to 4.37. Skipped steps are counted by amp/skipped
+    where the agent sends it, else by the cuts.
     """
 
     halvings: float = 3.0

@@ -18,12 +18,10 @@ __all__ = ["NonfiniteGradient"]
 
 @dataclass(frozen=True, kw_only=True)
 class NonfiniteGradient(Rule):
-    """A gradient of a step is NaN or infinite on any rank, and the step was taken.
-
-    With a GradScaler, overflow is how it looks for its scale: a step that it skipped is no fault, while the scale is
-    above lowest_scale and not more than excused_steps in a row are skipped (its search from 65536 takes 16 halvings at
-    most). The counter of skipped steps may follow one step later, so that such a run is judged wait_steps behind its
-    newest step.
+    """With a GradScaler, overflow is how it looks for its scale: a step that it skipped is no fault, while the scale is
+    above lowest_scale and not more than excused_steps in a row are skipped (its search from 65536 takes 16 halvings
+    at most). The counter of skipped steps may follow one step later, so that such a run is judged wait_steps behind
+    its newest step.
     """
 
     excused_steps: int = 20

@@ -19,11 +19,8 @@ _MOSTLY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class UnchangedTensor(Rule):
-    """Parameters that are trainable and that the optimizer has did not change between `observations` comparisons in a
-    row, each over 20 steps or more.
-
-    SageMaker Debugger's UnchangedTensor compares three times within a tolerance; here every number of a sample must be
-    the same, bit by bit. If nothing at all moves, that is another trouble (a learning rate of zero at the end of a
+    """SageMaker Debugger's UnchangedTensor compares three times within a tolerance; here every number of a sample must
+    be the same, bit by bit. If nothing at all moves, that is another trouble (a learning rate of zero at the end of a
     schedule, `frozen_training`). Experts that got no token stand still in a healthy mixture: a remark.
     """
 

@@ -21,15 +21,14 @@ _KEEP = 4  # measurements
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRatio(Rule):
-    """The norm of what a step changed, over the norm of the weights: of the model or of a layer, outside of what SageMaker
-    Debugger's WeightUpdateRatio allows (1e-8 to 10), in two measurements in a row.
-
-    Around 1e-3 is usual. Of the whole model, high_ratio is much, too. It is a remark, for the losses of a GAN stand still
-    while it learns; a warning takes a loss that has not come down, and besides a ratio of sick_ratio, a loss above the
-    first one, or units that died. The first skip_steps do not count, for weights that begin at zero (LoRA's B,
-    the last layer of a residual block) move by multiples of themselves at first; but where gradients are measured rarely, a
-    high ratio in step 6 or later explains a loss that stands where it began 200 steps later. Weights that stand still
-    altogether are another rule's, and a learning rate at the end of its schedule moves nothing with reason.
+    """The limits for a layer are those of SageMaker Debugger's WeightUpdateRatio (1e-8 to 10); around 1e-3 is usual. For
+    the whole model, high_ratio is much, too. It is a remark, for the losses of a GAN stand still while it learns; a
+    warning takes a loss that still has learned_share of the first and keeps to its level, and besides a ratio of
+    sick_ratio, a loss above the first one, or units that died. The first skip_steps do not count, for weights that
+    begin at zero (LoRA's B, the last layer of a residual block) move by multiples of themselves at first; but where
+    gradients are measured rarely, a high ratio in step 6 or later explains a loss that stands where it began 200
+    steps later. Weights that stand still altogether are another rule's, and below least_rate of the highest learning
+    rate small changes are meant.
     """
 
     large: float = 10.0

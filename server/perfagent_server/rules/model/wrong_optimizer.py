@@ -16,9 +16,7 @@ __all__ = ["WrongOptimizer"]
 
 @dataclass(frozen=True, kw_only=True)
 class WrongOptimizer(Rule):
-    """Trainable parameters receive gradients over 20 steps, nobody moves them, and no optimizer of the process has them.
-
-    The agent compares the model's parameters with those of the optimizers, also of those whose turn has not come, and
+    """The agent compares the model's parameters with those of the optimizers, also of those whose turn has not come, and
     says so every half a minute; this rule weighs the share. Frozen parameters get no gradients and do not count. The
     other way round, an optimizer whose parameters all go without a gradient in 20 steps has others than are trained.
     """
