@@ -23,6 +23,7 @@ __all__ = ["ChangedFiles", "Repository", "find"]
 
 MOST_S = 60.0
 LOOK_S = 0.2
+_KILLED_S = 2.0  # until a killed process is gone: milliseconds, on a machine that is not crowded
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
@@ -140,7 +141,7 @@ class ChangedFiles:
         """On the courier's thread: waits a moment for git; False once there is nothing left to wait for."""
         if self._process is None:
             program = shutil.which("git")
-            if program is None or self._closed:
+            if program is None or self._has_ended():
                 return False
             self._until = self._clock() + MOST_S
             # The first line names the branch; without it, git has failed. aheadBehind=false saves a walk through commits.
@@ -151,6 +152,9 @@ class ChangedFiles:
                 command, env=others | {"GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
+            if self._has_ended():  # in between
+                self.close()
+                return False
         try:
             branch, *files = self._process.communicate(timeout=LOOK_S)[0].splitlines() or [b""]
         except subprocess.TimeoutExpired:
@@ -164,13 +168,16 @@ class ChangedFiles:
             self._tell(bool(files))
         return False
 
+    def _has_ended(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Ends git where it still runs: at the end of the run, on any thread."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-                self._process.communicate(timeout=LOOK_S)
+                self._process.communicate(timeout=_KILLED_S)
 
 
 def _without_credentials(address: str) -> str:

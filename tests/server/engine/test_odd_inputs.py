@@ -262,7 +262,13 @@ def give(folder: Path, batches: int, *, same: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # 10 kB of text is one of the inputs
-@pytest.mark.parametrize("batches", [12, pytest.param(0, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param(12, marks=pytest.mark.timeout(120)),
+        pytest.param(0, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+    ],
+)
 def test_no_input_silences_the_rules(tmp_path: Path, batches: int) -> None:
     left = batches or batches_of_a_night()
     while left > 0:
