@@ -6,6 +6,7 @@ python -m perfagent_server.rules.handbook > docs/rules.md
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -41,6 +42,9 @@ remedies in English and Chinese.
 
 {tally}
 
+## What you see
+
+{table}
 """
 
 _TAIL = """
@@ -129,7 +133,7 @@ server asks agents to send again later.
 
 def handbook() -> str:
     """The document."""
-    parts = [_HEAD.replace("{tally}", textwrap.fill(tally(), 119))]
+    parts = [_HEAD.replace("{tally}", textwrap.fill(tally(), 119)).replace("{table}", _by_symptom())]
     question: Question | None = None
     for rule in all_rules():
         if rule.question is not question:
@@ -137,6 +141,17 @@ def handbook() -> str:
             parts.append(f"## {_QUESTIONS[question]}\n\n")
         parts.append(_section(rule))
     return "".join(parts).rstrip() + "\n" + _TAIL
+
+
+def _by_symptom() -> str:
+    """A table: what somebody sees, and the rule that tells of it."""
+    rows = [f"| {rule.text().symptom} | {_link(rule)} |" for rule in all_rules()]
+    return "\n".join(["| you see | the rule |", "| --- | --- |", *rows, ""])
+
+
+def _link(rule: Rule) -> str:
+    heading = re.sub(r"[^\w\- ]", "", f"{rule.id} {rule.text().name}").lower()
+    return f"[`{rule.id}`](#{heading.replace(' ', '-')})"
 
 
 def _section(rule: Rule) -> str:

@@ -238,7 +238,7 @@ def test_an_exception_that_many_meet_has_its_own_remedy(text: str, cause: str) -
     assert change.finding.fix == ProcessCrash().text().remedies[cause]
 
 
-def test_parameters_without_gradient_and_unequal_loaders_are_named() -> None:
+def test_unused_parameters_and_unequal_loaders_are_named() -> None:
     told = "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. "
     told += "Parameter indices which did not receive grad for rank 1: 4 5. In addition, set TORCH_DISTRIBUTED_DEBUG"
     [change] = _end(_trained(), "failed", exception=told, reason=told)

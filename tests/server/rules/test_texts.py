@@ -28,7 +28,7 @@ def test_rules_fire_on_the_same_thresholds_in_all_languages() -> None:
     for rule in all_rules():
         for language in LANGUAGES:
             text = rule.text(language)
-            assert text.name and text.meaning and text.remedy
+            assert text.name and text.symptom and text.meaning and text.remedy
             assert text.fires.format(**rule.thresholds())
             assert figures(text.fires) == figures(rule.text().fires), rule.id
 

@@ -32,12 +32,13 @@ _OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
 class Text:
     """What a rule says in one language.
 
-    name: as a heading; meaning: one sentence; fires: when, with the rule's thresholds as figures. title (cut at TITLE),
-    message, cost, remedy: of a finding, with its evidence as figures. causes: what of these is another
-    sentence for a cause. words: by the name of a figure, what each of its values is called.
+    name: as a heading; symptom: what somebody sees who does not know yet what it is; meaning: one sentence; fires: when, with
+    the rule's thresholds as figures. title (cut at TITLE), message, cost, remedy: of a finding, with its evidence as figures.
+    causes: what of these is another sentence for a cause. words: by the name of a figure, what each of its values is called.
     """
 
     name: str
+    symptom: str = ""
     meaning: str
     fires: str
     title: str = ""
