@@ -17,6 +17,7 @@ from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
 from perfagent.device import DeviceClock, take
+from perfagent.signals.loss_function import loss_function
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import (
     BACKWARD,
@@ -93,6 +94,8 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
     if p.proof is not None:
         proof, p.proof = p.proof, None
         proof(tensors)
+    if p.loss_made is None:
+        p.loss_made = loss_function(tensors if single else tensors[0])
     if p.roots and single and _is_whole(tensors):
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)

@@ -1,6 +1,6 @@
-"""Schedules rare measurements of a single step: its floating-point operations (and what its loss is made of), its modules'
-shares, its lines that wait for the device or, without one, read single values. And it asks now and then for parameters
-without an optimizer (unoptimized.py).
+"""Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
+wait for the device or, without one, read single values. And it asks now and then for parameters without an optimizer
+(unoptimized.py), and tells what the loss is made of.
 
 The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
 steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
@@ -68,13 +68,13 @@ class Looks:
         self._look: Any = None
         self._kind = ""
         self._trained: int | None = None
-        self._loss: dict[str, Any] = {}  # what was told of it
         self._changes = 0
         self._budget = sender.config.overhead_budget_pct / 100.0
 
     def poll(self) -> float:
         """Called a few times a second on the sender's thread. Returns the time (of its clock) before which
         nothing is due."""
+        self._tell_loss()
         unoptimized_due = self._unoptimized.poll()
         if self._look is not None:
             self._finish_look()
@@ -88,9 +88,17 @@ class Looks:
 
     def close(self) -> None:
         """Ends a running measurement when the run ends. On the training thread, or the thread that ends the run."""
+        self._tell_loss()
         self._unoptimized.close()
         if self._look is not None:
             self._look.close()
+
+    def _tell_loss(self) -> None:
+        """What the loss of the first step was made of (loss_function.py)."""
+        made = self._progress.loss_made
+        if made:
+            self._progress.loss_made = {}
+            self._sender.event("loss", made, step=self._progress.completed)
 
     def _begin_look(self) -> None:
         began = self._cpu()
@@ -147,9 +155,6 @@ class Looks:
             return  # something else was going on: try again
         if self._kind == "flops":
             self.flops.take(look, self._model())
-            if look.loss != self._loss:
-                self._loss = look.loss
-                self._sender.event("loss", look.loss, step=look.step)
         elif self._kind == "modules":
             self._tell(look.step, look.shares())
         else:

@@ -100,6 +100,7 @@ class Progress(_EveryStep):
         "investigator",
         "look_at",
         "looks",
+        "loss_made",
         "model_size",
         "moved",
         "newcomer",
@@ -145,6 +146,7 @@ class Progress(_EveryStep):
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
         self.outputs: Outputs | None = None  # the model's output, if the loss is in it
+        self.loss_made: dict[str, Any] | None = None  # of what (signals/loss_function.py), once it is known
         self.proof: Callable[[Any], None] | None = None  # gets the root of the next backward pass (hooks/forward.py)
         self.early: list[EarlyLog] = []
         self.roots = 0

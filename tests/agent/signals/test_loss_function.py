@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from perfagent.signals.loss_function import loss_function
+from perfagent.step.state import state
 
 if not hasattr(torch.ones(1, requires_grad=True).sum().grad_fn, "_input_metadata"):
     pytest.skip("torch 2.4 does not tell the shapes of a graph", allow_module_level=True)
@@ -46,3 +47,12 @@ SQUARE = {"broadcast": [[8, 1], [8, 8]]}
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_loss_is_known_by_its_graph(loss, known):
     assert loss_function(loss()) == known
+
+
+def test_the_loss_of_the_first_step_is_kept(record):
+    record(HEAD)
+    optimizer = torch.optim.SGD(HEAD.parameters(), 0.1)
+    for loss in (functional.cross_entropy(HEAD(INPUTS), LABELS), HEAD(INPUTS).square().mean()):
+        loss.backward()
+        optimizer.step()
+        assert state.current is not None and state.current.loss_made == CROSS_ENTROPY

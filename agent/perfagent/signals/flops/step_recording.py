@@ -17,7 +17,6 @@ from perfagent.signals.flops.autograd_graph import in_graph
 from perfagent.signals.flops.op_callbacks import any_here
 from perfagent.signals.flops.op_formulas import Operators
 from perfagent.signals.flops.op_recorder import Recording, holds_nested
-from perfagent.signals.loss_function import loss_function
 from perfagent.signals.modules import left_alone
 from perfagent.step.state import now
 
@@ -69,7 +68,6 @@ class FlopCount:
         self.types: dict[int, str] = {}
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of attention: shapes, causality
         self.half: str | None = None
-        self.loss: dict[str, Any] = {}  # what it is made of (loss_function.py)
         self.over = self.failed = False
         self.broken_off = False  # during the step
         self.gave_way = False  # stopped during a call for a profiler of the script or a nested tensor
@@ -138,9 +136,7 @@ class FlopCount:
         began = now()
         try:
             parts, hooks = set(), not (compiled() or traces_backward())
-            roots = roots if isinstance(roots, (list, tuple)) else [roots]
-            self.loss = self.loss or loss_function(roots[0])
-            for node, kind, told in in_graph(roots):
+            for node, kind, told in in_graph(roots if isinstance(roots, (list, tuple)) else [roots]):
                 number = node._sequence_nr()
                 if hooks and number // _PART not in parts:
                     parts.add(number // _PART)
