@@ -23,8 +23,9 @@ from perfagent_server.alerts.state_machine import Change, Machine
 from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
 from perfagent_server.rules.loss.loss_spike import LossSpike
+from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.plan import STEPPED, Plan
-from perfagent_server.rules.rule import USER_ALERT, Life, Rule, Unknown
+from perfagent_server.rules.rule import USER_ALERT, Life, Question, Rule, Unknown
 from perfagent_server.rules.step_series import PATIENCE_S
 from perfagent_server.rules.texts import Language
 from perfagent_server.rules.window import End, Window, is_end
@@ -414,7 +415,14 @@ class Evaluator:
     def _observe(self, rule: Rule, found: Finding | None) -> list[Change]:
         if found is not None and self.window.ended and not rule.life.outlives_run:
             return []  # nobody would resolve it any more
+        if found is not None and self._follows_from_nan(rule):
+            return []
         return self._carry(rule.id, self.plan.lives[rule.id], found, self.window.at)
+
+    def _follows_from_nan(self, rule: Rule) -> bool:
+        """Whether it is no news: weights that are NaN also make dead units, or an environment that always looks the same."""
+        is_new = rule.id not in self.window.firing and not rule.joins
+        return is_new and rule.question is Question.DOES_IT_LEARN and NonfiniteLoss.id in self.window.firing
 
     def _carry(self, key: str, life: Life, found: Finding | None, step: int) -> list[Change]:
         window = self.window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from step_job import StepJob
 
 from perfagent_server.rules.data.data_bug import DataBug
 from perfagent_server.rules.data.data_repeats import DataRepeats
+from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.tokens_wasted import TokensWasted
 
@@ -111,6 +113,17 @@ def test_a_defect_in_two_readings_in_a_row_is_named(name: str, lowest: float, ca
     assert train(DataBug(), [{f"batch/{name}": 100.0 if number == 5 else 60.0} for number in range(20)]).changes == []
     mended = [{f"batch/{name}": 100.0 if number < 10 else 0.0} for number in range(30)]
     assert train(DataBug(), mended).kinds == ["fire", "resolve"]
+
+
+@pytest.mark.parametrize(("begins", "told"), [(100, ["nonfinite_loss"]), (0, ["data_bug", "nonfinite_loss"])])
+def test_what_comes_of_weights_that_are_nan_is_no_news(begins: int, told: list[str]) -> None:
+    """begins: when all rows became the same; the loss is NaN from step 81 on."""
+    steps = 300
+    losses = [1.0] * 80 + [math.nan] * (steps - 80)
+    same = {EVERY * number: {"batch/constant_pct": 100.0} for number in range(begins // EVERY + 1, steps // EVERY)}
+    job = StepJob(DataBug(), NonfiniteLoss())
+    job.go_on({"step_time_s": [0.1] * steps, "loss": losses}, rows=EVERY, measured=same)
+    assert [one.finding.rule for one in job.fired] == told
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ def test_a_healthy_verdict_is_in_the_tense_of_its_run(words: SnapshotAssertion) 
         ("OSError: [Errno 24] Too many open files: '/data/3.pt'", "open files"),
         ("RuntimeError: An attempt has been made to start a new process before the\n current process has finished its "
          "bootstrapping phase.", "no main guard"),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 136640 vs 136528", "write failed"),
         ("RuntimeError: DataLoader worker (pid(s) 71) exited unexpectedly", "worker died"),
         ("AttributeError: Can't get local object 'main.<locals>.<lambda>'", "pickle"),
         ("RuntimeError: CUDA error: device-side assert triggered", "device assert"),

@@ -13,6 +13,7 @@ _CAUSES = tuple(
         (r"Too many open files|received 0 items of ancdata|unable to open shared memory object", "open files"),
         (r"Expected to have finished reduction in the prior iteration|marked as ready (twice|only once)", "unused parameters"),
         (r"before the\s+current process has finished its bootstrapping phase", "no main guard"),
+        (r"unexpected pos \d+ vs|iostream error|PytorchStreamWriter failed|File size limit", "write failed"),
         (r"No space left on device|Disk quota exceeded", "no space"),
         (r"DataLoader worker \(pid\S* .*(exited unexpectedly|killed by signal)", "worker died"),
         (r"DataLoader timed out", "worker hangs"),

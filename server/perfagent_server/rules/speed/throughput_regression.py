@@ -62,7 +62,8 @@ class ThroughputRegression(Rule):
     If tokens, samples or arithmetic per second stay level, a step has more work: a schedule of the sequence length or
     of the batch. If all cores are full and other programs took more of them as the steps grew, the run itself is no
     slower. What slows a part of the script shows in its phase; where every phase grew, and no GPU is used, it is the
-    machine (other programs, other virtual machines of the host, clocks), and so it may be below critical_times.
+    machine (other programs, other virtual machines of the host, clocks). So it may be without a GPU below critical_times,
+    and where steps grew by less than single ones vary.
     """
 
     warning_times: float = 1.045
@@ -202,7 +203,8 @@ class ThroughputRegression(Rule):
         took = window.by_step["step_time_s"]
         newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
-        is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < self.critical_times
+        beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
+        is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < beyond
         is_remark = cause in _OF_THE_MACHINE or is_little
         severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
         return self.found(
