@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from judging import START
 from step_job import StepJob
 
+from perfagent.wire import Event
 from perfagent_server.rules.data.data_bug import DataBug
 from perfagent_server.rules.data.data_repeats import DataRepeats
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
@@ -24,7 +26,8 @@ def train(
     steps = EVERY * len(readings)
     columns = {"step_time_s": [0.1] * steps} | ({"phase/data_s": waits_s} if waits_s else {})
     measured = {EVERY * number: values for number, values in enumerate(readings, 1) if values}
-    return StepJob(rule, ranks=ranks, restarts=3).go_on(columns, rows=EVERY, measured=measured)
+    loss = Event(kind="loss", time=START, step=1, data={"kind": "cross_entropy", "classes": 9, "mean": True})
+    return StepJob(rule, ranks=ranks, restarts=3).go_on(columns, rows=EVERY, measured=measured, events={1: [loss]})
 
 
 def padded(*pct: float) -> list[dict[str, float]]:
@@ -113,6 +116,12 @@ def test_a_defect_in_two_readings_in_a_row_is_named(name: str, lowest: float, ca
     assert train(DataBug(), [{f"batch/{name}": 100.0 if number == 5 else 60.0} for number in range(20)]).changes == []
     mended = [{f"batch/{name}": 100.0 if number < 10 else 0.0} for number in range(30)]
     assert train(DataBug(), mended).kinds == ["fire", "resolve"]
+
+
+def test_whole_numbers_are_no_labels_if_no_loss_takes_classes() -> None:
+    steps = 6 * EVERY
+    same = {EVERY * number: {"batch/one_class_pct": 100.0} for number in range(1, 7)}
+    assert StepJob(DataBug()).go_on({"step_time_s": [0.1] * steps}, rows=EVERY, measured=same).changes == []
 
 
 @pytest.mark.parametrize(("begins", "told"), [(100, ["nonfinite_loss"]), (0, ["data_bug", "nonfinite_loss"])])

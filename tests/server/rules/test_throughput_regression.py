@@ -34,6 +34,11 @@ def noisy(level: float, steps: int, *, noise: float = 0.01, seed: int = 0) -> li
     return [level * (1 + noise * abs(draw.gauss(0, 1))) for _ in range(steps)]
 
 
+def unfrozen(_step: int, time: float) -> dict[str, float]:
+    """Backward takes what a step takes more than 99.9 ms."""
+    return {"phase/forward_s": 0.09, "phase/backward_s": time - 0.0999, "phase/data_s": 0.0099}
+
+
 def phases(_step: int, time: float) -> dict[str, float]:
     """Forward takes what a step takes more than 100 ms."""
     return {"phase/forward_s": time - 0.07, "phase/backward_s": 0.06, "phase/data_s": 0.01}
@@ -111,6 +116,7 @@ LIKE_IT: dict[str, tuple[list[float], Extra]] = {
     "evaluations": (EVALUATED, lambda _, time: {"phase/eval_s": time - 0.1 if time > 1 else 0.0}),
     "steps of two kinds": ([0.2 if step * step % 10 > 5 else 0.1 for step in range(3000)], lambda _step, _time: {}),
     "a pause of some steps": (PAUSED, phases),
+    "layers that are unfrozen": (noisy(0.1001, 300, noise=0.0005) + noisy(0.15, 300, noise=0.0005, seed=1), unfrozen),
     "too few to judge": (noisy(0.1, 60) + noisy(0.3, 50, seed=1), phases),
     "a slow drift": ([time * (1 + step / 60_000) for step, time in enumerate(noisy(0.15, 3000, noise=0.005))], phases),
     "much noise": (noisy(0.03, 3000, noise=0.5, seed=4), lambda _step, _time: {}),

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.data.batch_readings import reading_of, readings
-from perfagent_server.rules.rule import Life, Question, Rule, Series, within
+from perfagent_server.rules.rule import Events, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataBug"]
@@ -38,7 +38,9 @@ class DataBug(Rule):
     severities = ("info", "warning")
     question = Question.DOES_IT_LEARN
     after = ("loss_spike",)
-    reads = (*(reading_of(name, keep=_KEPT) for name in _SERIES), Series("step_time_s", merge="median"))
+    reads = (
+        *(reading_of(name, keep=_KEPT) for name in _SERIES), Series("step_time_s", merge="median"), Events("loss", keep=1),
+    )  # fmt: skip
     charts = _SERIES
     life = Life(restated=True)
 
@@ -73,6 +75,10 @@ class DataBug(Rule):
         return self._finding(window, "all rows the same", constant_pct=share)
 
     def _one_class(self, window: Window) -> Finding | None:
+        """Whole numbers beside the inputs are labels where the loss takes classes: else lengths, or anything."""
+        told = [*window.events("loss")]
+        if not told or told[-1].data.get("kind") != "cross_entropy":
+            return None
         share = self._held(window, "batch/one_class_pct", self.one_class_pct)
         if share is None:
             return None

@@ -35,6 +35,7 @@ _LEAST_PART = 0.2
 _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 _LEAST_REST = 0.05  # of the step, that the other phases must be to say something
+_OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.1
 _OF_THE_MACHINE = ("other programs", "every phase")
 _JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
 """A phase that jumped: to so many times its highest note, by this share of the step, for so many steps."""
@@ -165,6 +166,9 @@ class ThroughputRegression(Rule):
             self._detector.accept(state["track"])
             return None
         growth = _growth(before, after, shift.level - shift.before)
+        if growth.phase in _OF_THE_MODEL and growth.before_s < _NEXT_TO_NOTHING * growth.after_s:
+            self._detector.accept(state["track"])  # layers were unfrozen
+            return None
         others = self._others(window, state, shift, growth, time)
         if others is None:
             return UNKNOWN
