@@ -185,6 +185,21 @@ def test_both_rules_on_a_wait_are_one_alert_with_one_number(workers: float, wait
     assert (one, [one.rule for one in job.found]) == (other, ["data_bound"])
 
 
+@pytest.mark.parametrize(
+    ("workers", "every", "wait_s", "causes"),
+    [(2.0, 30, 15.0, ["epochs begin"]), (2.0, 30, 5.2, []), (None, 30, 15.0, []), (2.0, 100, 15.0, [])],
+    ids=["each epoch", "a sixth of the time", "no workers", "now and then"],
+)
+def test_waits_at_the_beginning_of_epochs_are_told(
+    workers: float | None, every: int, wait_s: float, causes: list[str]
+) -> None:
+    machine = Machine(DataBound())
+    for second in range(300):
+        wait = wait_s if second % every == 0 else 0.01
+        machine.go_on(1, loaders(workers), phases={**waiting(0.0), "phase/data_s": wait, "step_time_s": 1.0 + wait})
+    assert [one.cause for one in machine.found] == causes
+
+
 CARD = {
     "gpu/utilization_pct": 69.0, "gpu/memory_total_bytes": 80e9, "cuda/peak_allocated_bytes": 55e9, "host/cpu_pct": 69.0,
     "host/cores": 32.0, "process/cpu_pct": 100.0,

@@ -19,6 +19,9 @@ from perfagent_server.rules.window import Window
 __all__ = ["DataBound"]
 
 _FEWEST_GROUPS = 4
+_KEPT = 64  # steps, in which an epoch that is worth a look begins twice
+_LONG_TIMES, _FEWEST_LONG, _MOST_LONG_SHARE = 5.0, 2, 0.125
+"""Long waits: as many times a usual step; how many of them are a habit, and in what part of the steps they still are single."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ class DataBound(Rule):
 
     A few long waits (the first batch of an epoch, a busy machine) make a mean that says nothing of a usual step, so
     medians count. The workers of a slow loader deliver together, and one step then waits for all of them: hence groups
-    of as many steps as there are workers.
+    of as many steps as there are workers. Where long waits come again, as where each epoch starts its workers anew, their
+    sum counts instead, from the critical share on.
 
     On a GPU the wait for data is the host's time, and forward, backward, optimizer and communication are the device's:
     a host that runs ahead waits while the device works. Only what these leave of the step can be gained, and nothing if
@@ -62,8 +66,14 @@ class DataBound(Rule):
         took = window.series("step_time_s")
         if took is None or waits.total < self.steps + self.skip_steps:
             return None
-        if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
+        if sum(waits.last(_KEPT)) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
+        found = self._usual(window, waits, took), self._now_and_then(window, waits, took)
+        return max(filter(None, found), key=lambda one: one.gain_pct or 0.0, default=None)
+
+    def _usual(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
+        if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
+            return None
         machine = loader_cores.loader_cores(window)
         workers = max(1, machine.of_rank) if machine is not None else 1
         rows = _by_step(waits, took, max(self.steps, _FEWEST_GROUPS * workers))
@@ -84,6 +94,29 @@ class DataBound(Rule):
         if share < lowest or (busy is not None and busy >= self.busy_pct):
             return None
         return self._finding(window, rows, size, wait_s - gain_s, gain_s, step_s)
+
+    def _now_and_then(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
+        """Few long waits that take a good part of the time: those at the beginning of each epoch."""
+        rows = _by_step(waits, took, _KEPT)
+        usual_s = median(row.time_s for row in rows)
+        long = [row for row in rows if row.wait_s > _LONG_TIMES * usual_s]
+        if len(rows) < _KEPT // 2 or not _FEWEST_LONG <= len(long) <= _MOST_LONG_SHARE * len(rows):
+            return None
+        wait_s, all_s = sum(row.wait_s for row in long), sum(row.time_s for row in rows)
+        share = 100 * wait_s / all_s
+        machine = loader_cores.loader_cores(window)
+        if share < self.critical_pct or machine is None or not machine.of_rank:
+            return None
+        return self.found(
+            "warning",
+            cause="epochs begin",
+            since_step=long[0].step,
+            evidence={
+                "share_pct": share, "long_wait_s": wait_s / len(long), "long_waits": len(long), "steps": len(rows),
+                "step_time_s": usual_s, "workers": machine.of_rank,
+            },
+            gain_pct=share,
+        )  # fmt: skip
 
     def _finding(
         self, window: Window, rows: list[_Row], size: int, hidden_s: float, wait_s: float, step_s: float
