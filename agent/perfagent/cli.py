@@ -51,7 +51,7 @@ GROUPS = {
     },
     "Administer the server": {
         "channels": "say where alerts are sent: webhooks, chats, mail",
-        "alerts": "list alerts; acknowledge, mute, snooze and resolve them",
+        "alerts": "list alerts; acknowledge, mute, snooze and resolve them; make your own",
         "silences": "keep the alerts of some runs quiet for a time",
         "prices": "set what hours and energy cost: runs and findings then show money",
         "keys": "create, list, limit and revoke API keys",

@@ -26,7 +26,7 @@ _LEAST_S = 0.001
 @dataclass(frozen=True, slots=True)
 class BacktestAlert:
     """onset_step: where the trouble began; first_step: at which the alert fired; last_step: the last at which the rule
-    still found it; ranks: that it is about."""
+    still found it; ranks: that it is about; fired: the finding with which it fired."""
 
     rule: str
     severity: Severity
@@ -35,6 +35,7 @@ class BacktestAlert:
     last_step: int
     message: str
     ranks: tuple[int, ...] = ()
+    fired: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class _Open:
     first_step: int
     last_step: int
     machine: Machine | None
+    fired: Finding
 
     def settle(self) -> None:
         if self.machine is not None:
@@ -73,6 +75,7 @@ class _Open:
             last_step=self.last_step,
             message=self.finding.message,
             ranks=tuple(self.finding.ranks),
+            fired=self.fired,
         )
 
 
@@ -105,7 +108,7 @@ class _Replay:
         self._number += 1
         self._note(judge.take(moment.frame(self._number, max(moment.time, judge.window.now))))
         columns = judge.plan.columns(tuple(moment.values))
-        if columns.merged or columns.named_losses or columns.step_time is not None:
+        if columns.merged or columns.named_losses or columns.own or columns.step_time is not None:
             self._steps.add(moment.step)
 
     def _note_failure(self, what: str, error: Exception) -> None:
@@ -122,7 +125,7 @@ class _Replay:
             if known is None:
                 # The newest step that any rank has told of: what fires later for an older one was not known before.
                 fired = max(change.step, self._judge.window.step)
-                known = _Open(change.finding, change.finding.severity, fired, fired, None)
+                known = _Open(change.finding, change.finding.severity, fired, fired, None, change.finding)
                 self._alerts[change.alert] = known
             known.finding = change.finding
             if worse(change.finding.severity, known.severity):

@@ -1,4 +1,5 @@
-"""`perfagent alerts list|show|ack|mute|snooze|...` and `perfagent silences`: what people do with alerts, from a terminal."""
+"""`perfagent alerts list|show|ack|mute|snooze|...` and `perfagent silences`: what people do with alerts, from a terminal.
+`perfagent alerts add|rules|remove`: alerts of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from urllib.parse import quote, urlencode
 from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent_server.commands.connection import AdminApi, add_options
+from perfagent_server.commands.own_alerts import own_alerts
 
 __all__ = ["alerts", "silences"]
 
@@ -27,8 +29,13 @@ _MATCHERS = ("project", "tag", "run", "rule")
 
 
 def alerts(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Alerts: what fires, what happened to one, and what people do with them. Each act has an undo."
-    actions = parser.add_subparsers(dest="action", required=True, metavar=f"list|show|{'|'.join(_ACTS)}")
+    parser.description = (
+        "Alerts: what fires, what happened to one, and what people do with them. Each act has an undo. "
+        "`add` makes an alert of your own, `rules` lists those."
+    )
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar=f"list|show|{'|'.join(_ACTS)}|add|rules|remove"
+    )
     show_all = actions.add_parser("list", help="list alerts, newest first")
     show_all.add_argument("--state", choices=("firing", "resolved"), help="only those")
     show_all.add_argument("--run", dest="of_run", metavar="ID", help="only those of this run")
@@ -47,6 +54,7 @@ def alerts(parser: argparse.ArgumentParser) -> None:
             act.add_argument("--for-s", type=number_above(0, 365 * 86400), metavar="S", help="for how many seconds")
         act.set_defaults(run=_act)
         add_options(act)
+    own_alerts(actions)
 
 
 def silences(parser: argparse.ArgumentParser) -> None:

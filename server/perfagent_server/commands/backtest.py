@@ -22,8 +22,8 @@ from perfagent_server.backtest.replay import Judged, replay
 from perfagent_server.backtest.reported import Reported, in_order_of_time
 from perfagent_server.backtest.server_run import read_server_run
 from perfagent_server.commands.connection import AdminApi, NotThere, add_options
-from perfagent_server.engine.rule_settings import ALL_PROJECTS, read_rules_file
-from perfagent_server.rules.catalogue import Overrides, rules_for
+from perfagent_server.engine.rule_settings import ALL_PROJECTS, RulesFile, read_rules_file
+from perfagent_server.rules.catalogue import rules_for
 from perfagent_server.rules.plan import Plan
 
 __all__ = ["command"]
@@ -67,13 +67,15 @@ class _Plans:
             raise ConfigError(
                 f"--rules: there is no file {file}; it must be TOML with tables of rules, such as [loss_spike]"
             )
-        self._settings: dict[str, Overrides] = {} if file is None else read_rules_file(file)
+        self._settings = RulesFile() if file is None else read_rules_file(file)
         self._made: dict[str, Plan] = {}
 
     def of(self, project: str) -> Plan:
         if project not in self._made:
             settings = [self._settings.get(ALL_PROJECTS, {}), self._settings.get(project, {}) if project else {}]
-            self._made[project] = Plan(rules_for(*settings))
+            # What the tags of a run are, no file says: all of them judge.
+            own = {one.name: one for one in self._settings.alerts if one.project in (ALL_PROJECTS, project)}
+            self._made[project] = Plan([*rules_for(*settings), *own.values()])
         return self._made[project]
 
 

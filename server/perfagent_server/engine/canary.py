@@ -67,9 +67,9 @@ class Canary:
         return f"the test run of every minute was last judged {late:.0f} s ago" if late > _LATE_S else ""
 
     def _is_told(self) -> bool:
-        plan = self._plan_of("", ())
+        plan = self._plan_of("", (), ())
         if NonfiniteLoss.id not in plan.rules:
-            plan = self._otherwise("", ())
+            plan = self._otherwise("", (), ())
         judge = Evaluator(_RUN, plan)
         judge.take(self._frame(1, 2.0))
         judge = Evaluator.restore(judge.snapshot(), plan)

@@ -24,6 +24,7 @@ from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
 from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
+from perfagent_server.rules.own_alert import OwnAlert, Point
 from perfagent_server.rules.plan import STEPPED, Plan
 from perfagent_server.rules.rule import USER_ALERT, Life, Question, Rule, Unknown
 from perfagent_server.rules.step_series import PATIENCE_S
@@ -103,6 +104,7 @@ class Evaluator:
             touched = window.take(stored.rank, stored.groups)
             changes += self._judge_urgent()
             changes += self._judge_ready(window.close(touched))
+            changes += self._judge_own()
         except Exception as error:
             if self.on_failure is None:
                 raise
@@ -184,6 +186,7 @@ class Evaluator:
         self._go_on(now)
         changes = self._judge_urgent()
         changes += self._judge_ready(window.close(list(window.by_step)))
+        changes += self._judge_own()
         if self._is_clocked():
             for seconds, rule in self.plan.clocked:
                 if self._clock_due.get(rule.id, window.now) <= window.now:
@@ -288,10 +291,12 @@ class Evaluator:
         window.lost.pop(stored.rank, None)
         changes = self._judge_urgent(final=True)
         changes += self._judge_ready(window.close(list(window.by_step)))
+        changes += self._judge_own()
         if state == "finished":
             if not window.heard <= window.done:
                 return changes
             changes += self._judge_ready(window.close(list(window.by_step), final=True))
+            changes += self._judge_own(final=True)
         if not window.ended or window.state == "finished":
             window.state = state
         changes += self._judge_event("state")
@@ -394,14 +399,26 @@ class Evaluator:
         machine = self.machines.get(rule.id)
         return machine is not None and machine.state != "inactive"
 
+    def _judge_own(self, *, final: bool = False) -> list[Change]:
+        """Judges users' own alerts on what has come of their series."""
+        window = self.window
+        now = math.inf if final else window.now
+        changes: list[Change] = []
+        for alert, point in window.own.ready(now, window.world_size, window.step):
+            window.at = point.step
+            changes += self._judge(alert, point)
+        return changes
+
     def _judge_event(self, kind: str) -> list[Change]:
         self.window.at = self.window.step
         return [change for rule in self.plan.on_event.get(kind, ()) for change in self._judge(rule)]
 
-    def _judge(self, rule: Rule) -> list[Change]:
+    def _judge(self, rule: Rule, point: Point | None = None) -> list[Change]:
         """Runs a rule at the step window.at. If it raises, it has not judged this step: its findings at other steps
-        stay, and the other rules go on."""
+        stay, and the other rules go on. point: for a user's own alert, of a series that it watches."""
         try:
+            if point is not None and isinstance(rule, OwnAlert):
+                rule.take(self.window, point)
             found = rule.judge(self.window)
         except Exception as error:
             if self.on_failure is None:

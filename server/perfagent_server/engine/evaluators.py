@@ -30,8 +30,8 @@ __all__ = ["Evaluators", "PlanOf"]
 _MOST_KEPT = 2048  # in memory; the others lie in their snapshots
 _IDLE_S = 600.0  # one that was idle for so long is dropped from memory
 
-PlanOf = Callable[[str, Sequence[str]], Plan]
-"""Project, and the rules that are switched off for the run -> the rules that judge it."""
+PlanOf = Callable[[str, Sequence[str], Sequence[str]], Plan]
+"""Project, the rules that are switched off for the run, and its tags -> the rules that judge it."""
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class _Run:
     project: str
     world_size: int
     rules_off: str
+    tags: str
     version: int | None
     state: bytes
     resolved: set[str]
@@ -166,7 +167,7 @@ class Evaluators:
         self.moved.pop(run, None)
 
     def _evaluator(self, run: str, about: _Run, now: float, judged: int) -> Evaluator:
-        plan = self._plan_of(about.project, stored_names(about.rules_off))
+        plan = self._plan_of(about.project, stored_names(about.rules_off), stored_names(about.tags))
         judge = self._restored(run, about, plan)
         if judge is None:
             judge = Evaluator(run, plan, on_failure=partial(self._on_failure, run))
@@ -193,8 +194,12 @@ class Evaluators:
 
 
 def _runs(connection: Connection, names: Sequence[str]) -> dict[str, _Run]:
-    columns = runs.c.id, runs.c.project, runs.c.world_size, runs.c.rules_off, rule_state.c.version, rule_state.c.state
-    query = select(*columns).outerjoin(rule_state, rule_state.c.run == runs.c.id).where(runs.c.id.in_(names))
+    columns = runs.c.id, runs.c.project, runs.c.world_size, runs.c.rules_off, runs.c.tags
+    query = (
+        select(*columns, rule_state.c.version, rule_state.c.state)
+        .outerjoin(rule_state, rule_state.c.run == runs.c.id)
+        .where(runs.c.id.in_(names))
+    )
     rows = connection.execute(query).all()
     # A rule writes that an alert is over together with its snapshot.
     over = select(alert.c.run, alert.c.id).where(alert.c.run.in_(names), alert.c.state == "resolved")
@@ -203,7 +208,13 @@ def _runs(connection: Connection, names: Sequence[str]) -> dict[str, _Run]:
         resolved.setdefault(run, set()).add(one)
     return {
         row.id: _Run(
-            row.project, row.world_size or 1, row.rules_off, row.version, row.state, resolved.get(row.id, set())
+            row.project,
+            row.world_size or 1,
+            row.rules_off,
+            row.tags,
+            row.version,
+            row.state,
+            resolved.get(row.id, set()),
         )
         for row in rows
     }

@@ -21,14 +21,16 @@ from sqlalchemy import Connection, delete, select
 
 from perfagent.errors import ConfigError
 from perfagent_server.database import Database
+from perfagent_server.engine.own_alerts import OwnAlerts, alerts_of_file
 from perfagent_server.rules.catalogue import Configured, Overrides, all_rules, overridden, rules_for, with_overrides
+from perfagent_server.rules.own_alert import OwnAlert
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import Rule
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import rule_setting
 
-__all__ = ["RULES_FILE", "Ignored", "RuleSettings", "read_rules_file"]
+__all__ = ["RULES_FILE", "Ignored", "RuleSettings", "RulesFile", "read_rules_file"]
 
 log = logging.getLogger("perfagent.server")
 
@@ -47,26 +49,35 @@ class Ignored:
     why: str
 
 
+class RulesFile(dict[str, Overrides]):
+    """Project -> rule -> settings; "" is all projects. alerts: that users made."""
+
+    alerts: Sequence[OwnAlert] = ()
+
+
 class RuleSettings:
-    """file: rules.toml. Raises ConfigError when it is not what it should be."""
+    """file: rules.toml. Raises ConfigError when it is not what it should be. own: the alerts that users made."""
 
     def __init__(self, database: Database, file: Path) -> None:
         self._database = database
         self._of_file = read_rules_file(file)
+        self.own = OwnAlerts(database, self._of_file.alerts)
         self._lock = threading.Lock()
         self._of_api: dict[str, dict[str, dict[str, Any]]] = {}  # project -> rule -> settings
-        self._plans: dict[tuple[str, tuple[str, ...]], Plan] = {}
+        self._plans: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Plan] = {}
         self._ignored: list[Ignored] = []
         self._load()
 
-    def plan_of(self, project: str, off: Sequence[str] = ()) -> Plan:
-        """The rules that judge a run of this project. off: those that are switched off for the run."""
-        key = project, tuple(sorted(off))
+    def plan_of(self, project: str, off: Sequence[str] = (), tags: Sequence[str] = ()) -> Plan:
+        """The rules that judge a run of this project, users' own alerts last. off: those that are switched off for the
+        run."""
         with self._lock:
+            own = [one for one in self.own.of_run(project, tags) if one.id not in off]
+            key = project, tuple(sorted(off)), tuple(one.id for one in own)
             if key not in self._plans:
                 if len(self._plans) >= _MOST_PLANS:
                     self._plans.clear()
-                self._plans[key] = Plan(rules_for(*self._overrides(project), off=off))
+                self._plans[key] = Plan([*rules_for(*self._overrides(project), off=off), *own])
             return self._plans[key]
 
     def rules_of(self, project: str) -> list[Configured]:
@@ -77,7 +88,8 @@ class RuleSettings:
 
     def ignored(self, project: str) -> list[Ignored]:
         """What is stored for this project, or for all, and does not count."""
-        return [one for one in self._ignored if one.project in (ALL_PROJECTS, project)]
+        own = [Ignored(one.project, one.name, "", one.why) for one in self.own.unreadable]
+        return [one for one in (*self._ignored, *own) if one.project in (ALL_PROJECTS, project)]
 
     def takes_profile(self, project: str, rule: str) -> bool:
         """Whether an alert of this rule has a run of this project profiled."""
@@ -114,6 +126,7 @@ class RuleSettings:
             settings, reasons = _readable(row.rule, row.settings)
             found.setdefault(row.project, {})[row.rule] = settings
             ignored += [Ignored(row.project, row.rule, setting, why) for setting, why in reasons.items()]
+        self.own.load()
         with self._lock:
             new = [one for one in ignored if one not in self._ignored]
             self._of_api, self._ignored = found, ignored
@@ -132,12 +145,12 @@ class RuleSettings:
         ]
 
 
-def read_rules_file(file: Path) -> dict[str, Overrides]:
-    """Project -> rule -> settings; "" is all projects. A file that is not there sets nothing. Raises ConfigError."""
+def read_rules_file(file: Path) -> RulesFile:
+    """A file that is not there sets nothing. Raises ConfigError."""
     try:
         text = file.read_text("utf-8")
     except FileNotFoundError:
-        return {}
+        return RulesFile()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -146,11 +159,13 @@ def read_rules_file(file: Path) -> dict[str, Overrides]:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no TOML: {error}") from error
-    projects = found.pop("projects", {})
+    projects, alerts = found.pop("projects", {}), found.pop("alerts", [])
     if not isinstance(projects, dict):
         raise ConfigError(f"{file}: `projects` must be tables of rules, such as [projects.NAME.loss_spike]")
     try:
-        return {ALL_PROJECTS: _checked(found), **{name: _checked(rules) for name, rules in projects.items()}}
+        read = RulesFile({ALL_PROJECTS: _checked(found), **{name: _checked(rules) for name, rules in projects.items()}})
+        read.alerts = alerts_of_file(alerts)
+        return read
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 

@@ -54,6 +54,7 @@ from perfagent_server.engine.snapshot_evaluators import SnapshotEvaluators
 from perfagent_server.engine.steady_clock import steady
 from perfagent_server.engine.verdicts import Verdicts
 from perfagent_server.rules.catalogue import all_rules, rules_for
+from perfagent_server.rules.own_alert import OWN
 from perfagent_server.rules.plan import Plan
 from perfagent_server.runs import outcomes
 from perfagent_server.store.changes import deletions_since, newest_deletion
@@ -92,7 +93,7 @@ def _plan_of_all_rules() -> Plan:
     return Plan(rules_for())
 
 
-def default_plan(_project: str, _off: Sequence[str]) -> Plan:
+def default_plan(_project: str, _off: Sequence[str], _tags: Sequence[str] = ()) -> Plan:
     """Every rule with its own thresholds."""
     return _plan_of_all_rules()
 
@@ -638,13 +639,20 @@ class Engine(RulesThread):
                 raise
 
     def _without_rules(self, run: str) -> list[tuple[str, Change]]:
-        """Resolves the alerts of rules that no longer judge this run."""
+        """Resolves the alerts of rules that no longer judge this run, and of users' own alerts that ask for something else."""
         self._load([run])
         judge = self.evaluators.in_memory.get(run)
         if judge is None:
             return []
         now, ours = self._now(), {rule.id for rule in all_rules()}
-        off = [machine for key, machine in judge.machines.items() if key in ours and key not in judge.plan.rules]
+        off = [
+            machine
+            for key, machine in judge.machines.items()
+            if (key not in judge.plan.rules and (key in ours or key.startswith(OWN)))
+            or (
+                key in judge.plan.own and machine.finding is not None and not judge.plan.own[key].is_of(machine.finding)
+            )
+        ]
         return [(run, change) for one in off for change in judge.resolve(one.alert, now, "the rule was switched off")]
 
     def drop(self, run: str) -> None:

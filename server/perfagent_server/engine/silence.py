@@ -118,7 +118,7 @@ class Silence:
         long, but the state of its run does."""
         if heartbeat:
             try:
-                rule = self._plan_of(project, stored_names(off)).rules.get(LostContact.id)
+                rule = self._plan_of(project, stored_names(off), ()).rules.get(LostContact.id)
             except StorageError:
                 raise
             except Exception:  # noqa: BLE001 - the rules of one project

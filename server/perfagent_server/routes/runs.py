@@ -152,10 +152,12 @@ def change_run(
         raise ApiError(422, "invalid", "tags may be up to 100 texts of 1 to 256 characters", "tags")
     if change.notes is not None and len(change.notes) > 100_000:
         raise ApiError(422, "invalid", "notes may have up to 100000 characters", "notes")
-    unknown = {*(change.rules_off or ())} - {rule.id for rule in all_rules()}
+    ours = [*(rule.id for rule in all_rules()), *services.rule_settings.own.ids(at.project)]
+    unknown = {*(change.rules_off or ())}.difference(ours)
     if unknown:
-        known = ", ".join(rule.id for rule in all_rules())
+        known = ", ".join(ours)
         raise ApiError(422, "invalid", f"there is no rule {min(unknown)[:80]!r}; there are {known}", "rules_off")
+    judged_otherwise = change.rules_off is not None or change.tags is not None  # users' own alerts ask for tags
     audit = record(request, identity, "run.change", run, _changed(change), project=at.project)
 
     def job(connection: Connection) -> None:
@@ -169,11 +171,11 @@ def change_run(
         )
         audit(connection)
         note_change(connection, "run", run)
-        if change.rules_off is not None:
+        if judged_otherwise:
             note_change(connection, "rules", run)
 
     services.database.write(job)
-    if change.rules_off is not None:
+    if judged_otherwise:
         services.engine.reload(run)
     if change.name is not None:
         services.log_rows.forget(run)

@@ -99,7 +99,9 @@ def create_silence(new: NewSilence, request: Request, services: ServicesDep, ide
     starts, ends = _times(new, now)
     if not any(getattr(new, name) for name in _MATCHERS):
         raise ApiError(422, "invalid", f"a silence names what it matches: one or more of {', '.join(_MATCHERS)}")
-    known = [*(one.id for one in all_rules()), USER_ALERT]
+    own, seen = services.rule_settings.own, identity.seen_projects
+    theirs = own.ids() if seen is None else sorted({one for project in seen for one in own.ids(project)})
+    known = [*(one.id for one in all_rules()), USER_ALERT, *theirs]
     if new.rule and new.rule not in known:
         raise ApiError(422, "invalid", f"there is no rule {new.rule[:80]!r}; there are {', '.join(known)}", "rule")
     project = _project(services, identity, new)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, is_evaluation_loss, loss_kind
 from perfagent_server.rules.nonfinite_steps import GRADIENTS
+from perfagent_server.rules.own_alert import OwnAlert
+from perfagent_server.rules.own_series import Watched, watched
 from perfagent_server.rules.rule import EVALUATION_LOSS, Events, Every, Rule, Series
 
 __all__ = ["STEPPED", "Column", "Columns", "Kept", "Plan"]
@@ -45,7 +47,8 @@ class Column:
 class Columns:
     """What is wanted of a group with these names. named_losses: training losses by other names than `loss`; apart,
     families: with the places of their names in the group; step_time: its place, if it is in the group; phases: those
-    of all phases, also of those that the script named; places: of all names that are wanted."""
+    of all phases, also of those that the script named; places: of all names that are wanted; own: what users' own alerts
+    watch, whose places are not among those."""
 
     merged: tuple[Column, ...]
     apart: tuple[tuple[str, ...], tuple[int, ...]]
@@ -55,6 +58,7 @@ class Columns:
     step_time: int | None
     phases: tuple[tuple[str, int], ...]
     places: tuple[int, ...]
+    own: tuple[Watched, ...] = ()
 
     @property
     def is_wanted(self) -> bool:
@@ -70,12 +74,13 @@ class Plan:
 
     on_step: name of a series, or prefix of a family, -> rules that are judged at each of its new steps; on_time: the
     same at each new reading; on_event: kind -> rules; events: kind -> how many are kept; clocked: rules with the seconds
-    between two judgments; urgent: kind of non-finite value -> the rule that is judged at once.
+    between two judgments; urgent: kind of non-finite value -> the rule that is judged at once; own: users' own alerts.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = {rule.id: rule for rule in rules}
         self.lives = {rule.id: rule.held_life() for rule in rules}
+        self.own = {rule.id: rule for rule in rules if isinstance(rule, OwnAlert)}
         self.on_step: dict[str, tuple[Rule, ...]] = {}
         self.on_time: dict[str, tuple[Rule, ...]] = {}
         self.on_event: dict[str, tuple[Rule, ...]] = {}
@@ -141,6 +146,7 @@ class Plan:
             step_time=step_time,
             phases=phases,
             places=tuple(sorted({*(one.place for one in columns), *apart.values(), *of_families, *of_steps})),
+            own=watched(names, [*self.own.values()]),
         )
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 from perfagent.wire import LOSS, Event, loss_kind
 from perfagent_server.rules.learning_rate import LearningRate
 from perfagent_server.rules.nonfinite_steps import NonfiniteStep, NonfiniteSteps
+from perfagent_server.rules.own_series import OwnSeries
 from perfagent_server.rules.plan import Column, Columns, Plan
 from perfagent_server.rules.row_series import FamilyRows, RankRows
 from perfagent_server.rules.rule import Rule
@@ -70,7 +71,8 @@ class Window:
     by_step, by_family, by_time: series by name, as the plan says; by_rank: series with a row for each rank; stages: rank
     -> its pipeline stage, where it said; ends: how processes ended; lost: ranks without contact and for how many
     seconds; heard: ranks that ever reported; done: those of them that ended; reported: findings of the agent that were
-    not joined to an alert yet; first_loss: the first finite value of `loss`; wall: where the time went.
+    not joined to an alert yet; first_loss: the first finite value of `loss`; wall: where the time went; own: the series
+    that users' own alerts watch.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Window:
         self.nonfinite = {"loss": NonfiniteSteps(), "gradient": NonfiniteSteps()}
         self.learning_rate = LearningRate()
         self.wall = WallTime()
+        self.own = OwnSeries(plan.own)
         self.ends: list[End] = []
         self.lost: dict[int, float] = {}
         self.heard: set[int] = set()
@@ -106,7 +109,7 @@ class Window:
         """Drops all series: of an attempt that is over, only its ends are still of interest."""
         for series in (self.by_step, self.by_family, self.by_time):
             series.clear()
-        self.by_rank = RankRows(self.plan.apart)
+        self.by_rank, self.own = RankRows(self.plan.apart), OwnSeries({})
 
     # --- for rules ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +171,10 @@ class Window:
     def _take_group(
         self, rank: int, group: Samples, columns: Columns, parts: dict[str, list[Part]], touched: set[str]
     ) -> None:
+        if columns.own:
+            asked = sorted({one.place for one in columns.own})
+            own = dict(zip(asked, group.numbers(asked), strict=True))
+            self.own.take(rank, columns.own, group.step_list(), group.time_list(), own, self.now, self.world_size)
         losses = [one for one in columns.named_losses if one.name in self.by_step]
         if not (losses or columns.is_wanted):
             return
@@ -280,7 +287,8 @@ class Window:
 
     def waits_until(self) -> float | None:
         """When time alone closes a step that waits for a rank, server clock; None if none waits."""
-        return min((at for series in self.by_step.values() if (at := series.waits_until()) is not None), default=None)
+        found = (*(series.waits_until() for series in self.by_step.values()), self.own.waits_until())
+        return min((at for at in found if at is not None), default=None)
 
     def advance(self, name: str) -> bool:
         """Shows the next step of a series to the rules; `at` is then that step."""
@@ -309,6 +317,7 @@ class Window:
             "by_time": {name: series.snapshot() for name, series in self.by_time.items()},
             "nonfinite": {kind: noted.snapshot() for kind, noted in self.nonfinite.items()},
             "learning_rate": self.learning_rate.snapshot(), "wall": self.wall.snapshot(),
+            "own": self.own.snapshot(),
             "ends": [[getattr(end, name) for name in End.__dataclass_fields__] for end in self.ends],
             "lost": list(self.lost.items()), "heard": sorted(self.heard), "done": sorted(self.done),
             "stages": list(self.stages.items()),
@@ -355,6 +364,8 @@ class Window:
             window.nonfinite[kind].restore(noted)
         window.learning_rate = LearningRate(*state["learning_rate"])
         window.wall.restore(state["wall"])
+        if "own" in state:  # not in a snapshot of an older version
+            window.own.restore(state["own"])
         window.ends = [End(*entry) for entry in state["ends"]]
         window.lost = dict(state["lost"])
         window.heard, window.done = set(state["heard"]), set(state["done"])

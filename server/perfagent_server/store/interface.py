@@ -121,8 +121,8 @@ class MetricStore(Protocol):
     def newest_id(self) -> int:
         """The id of the newest accepted frame; 0 if there is none."""
 
-    def samples(self, run: str) -> Iterator[LogRow]:
-        """Every visible sample exactly once: by name, then rank, then step."""
+    def samples(self, run: str, names: Collection[str] | None = None) -> Iterator[LogRow]:
+        """Every visible sample exactly once, or those of some names: by name, then rank, then step."""
 
     def delete(self, run: str, check: Check = no_check) -> None:
         """Removes a run with all that belongs to it. Others write meanwhile; until it is gone, the run is there with less and

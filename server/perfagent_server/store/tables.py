@@ -400,6 +400,14 @@ rule_setting = Table(
     Column("settings", Text, nullable=False),  # JSON: thresholds by name, and `enabled`
 )
 
+own_alert = Table(
+    "own_alert",
+    metadata,
+    Column("project", String(256), primary_key=True),  # "" is all projects
+    Column("name", String(64), primary_key=True),
+    Column("form", Text, nullable=False),  # JSON: rules/own_alert.py
+)
+
 alert = Table(
     "alert",
     metadata,

@@ -90,7 +90,7 @@ class Breakable:
 
 def engine_of(bench: Bench, plans: Breakable, clock: Clock) -> Engine:
     return bench.engine(
-        plan_of=lambda _project, off: plans("", off) if "broken" in off else default_plan("", ()), clock=clock
+        plan_of=lambda _project, off, _tags: plans("", off) if "broken" in off else default_plan("", ()), clock=clock
     )
 
 

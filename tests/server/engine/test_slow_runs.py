@@ -32,7 +32,7 @@ class Slow(OddRule):
 def engine_of(bench: Bench, *, load_s: float = 0.0) -> Engine:
     """load_s: how long each run takes to load."""
 
-    def plan_of(_project: str, _off: Sequence[str]) -> Plan:
+    def plan_of(_project: str, _off: Sequence[str], _tags: Sequence[str]) -> Plan:
         MONOTONIC.at += load_s
         return Plan((*all_rules(), Slow()))
 

@@ -55,7 +55,7 @@ class Blocking(OddRule):
         return None
 
 
-def blocking(_project: str, _off: Sequence[str]) -> Plan:
+def blocking(*_: Any) -> Plan:
     return Plan((*all_rules(), Blocking()))
 
 
@@ -176,7 +176,7 @@ def test_many_runs_that_are_loaded_after_a_start_are_no_trouble(bench: Bench, ha
         before.checkpoint()
     slow = Slow()
 
-    def plan_of(project: str, off: Sequence[str]) -> Plan:
+    def plan_of(project: str, off: Sequence[str], _tags: Sequence[str] = ()) -> Plan:
         if project and len(slow.said) < RUNS:
             slow()
         return default_plan(project, off)
@@ -264,7 +264,7 @@ def refuses(_run: str) -> str:
     raise LookupError("no address")
 
 
-def no_rules(project: str, off: Sequence[str]) -> Plan:
+def no_rules(project: str, off: Sequence[str], _tags: Sequence[str]) -> Plan:
     """Those of the server's own test run cannot be made."""
     if not project:
         raise LookupError("no rules")

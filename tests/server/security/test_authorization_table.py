@@ -30,6 +30,7 @@ RUN, ALERT = "r1", "al_of_r1"
 CANARY = "canary"
 """Part of every text that belongs to the project `ours`: who may not see it never reads this word."""
 
+LOW = {"metric": "loss", "comparison": "<", "threshold": 0, "for_steps": 1}
 BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/api/v1/runs/{run}"): {},
     ("PATCH", "/api/v1/channels/{channel_id}"): {},
@@ -39,6 +40,9 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/log"): {"project": OURS, "run": "x", "metrics": {}},
     ("POST", "/api/v1/runs/{run}/commands"): {"kind": "flush"},
     ("PUT", "/api/v1/rules/{rule}"): {},
+    ("POST", "/api/v1/rules/alerts"): {"name": "a", **LOW},
+    ("PUT", "/api/v1/rules/alerts/{name}"): LOW,
+    ("POST", "/api/v1/rules/alerts/try"): {"run": RUN, **LOW},
     ("PUT", "/api/v1/prices"): {"currency": CANARY, "kwh": 0.3},
     ("PUT", "/api/v1/retention"): {"samples_days": 30},
     ("PATCH", "/api/v1/retention"): {"samples_days": 30},
@@ -54,6 +58,7 @@ QUERIES: dict[str, dict[str, str]] = {
     "/api/v1/timing": {"run": RUN},
     "/api/v1/rules": {"project": OURS},
     "/api/v1/rules/{rule}": {"project": OURS},
+    **{f"/api/v1/rules/alerts{rest}": {"project": OURS} for rest in ("", "/{name}", "/try")},
     "/api/v1/prices": {"project": OURS},
     "/api/v1/retention": {"project": OURS},
 }

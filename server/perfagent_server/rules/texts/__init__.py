@@ -16,14 +16,15 @@ from typing import Any, Literal
 from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill, outline
 
 __all__ = [
-    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "said", "said_in", "sentence",
-    "text_of",
+    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "outlined", "said",
+    "said_in", "sentence", "text_of",
 ]  # fmt: skip
 
 Language = Literal["en", "zh"]
 LANGUAGES: Mapping[Language, str] = {"en": "english", "zh": "chinese"}
 TITLE = 90
 """Characters of a title."""
+_OWN = "own_alert"  # the table of users' own alerts, whose ids are `own:NAME`
 _GRAMMAR, _SENTENCES = "grammar", "sentences"  # the tables that are no rule
 _OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
 
@@ -72,7 +73,8 @@ class Said:
 
 def text_of(rule: str, language: Language = "en") -> Text:
     """Raises KeyError for a rule that has no text in English either."""
-    return _texts(language)[0].get(rule) or _texts("en")[0][rule]
+    table = _table(rule)
+    return _texts(language)[0].get(table) or _texts("en")[0][table]
 
 
 def grammar_of(language: Language = "en") -> Grammar:
@@ -92,17 +94,28 @@ def said_in(rule: str, cause: str, figures: Mapping[str, Any], language: Languag
     """A finding that is stored, in another language; None where that cannot be said: of a rule that is not there any
     more, or where what is stored lacks a figure, or has one of another kind (a sender may have sent anything)."""
     texts, _ = _texts(language)
-    if rule not in texts:
+    table = _table(rule)
+    if table not in texts:
         return None
     try:
-        return said(texts[rule], cause, figures, language)
+        return said(texts[table], cause, figures, language)
     except (LookupError, TypeError, ValueError):
         return None
+
+
+def outlined(rule: str, cause: str, figures: Mapping[str, Any], language: Language) -> str:
+    """The title of a rule that is known before anything is found."""
+    text = text_of(rule, language)
+    return fill(text.of("title", cause), figures, text.words, grammar_of(language))
 
 
 def sentence(name: str, language: Language, **figures: Any) -> str:
     """A sentence that belongs to no rule, such as what a verdict adds to a finding."""
     return fill(_tables(language)[_SENTENCES][name], figures, {}, grammar_of(language))
+
+
+def _table(rule: str) -> str:
+    return _OWN if rule.startswith("own:") else rule
 
 
 @cache

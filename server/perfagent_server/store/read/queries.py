@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
@@ -203,12 +203,12 @@ class Answers:
             name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist()
         )
 
-    def samples(self, run: str) -> Iterator[LogRow]:
+    def samples(self, run: str, names: Collection[str] | None = None) -> Iterator[LogRow]:
         """See MetricStore. Each series is read in a transaction of its own and decoded block by block outside of it."""
+        its = series.c.run == run if names is None else (series.c.run == run) & series.c.name.in_(names)
         with self.database.read() as connection:
-            wanted = connection.execute(
-                select(series.c.name, series.c.rank).where(series.c.run == run).order_by(series.c.name, series.c.rank)
-            ).all()
+            query = select(series.c.name, series.c.rank).where(its).order_by(series.c.name, series.c.rank)
+            wanted = connection.execute(query).all()
         for name, rank in wanted:
             with self.database.read() as connection:
                 view = open_view(connection, self._snapshot(connection, run), run, name, rank)
