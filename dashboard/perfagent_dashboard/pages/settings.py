@@ -1,6 +1,6 @@
 """The settings page, `/settings`: who is told (channels, each with a test), what is judged (rules and their thresholds),
-who may come in (keys), what things cost, and how much is kept. Users, the audit log and one's own login:
-settings_people.py."""
+who may come in (keys), what things cost, and how much is kept. Alerts of one's own: settings_alerts.py; users, the
+audit log and one's own login: settings_people.py."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago, moment
 from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.pages.settings_alerts import OwnAlerts
 from perfagent_dashboard.pages.settings_people import People
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
@@ -47,7 +48,7 @@ def page(server: ServerApi) -> Page:
 
 class _Settings:
     def __init__(self, server: ServerApi) -> None:
-        self._server, self._people = server, People(server)
+        self._server, self._people, self._own = server, People(server), OwnAlerts(server)
 
     async def layout(self, tab: str = "channels", **_: Any) -> Component:
         """tab: of the address."""
@@ -103,6 +104,7 @@ class _Settings:
             prevent_initial_call=True,
         )(self._prices)  # fmt: skip
         self._people.register(app)
+        self._own.register(app)
 
     async def _section(self, name: str, session: dict[str, Any]) -> Any:
         """What is in a tab; how to come in, where it is shown to somebody who has not logged in as a user."""
@@ -256,6 +258,8 @@ class _Settings:
         return [
             which,
             shown,
+            html.Div(await self._own.section(project, may_change=may_change), id="own-alerts", className="stack"),
+            html.H2(say("rules_of_server")),
             *([] if may_change else [nothing(say("may_not_set_rules"))]),
             *(nothing(say("rule_setting_ignored", why=one["why"])) for one in known["ignored"]),
             dmc.Accordion(items, multiple=True, value=[unfolded] if unfolded else [], className="card"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, select
 
@@ -45,7 +45,9 @@ def tried(alert: OwnAlert, store: MetricStore, database: Database, run: str) -> 
         count, left_out = count + len(rows), left_out + total - len(rows)
         for row in rows:
             samples.add(row.name, row.rank, row.step, row.time, row.value)
-    judged = replay(samples.moments(life), Plan([alert]))
+    plan = Plan([alert])
+    plan.lives[alert.id] = replace(plan.lives[alert.id], cooldown_steps=0, cooldown_s=0.0)  # each opening counts
+    judged = replay(samples.moments(life), plan)
     series = list(dict.fromkeys(whole_of(name) or name for name in matching))
     return Tried(judged.alerts, series, count, left_out)
 

@@ -52,6 +52,9 @@ def test_a_file_sets_thresholds_for_all_projects_and_for_one(tmp_path: Path) -> 
         ("loss_spike = 8", "loss_spike must be a table of settings, not 8"),
         ("projects = 8", "`projects` must be tables of rules"),
         ("[loss_spike", "is no TOML"),
+        ("alerts = 1", "`alerts` must be a list of tables"),
+        ("[[alerts]]\nx = 1", "alerts, the one with number 1: an alert has no 'x'; it has name, metric, "),
+        (2 * '[[alerts]]\nname = "a"\nmetric = "b"\nfunction = "fall"\nfor_s = 5\n', "there are two alerts 'a'"),
     ],
 )
 def test_unknown_setting_is_refused_with_those_there_are(tmp_path: Path, text: str, says: str) -> None:

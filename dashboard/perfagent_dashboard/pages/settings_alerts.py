@@ -1,0 +1,226 @@
+"""The part of the settings page that is about alerts of one's own: a list, and a form that can be tried on a run before it
+is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import dash_mantine_components as dmc
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from perfagent_dashboard import ids
+from perfagent_dashboard.components.feedback import note, nothing
+from perfagent_dashboard.components.tables import table
+from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.words import say
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+__all__ = ["OwnAlerts"]
+
+_FUNCTIONS = ("value", "mean", "min", "max", "rise", "fall", "missing")
+_COMPARED = _FUNCTIONS[:4]
+_COMPARISONS = (">", ">=", "<", "<=")
+_UNITS = {"steps": 0, "seconds": 1, "minutes": 60, "hours": 3600}
+_SEVERITIES = ("info", "warning", "critical")
+_FIELDS = (
+    "name", "metric", "function", "comparison", "threshold", "duration", "unit", "severity", "tags", "note",
+)  # fmt: skip
+_RUNS = 50  # to choose from
+
+
+class OwnAlerts:
+    def __init__(self, server: ServerApi) -> None:
+        self._server = server
+
+    def register(self, app: Dash) -> None:
+        told = Output(ids.NOTES, "sendNotifications", allow_duplicate=True)
+        form = [State(f"own-{name}", "value") for name in _FIELDS]
+        where = State("rules-shown", "data")
+        app.callback(
+            told, Output("own-alerts", "children"),
+            Input("own-save", "n_clicks"), Input({"own-act": ALL, "own": ALL}, "n_clicks"),
+            where, State("own-edited", "data"), *form,
+            prevent_initial_call=True,
+        )(self._change)  # fmt: skip
+        app.callback(
+            Output("own-tried", "children"), Input("own-try", "n_clicks"), State("own-run", "value"), where, *form,
+            prevent_initial_call=True,
+        )(self._try)  # fmt: skip
+        app.callback(
+            Output("own-comparison", "disabled"), Output("own-threshold", "disabled"), Input("own-function", "value")
+        )(_is_not_compared)
+
+    async def section(self, project: str, *, may_change: bool, edited: str = "") -> list[Component]:
+        """edited: the name of the alert that the form shows."""
+        known = (await self._server.get("/rules/alerts", project=project))["alerts"]
+        rows = [
+            [
+                html.B(one["name"]), one["title"], say(f"severity_{one['severity']}"), one["project"] or say("all_projects"),
+                ", ".join(one["tags"]), one["note"], _actions(one, project, may_change=may_change),
+            ]
+            for one in known
+        ]  # fmt: skip
+        heads = [say(f"own_{name}") for name in ("name", "when", "severity", "project", "tags", "note")]
+        shown = next((one for one in known if one["name"] == edited and one["project"] == project), None)
+        return [
+            html.H2(say("own_alerts")),
+            table([*heads, ""], rows, empty=say("own_none")),
+            *(await self._form(project, shown) if may_change else []),
+        ]
+
+    async def _form(self, project: str, edited: dict[str, Any] | None) -> list[Component]:
+        runs = (await self._server.get("/runs", project=project, limit=_RUNS))["runs"]
+        choices = [{"value": one["run"], "label": f"{one['name']} · {one['project']}"} for one in runs]
+        values = {} if edited is None else _values(edited)
+        when = [
+            _text("metric", values, w=220, placeholder="val/loss"),
+            _choice("function", _FUNCTIONS, values, w=190),
+            _choice("comparison", _COMPARISONS, values, w=100),
+            dmc.NumberInput(
+                id="own-threshold", label=say("own_threshold"), value=values.get("threshold"), size="sm", w=120
+            ),
+            dmc.NumberInput(
+                id="own-duration", label=say("own_duration"), value=values.get("duration", 20), min=1, size="sm", w=110
+            ),
+            _choice("unit", tuple(_UNITS), values, w=120),
+        ]
+        rest = [
+            dmc.TextInput(
+                id="own-name",
+                label=say("own_name"),
+                value=values.get("name", ""),
+                size="sm",
+                w=180,
+                disabled=edited is not None,
+            ),
+            _choice("severity", _SEVERITIES, {"severity": "warning", **values}, w=140),
+            _text("tags", values, w=180, placeholder=say("own_tags_how")),
+            _text("note", values, w=300, placeholder=say("own_note_how")),
+        ]
+        tries = [
+            dmc.Select(
+                id="own-run", label=say("own_run"), data=choices, value=choices[0]["value"] if choices else None, size="sm",
+                w=300, searchable=True, allowDeselect=False,
+            ),
+            dmc.Button(say("own_try"), id="own-try", size="sm", variant="default", disabled=not choices),
+            dmc.Button(say("own_add" if edited is None else "save"), id="own-save", size="sm"),
+            *([] if edited is None else [_button("cancel", edited["name"], size="sm")]),
+        ]  # fmt: skip
+        return [
+            html.Div(when, className="form-row"),
+            html.Div(rest, className="form-row"),
+            html.Div(tries, className="form-row"),
+            dcc.Store(id="own-edited", data="" if edited is None else edited["name"]),
+            html.Div(id="own-tried", role="status", className="stack"),
+        ]
+
+    async def _change(
+        self, saved: int | None, acts: Sequence[int | None], project: str, edited: str, *values: Any
+    ) -> Any:
+        asked, shown = ctx.triggered_id, ""
+        said: Any = no_update
+        query = {"project": project} if project else None
+        try:
+            if asked == "own-save" and saved:
+                form = _form_of(values)
+                if edited:
+                    del form["name"]
+                    await self._server.ask("PUT", f"/rules/alerts/{quote(edited, safe='')}", form, query=query)
+                else:
+                    await self._server.ask("POST", "/rules/alerts", form, query=query)
+                said = note(say("own_saved"))
+            elif isinstance(asked, dict) and any(acts):
+                if asked["own-act"] == "remove":
+                    await self._server.ask("DELETE", f"/rules/alerts/{quote(asked['own'], safe='')}", query=query)
+                    said = note(say("own_removed"))
+                shown = asked["own"] if asked["own-act"] == "edit" else ""
+            else:
+                return no_update, no_update
+            return said, await self.section(project, may_change=True, edited=shown)
+        except Problem as problem:
+            return note(problem.message, failed=True), no_update
+
+    async def _try(self, clicks: int | None, run: str | None, project: str, *values: Any) -> Any:
+        if not clicks:
+            return no_update
+        form = _form_of(values)
+        body = form | {"run": run or "", "name": form["name"] or "tried"}
+        try:
+            found = await self._server.ask(
+                "POST", "/rules/alerts/try", body, query={"project": project} if project else None
+            )
+        except Problem as problem:
+            return html.P(problem.message, className="bad")
+        return _tried(found, run or "")
+
+
+def _tried(found: dict[str, Any], run: str) -> list[Component]:
+    if not found["series"]:
+        return [nothing(say("own_no_series"))]
+    rows = [[f"{one['step']:,}", f"{one['until_step']:,}", one["message"]] for one in found["fired"]]
+    left_out = [nothing(say("own_left_out", count=f"{found['left_out']:,}"))] if found["left_out"] else []
+    said = say("own_would_have", count=found["count"], samples=f"{found['samples']:,}")
+    listed = [table([say(f"own_{name}") for name in ("fired_at", "until", "what")], rows, empty="")] if rows else []
+    return [
+        html.P([html.B(said), " ", html.A(say("own_show_run"), href=f"/run/{quote(run, safe='')}")]),
+        *left_out,
+        *listed,
+    ]
+
+
+def _is_not_compared(function: str) -> tuple[bool, bool]:
+    is_not = function not in _COMPARED
+    return is_not, is_not
+
+
+def _values(alert: dict[str, Any]) -> dict[str, Any]:
+    """What the form shows of an alert that there is."""
+    seconds = alert["for_s"] or 0
+    per_unit = [] if alert["for_steps"] else [unit for unit in ("hours", "minutes") if seconds % _UNITS[unit] == 0]
+    unit = "steps" if alert["for_steps"] else next(iter(per_unit), "seconds")
+    duration = alert["for_steps"] or seconds / _UNITS[unit]
+    return alert | {"duration": duration, "unit": unit, "tags": ", ".join(alert["tags"])}
+
+
+def _form_of(values: Sequence[Any]) -> dict[str, Any]:
+    """As the API takes it. What is left empty the server asks for."""
+    given = dict(zip(_FIELDS, values, strict=True))
+    form = {name: (given[name] or "").strip() for name in ("name", "metric", "note")}
+    form |= {name: given[name] for name in ("function", "severity")}
+    form["tags"] = [tag for part in (given["tags"] or "").split(",") if (tag := part.strip())]
+    if given["function"] in _COMPARED:
+        number = given["threshold"]
+        form |= {"comparison": given["comparison"], "threshold": None if number in (None, "") else float(number)}
+    if given["duration"] not in (None, ""):
+        duration, seconds = float(given["duration"]), _UNITS[given["unit"]]
+        form |= {"for_s": duration * seconds} if seconds else {"for_steps": int(duration)}
+    return form
+
+
+def _text(name: str, values: dict[str, Any], **look: Any) -> Component:
+    return dmc.TextInput(id=f"own-{name}", label=say(f"own_{name}"), value=values.get(name, ""), size="sm", **look)
+
+
+def _choice(name: str, choices: Sequence[str], values: dict[str, Any], **look: Any) -> Component:
+    words = {"severity": "severity_{}", "comparison": "{}"}.get(name, f"own_{name}_{{}}")
+    data = [{"value": one, "label": one if words == "{}" else say(words.format(one))} for one in choices]
+    value = values.get(name) or choices[0]
+    return dmc.Select(
+        id=f"own-{name}", label=say(f"own_{name}"), data=data, value=value, size="sm", allowDeselect=False, **look
+    )
+
+
+def _actions(alert: dict[str, Any], project: str, *, may_change: bool) -> Any:
+    if alert["from_file"]:
+        return html.Code("rules.toml")
+    if not may_change or alert["project"] != project:
+        return ""
+    return html.Div([_button(act, alert["name"]) for act in ("edit", "remove")], className="actions")
+
+
+def _button(act: str, name: str, *, size: str = "compact-sm") -> Component:
+    return dmc.Button(say(f"own_{act}"), id={"own-act": act, "own": name}, size=size, variant="default")

@@ -1,0 +1,141 @@
+"""Alerts that users make themselves: when they fire, and what no form may say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from judging import fired, frame, judge_series, make_evaluator, restored
+
+from perfagent_server.alerts.state_machine import Change
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.own_alert import MOST_SERIES, FormError, own_alert
+from perfagent_server.rules.texts.spoken import spoken
+
+NAN = math.nan
+HIGH = {"name": "high", "metric": "reward", "comparison": ">", "threshold": 3, "for_steps": 20}
+STUCK = {"name": "stuck", "metric": "reward", "function": "rise", "for_steps": 50}
+
+
+def judged(form: dict[str, Any], values: Sequence[float], *, rows: int = 50, step_s: float = 1.0) -> list[Change]:
+    changes, _ = judge_series({"reward": values}, rules=[own_alert(form)], rows=rows, step_s=step_s)
+    return changes
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("form", "values", "fires_at"),
+    [
+        (HIGH, [1.0] * 10 + [4.0] * 20, [30]),
+        (HIGH, [1.0] * 10 + [4.0] * 19 + [1.0] * 30, []),
+        (HIGH, [4.0] * 10 + [NAN] + [4.0] * 20, [31]),
+        (HIGH | {"comparison": ">="}, [3.0] * 20, [20]),
+        (HIGH | {"comparison": "<="}, [3.0] * 20, [20]),
+        (HIGH | {"comparison": "<"}, [3.0] * 20, []),
+        (HIGH | {"comparison": "<", "for_steps": 1}, [1.0], [1]),
+        (HIGH, [math.inf] * 20, [20]),
+        (HIGH | {"function": "mean"}, [1.0, 9.0] * 20, [20]),
+        (HIGH | {"function": "mean"}, [4.0, NAN] * 20, [20]),
+        (HIGH | {"function": "mean"}, [NAN] * 50, []),
+        (HIGH | {"function": "mean", "for_steps": 1000}, [1.0] * 500 + [4.0] * 1200, [1173]),  # 1167 and a piece
+        (HIGH | {"function": "min"}, [1.0] + [4.0] * 20, [21]),
+        (HIGH | {"function": "max"}, [1.0] * 30 + [4.0], [31]),
+        (STUCK, [*map(float, range(30)), *[29.0] * 49], []),
+        (STUCK, [*map(float, range(30)), *[29.0] * 49, NAN], [80]),
+        (STUCK, [NAN] * 51, [51]),
+        (STUCK | {"function": "fall"}, [*map(float, range(60))], [51]),
+        (HIGH | {"for_steps": None, "for_s": 60}, [4.0] * 60, []),
+        (HIGH | {"for_steps": None, "for_s": 60}, [4.0] * 61, [61]),
+        (HIGH | {"for_steps": None, "for_s": 60, "function": "mean"}, [4.0] * 61, [61]),
+        (STUCK | {"for_steps": None, "for_s": 60}, [4.0] * 62, [61]),
+    ],
+)  # fmt: skip
+def test_it_fires_at_the_step_at_which_it_has_lasted(
+    form: dict[str, Any], values: list[float], fires_at: list[int], rows: int
+) -> None:
+    changes = judged(form, values, rows=rows)
+    if rows == 1 or "for_s" not in form:  # of a frame the last step is the run's
+        assert [change.step for change in fired(changes)] == fires_at
+    assert len(fired(changes)) == len(fires_at)
+
+
+def test_rare_values_count_until_the_next_but_no_silence_does() -> None:
+    judge = make_evaluator(rules=[own_alert(HIGH)])
+    assert not judge.take(frame({"reward": [4.0]}, [100]))
+    assert [change.kind for change in judge.take(frame({"reward": [4.0]}, [200], ident=2))] == ["fire"]
+    judge = make_evaluator(rules=[own_alert(HIGH)])
+    assert not judge.take(frame({"reward": [4.0] * 15}, range(15)))
+    assert not judge.take(frame({"reward": [4.0] * 5}, range(5000, 5005), ident=2)), (
+        "nothing is known of the time between"
+    )
+    assert judge.take(frame({"reward": [4.0] * 15}, range(5005, 5020), ident=3))
+
+
+def test_it_is_resolved_after_as_long_and_survives_a_restart_in_the_middle() -> None:
+    judge = make_evaluator(rules=[own_alert(HIGH | {"note": "Ask Ann."})])
+    judge.take(frame({"reward": [4.0] * 15}, range(1, 16)))
+    judge = restored(judge)
+    [fire] = judge.take(frame({"reward": [4.0] * 10}, range(16, 26), ident=2))
+    assert (fire.step, fire.finding.rule, fire.finding.since_step) == (20, "own:high", 1)
+    [resolved] = restored(judge).take(frame({"reward": [1.0] * 30}, range(26, 56), ident=3))
+    assert (resolved.kind, resolved.step) == ("resolve", 45)
+    assert fire.finding.message == "reward is 4: > 3 since step 1, for 20 steps and more. Ask Ann."
+    assert spoken(fire.finding, "zh").message == "reward 为 4：自第 1 步起 > 3，已持续 20 步以上。Ask Ann."
+    assert "Ask Ann." not in fire.finding.title
+
+
+def test_a_pattern_watches_twenty_series_and_says_that_there_are_more() -> None:
+    series = {f"loss/{at}": [4.0] * 30 for at in range(MOST_SERIES + 5)} | {"other": [4.0] * 30}
+    changes, judge = judge_series(series, rules=[own_alert(HIGH | {"metric": "loss/*"})], rows=10)
+    assert [change.kind for change in changes] == ["fire"]
+    [found] = judge.findings()
+    assert (found.evidence["series"], found.evidence["others"]) == ("loss/0", MOST_SERIES - 1)
+    assert "So are 19 more series. Only 20 series that match are watched." in found.message
+
+
+def test_ranks_are_put_together_and_what_rules_read_is_as_before() -> None:
+    judge = make_evaluator(rules=[*all_rules(), own_alert(HIGH | {"metric": "train_loss"})])
+    judge.window.world_size = 2
+    for ident, rank in enumerate((0, 1), 1):  # the means are 4
+        changes = judge.take(frame({"train_loss": [2.0 + 4.0 * rank] * 40}, range(1, 41), rank=rank, ident=ident))
+    assert [(change.step, change.finding.evidence["value"]) for change in changes] == [(20, 4.0)]
+    assert judge.window.loss_name == "train_loss"
+    bad = judge.take(frame({"train_loss": [NAN]}, [41], rank=0, ident=3))
+    assert [change.finding.rule for change in fired(bad)] == ["nonfinite_loss"]
+
+
+def test_what_is_missing_is_told_by_the_clock_and_is_over_when_it_comes() -> None:
+    judge = make_evaluator(rules=[own_alert({"name": "gone", "metric": "eval/*", "function": "missing", "for_s": 60})])
+    changes = judge.take(frame({"eval/acc": [1.0]}, [1], received=1000.0))
+    judge.start_clock(1000.0)
+    for now in range(1005, 1101, 5):
+        changes += judge.tick(float(now))
+    assert [(change.kind, change.time) for change in changes if change.kind != "update"] == [("fire", 1060.0)]
+    came = judge.take(frame({"eval/acc": [1.0]}, [100], received=1101.0, ident=2))
+    assert [change.kind for change in came] == ["resolve"]
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "says"),
+    [
+        ({"name": "a b"}, "name is 'a b'; it consists of letters, digits, "),
+        ({"metric": ""}, "an alert needs a metric"),
+        ({"function": "median"}, "function is 'median'; allowed are value, mean, min, max, rise, fall, missing"),
+        ({"comparison": "=="}, "comparison is '=='; allowed are >, >=, <, <="),
+        ({"threshold": NAN}, "threshold must be a number, not nan"),
+        ({"function": "rise"}, "rise compares with no number"),
+        ({"for_s": 5}, "give either for_steps or for_s"),
+        ({"for_steps": 0}, "give either for_steps or for_s"),
+        ({"for_steps": 2.5}, "for_steps must be a whole number from 1 to 10,000,000, not 2.5"),
+        ({"for_steps": None, "for_s": math.inf}, "for_s must be a number from 1 to 2,592,000 (30 days), not inf"),
+        ({"severity": "bad"}, "severity is 'bad'; allowed are info, warning, critical"),
+        ({"tags": "a"}, "tags must be a list of up to 20 texts"),
+        ({"expression": "a > b"}, "an alert has no 'expression'; it has name, metric, function, "),
+    ],
+)
+def test_a_form_that_says_nothing_is_refused_with_what_is_allowed(field: str, change: Any, says: str) -> None:
+    with pytest.raises(FormError) as refused:
+        own_alert(HIGH | change)
+    assert (refused.value.field, says in str(refused.value)) == (field, True)
