@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import Receiver, ServerProcess, server_process
+from builders import Receiver, ServerProcess, server_process, until
 
 if TYPE_CHECKING:
     from conftest import OpenTab, Tab
@@ -26,9 +26,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, receiver_of_tests: Receiver)
         yield server
 
 
-def as_admin(tab: OpenTab, server: ServerProcess, path: str) -> Tab:
+def as_admin(tab: OpenTab, server: ServerProcess, path: str, locale: str = "en-US") -> Tab:
     link = server.admin("POST", "/session/links")["url"].removeprefix(server.url)
-    page = tab(link, server=server, locale="en-US")
+    page = tab(link, server=server, locale=locale)
     page.page.goto(server.url + path)
     return page
 
@@ -62,6 +62,23 @@ def test_a_rule_has_other_thresholds_and_is_as_usual_again(fresh: ServerProcess,
     page.page.get_by_role("button", name="As usual").locator("visible=true").click()
     page.wait("() => document.body.textContent.includes('The rule is as usual again')")
     assert excused() == 2
+
+
+def test_an_alert_is_tried_on_a_run_and_made_in_chinese(fresh: ServerProcess, tab: OpenTab) -> None:
+    rows = [{"project": "p", "run": "r", "step": at, "metrics": {"val/acc": float(at < 5)}} for at in range(10)]
+    fresh.admin("POST", "/log", rows)
+    page = as_admin(tab, fresh, "/settings?tab=rules", locale="zh-CN")
+    for field, value in {"metric": "val/acc", "threshold": "0.5", "duration": "3", "name": "low"}.items():
+        page.page.locator(f"#own-{field}").fill(value)
+    page.page.locator("#own-comparison").click()
+    page.page.get_by_role("option", name="<", exact=True).click()
+    page.page.get_by_role("button", name="在运行上试算").click()
+    page.wait("() => document.querySelector('#own-tried td')?.parentElement.textContent.includes('自第 5 步起 < 0.5')")
+    assert "会触发 1 次" in page.page.locator("#own-tried").inner_text()
+    page.page.get_by_role("button", name="添加告警").click()
+    page.wait("() => document.querySelector('#own-alerts')?.textContent.includes('val/acc < 0.5，持续 3 步')")
+    fresh.admin("POST", "/log", [{**rows[-1], "step": at} for at in range(10, 15)])
+    until(lambda: [one["rule"] for one in fresh.get("/alerts")["alerts"]] == ["own:low"])
 
 
 def test_a_key_has_limits_of_its_own(fresh: ServerProcess, tab: OpenTab) -> None:

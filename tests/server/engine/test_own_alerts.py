@@ -130,7 +130,7 @@ def test_one_made_by_the_command_fires_in_a_run_and_arrives_signed(tmp_path: Pat
         where = {"PERFAGENT_SERVER": server.url, "PERFAGENT_ADMIN_TOKEN": server.admin_token}
         server.admin("POST", "/log", rows([0.9, 0.1, 0.1, 0.1, 0.9]))
         run = server.get("/runs")["runs"][0]["run"]
-        until(lambda: server.get("/self")["rules"]["frames"])
+        until(lambda: server.get("/self")["counters"]["rules"]["frames"])
         tried = perfagent(tmp_path, "alerts", "add", "low", *words, "--try", run, **where)
         assert "would have fired once in 5 samples of 1 series" in tried.stdout
         added = perfagent(tmp_path, "alerts", "add", "low", *words, **where)
