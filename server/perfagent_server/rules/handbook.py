@@ -96,6 +96,56 @@ where it means that nothing is left out (`skip_steps`).
 the server runs, and wins over the file; without `project` it counts for all projects. `DELETE` takes it back. `PATCH
 /api/v1/runs/{run}` with `{"rules_off": ["loss_spike"]}` switches rules off for a single run.
 
+## Your own alerts
+
+An alert of your own needs no code: say which series, what of it, and for how long. Make it in Settings, under Rules; by
+command; by API; or in `rules.toml`. `--try RUN` shows when it would have fired in a run, and saves nothing; so does "Try
+on a run" in Settings.
+
+```bash
+perfagent alerts add high-val --metric val/loss --above 3 --for 20 --severity warning --try RUN
+perfagent alerts add stuck --metric reward --no-rise --for 500 --note "Ask Ann."
+perfagent alerts add idle --metric gpu/utilization_pct --below 40 --over mean --for 10min --project research
+perfagent alerts rules                                 # those that there are; `remove NAME` removes one
+```
+
+```toml
+[[alerts]]
+name = "high-val"
+metric = "val/loss"
+comparison = ">"
+threshold = 3
+for_steps = 20
+```
+
+| | |
+|---|---|
+| `name` | up to 48 letters, digits, `_`, `-` and `.`; the id of its rule is `own:NAME` |
+| `metric` | a series as charts name it, or a pattern with `*` and `?`, such as `loss/*`: 20 series of a run are watched, and the message says if more match |
+| `function` | `value`: every value; `mean`, `min`, `max`: over the duration; `rise`, `fall`: it has not risen, or fallen, for so long; `missing`: it had no value for so long |
+| `comparison`, `threshold` | `>`, `>=`, `<` or `<=`, and a number; not with `rise`, `fall` and `missing` |
+| `for_steps` or `for_s` | the duration: steps (of the run, not values), or seconds; `missing` takes seconds |
+| `severity` | `info`, `warning` (usual) or `critical` |
+| `project`, `tags` | only runs of this project; only runs that have all of these tags |
+| `note` | ends the message |
+
+- Ranks are put together as on charts. A value counts until the next one comes; a silence of ten times the usual distance of
+  two values begins anew. Where seconds count, the last value of each second is taken. A long mean is exact to 1/64 of its
+  duration.
+- NaN fulfils no comparison and is no rise or fall; means, minima and maxima leave it out.
+- The alert is resolved when it was not so for as long as the duration; `rise`, `fall` and `missing` at the first value that
+  says so. Within 100 steps or 10 minutes it opens again under the same id; a try counts each time.
+- It is an alert like all others: on charts, in channels, webhooks and silences, muted, and in the outcome of the run. In a
+  verdict it comes after the rules of the server with the same severity.
+- It counts in runs that go on from the next sample on, and nothing of what came before counts. If it is changed or removed,
+  what it had found is resolved.
+- A project has 100 alerts at most, and so have all projects together. One of a project replaces that of all projects with
+  the same name. Those of `rules.toml` are changed there alone; the file is read when the server starts.
+
+`GET, POST /api/v1/rules/alerts?project=`, `PUT, DELETE /api/v1/rules/alerts/{name}?project=`; `POST
+/api/v1/rules/alerts/try` takes the alert and `run`, and judges the newest 100,000 samples of it. The right is that of
+changing rules.
+
 ## Profiles when a rule fires
 
 When an alert of a speed rule fires, the server can have the run profiled: five steps of one rank, as `perfagent profile
