@@ -9,7 +9,7 @@ moments the clock goes on, and rules that are judged by the clock are. Nothing i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfagent.wire import Finding, Severity
 from perfagent_server.alerts.state_machine import Change, Machine, worse
@@ -35,7 +35,7 @@ class BacktestAlert:
     last_step: int
     message: str
     ranks: tuple[int, ...] = ()
-    fired: Finding | None = None
+    fired: Finding | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,7 @@ def _show_tried(found: dict[str, Any], *, as_json: bool) -> int:
     if not found["series"]:
         screen.line("no series of this run matches")
     times = "once" if found["count"] == 1 else f"{found['count']:,} times"
-    screen.line(
-        f"would have fired {times} in {some(found['samples'], 'sample')} of {len(found['series'])} series"
-    )
+    screen.line(f"would have fired {times} in {some(found['samples'], 'sample')} of {len(found['series'])} series")
     if found["left_out"]:
         screen.line(f"{some(found['left_out'], 'older sample')} were not judged")
     if found["fired"]:

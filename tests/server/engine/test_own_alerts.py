@@ -87,7 +87,7 @@ def test_a_try_says_when_it_would_have_fired_and_saves_nothing(client: TestClien
     assert ask(client, "GET")["alerts"] == []
 
 
-def test_a_hundred_are_enough_and_a_row_that_cannot_be_read_is_left_out(client: TestClient) -> None:
+def test_a_hundred_are_enough_and_broken_rows_are_left_out(client: TestClient) -> None:
     for at in range(100):
         assert ask(client, "PUT", f"/a{at}", HIGH)["status"] == 200
     refused = ask(client, "POST", body=HIGH | {"name": "more"})
@@ -123,7 +123,7 @@ def test_those_of_the_file_judge_and_no_api_changes_them(tmp_path: Path) -> None
 
 
 @pytest.mark.real
-def test_one_made_by_the_command_fires_in_a_run_and_arrives_signed(tmp_path: Path, receiver: Receiver) -> None:
+def test_one_made_by_command_fires_and_arrives_signed(tmp_path: Path, receiver: Receiver) -> None:
     with server_process(tmp_path / "server", PERFAGENT_WEBHOOK_ALLOW=receiver.address) as server:
         secret = server.admin("POST", "/channels", {"kind": "webhook", "url": receiver.url})["secret"]
         words = ["--metric", "val/acc", "--below", "0.5", "--for", "3", "--note", "Ask Ann."]

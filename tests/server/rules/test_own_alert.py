@@ -61,7 +61,7 @@ def test_it_fires_at_the_step_at_which_it_has_lasted(
     assert len(fired(changes)) == len(fires_at)
 
 
-def test_rare_values_count_until_the_next_but_no_silence_does() -> None:
+def test_a_value_counts_until_the_next_but_no_silence_does() -> None:
     judge = make_evaluator(rules=[own_alert(HIGH)])
     assert not judge.take(frame({"reward": [4.0]}, [100]))
     assert [change.kind for change in judge.take(frame({"reward": [4.0]}, [200], ident=2))] == ["fire"]
@@ -73,7 +73,7 @@ def test_rare_values_count_until_the_next_but_no_silence_does() -> None:
     assert judge.take(frame({"reward": [4.0] * 15}, range(5005, 5020), ident=3))
 
 
-def test_it_is_resolved_after_as_long_and_survives_a_restart_in_the_middle() -> None:
+def test_it_survives_a_restart_and_is_resolved_after_as_long() -> None:
     judge = make_evaluator(rules=[own_alert(HIGH | {"note": "Ask Ann."})])
     judge.take(frame({"reward": [4.0] * 15}, range(1, 16)))
     judge = restored(judge)
@@ -86,7 +86,7 @@ def test_it_is_resolved_after_as_long_and_survives_a_restart_in_the_middle() -> 
     assert "Ask Ann." not in fire.finding.title
 
 
-def test_a_pattern_watches_twenty_series_and_says_that_there_are_more() -> None:
+def test_a_pattern_watches_twenty_series_and_says_so() -> None:
     series = {f"loss/{at}": [4.0] * 30 for at in range(MOST_SERIES + 5)} | {"other": [4.0] * 30}
     changes, judge = judge_series(series, rules=[own_alert(HIGH | {"metric": "loss/*"})], rows=10)
     assert [change.kind for change in changes] == ["fire"]
@@ -95,7 +95,7 @@ def test_a_pattern_watches_twenty_series_and_says_that_there_are_more() -> None:
     assert "So are 19 more series. Only 20 series that match are watched." in found.message
 
 
-def test_ranks_are_put_together_and_what_rules_read_is_as_before() -> None:
+def test_ranks_are_put_together_and_rules_read_as_before() -> None:
     judge = make_evaluator(rules=[*all_rules(), own_alert(HIGH | {"metric": "train_loss"})])
     judge.window.world_size = 2
     for ident, rank in enumerate((0, 1), 1):  # the means are 4
@@ -106,7 +106,7 @@ def test_ranks_are_put_together_and_what_rules_read_is_as_before() -> None:
     assert [change.finding.rule for change in fired(bad)] == ["nonfinite_loss"]
 
 
-def test_what_is_missing_is_told_by_the_clock_and_is_over_when_it_comes() -> None:
+def test_what_is_missing_is_told_by_the_clock_until_it_comes() -> None:
     judge = make_evaluator(rules=[own_alert({"name": "gone", "metric": "eval/*", "function": "missing", "for_s": 60})])
     changes = judge.take(frame({"eval/acc": [1.0]}, [1], received=1000.0))
     judge.start_clock(1000.0)
@@ -143,7 +143,7 @@ def test_what_is_missing_is_told_by_the_clock_and_is_over_when_it_comes() -> Non
         ("expression", {"expression": "a > b"}, "an alert has no 'expression'; it has name, metric, function, "),
     ],
 )
-def test_a_form_that_says_nothing_is_refused_with_what_is_allowed(field: str, change: Any, says: str) -> None:
+def test_a_wrong_form_is_refused_with_what_is_allowed(field: str, change: Any, says: str) -> None:
     with pytest.raises(FormError) as refused:
         own_alert(HIGH | change)
     assert (refused.value.field, says in str(refused.value)) == (field, True)
