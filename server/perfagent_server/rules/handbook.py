@@ -121,14 +121,16 @@ for_steps = 20
 | | |
 |---|---|
 | `name` | up to 48 letters, digits, `_`, `-` and `.`; the id of its rule is `own:NAME` |
-| `metric` | a series as charts name it, or a pattern with `*` and `?`, such as `loss/*`: 20 series of a run are watched, and the message says if more match |
-| `function` | `value`: every value; `mean`, `min`, `max`: over the duration; `rise`, `fall`: it has not risen, or fallen, for so long; `missing`: it had no value for so long |
+| `metric` | a series as charts name it, or a pattern with `*` and `?`, such as `loss/*` |
+| `function` | `value`: every value (usual); `mean`, `min`, `max`: over the duration; `rise`, `fall`, `missing`: below |
 | `comparison`, `threshold` | `>`, `>=`, `<` or `<=`, and a number; not with `rise`, `fall` and `missing` |
 | `for_steps` or `for_s` | the duration: steps (of the run, not values), or seconds; `missing` takes seconds |
 | `severity` | `info`, `warning` (usual) or `critical` |
 | `project`, `tags` | only runs of this project; only runs that have all of these tags |
 | `note` | ends the message |
 
+- `rise` and `fall` fire when the series has not risen, or fallen, for the duration; `missing` when it had no value.
+- 20 series of a run are watched for a pattern. The message says if more match.
 - Ranks are put together as on charts. A value counts until the next one comes; a silence of ten times the usual distance of
   two values begins anew. Where seconds count, the last value of each second is taken. A long mean is exact to 1/64 of its
   duration.
