@@ -23,6 +23,7 @@ __all__ = ["MOST_SAMPLES", "Tried", "tried"]
 MOST_SAMPLES = 100_000
 """They take some seconds; of a run with more the newest count."""
 _LEAST_OF_A_RANK = 1000
+_MOST_LOOKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ def tried(alert: OwnAlert, store: MetricStore, database: Database, run: str) -> 
             samples.add(row.name, row.rank, row.step, row.time, row.value)
     plan = Plan([alert])
     plan.lives[alert.id] = replace(plan.lives[alert.id], cooldown_steps=0, cooldown_s=0.0)  # each opening counts
+    # A run of weeks must not be looked at every five seconds.
+    span = life[-1].event.time - life[0].event.time
+    plan.clocked = tuple((max(each, alert.for_s / 20, span / _MOST_LOOKS), rule) for each, rule in plan.clocked)
     judged = replay(samples.moments(life), plan)
     series = list(dict.fromkeys(whole_of(name) or name for name in matching))
     return Tried(judged.alerts, series, count, left_out)

@@ -39,6 +39,7 @@ _MOST_STEPS, _MOST_S = 10_000_000, 30 * 86400.0
 _LONGEST = {"metric": 256, "note": 500, "tag": 256}
 _MOST_TAGS = 20
 _PIECES = 64  # of a duration, in which what is averaged is kept
+_COUNT, _SUM, _LEAST, _MOST = map(operator.itemgetter, range(1, 5))  # of a piece
 _SILENT = 10  # times the usual distance of two values: nothing is known of the time between
 _LOOKS_EVERY_S = 5.0
 
@@ -138,7 +139,10 @@ class OwnAlert(Rule):
             self._compare(track, point)
         elif _improves(self.function, track["best"], point.value):
             track.update(best=point.value, since=[point.at, point.step, point.time], figure=point.value)
-        track["fires"] = self._has_lasted(track, point.at)
+        if self._has_lasted(track, point.at):
+            state["fires"][point.series] = True
+        else:
+            state["fires"].pop(point.series, None)
 
     def _compare(self, track: dict[str, Any], point: Point) -> None:
         figure = point.value if self.function == "value" else self._over_the_duration(track["pieces"], point)
@@ -158,12 +162,12 @@ class OwnAlert(Rule):
             pieces[-1] = [start, count + 1, total + point.value, min(least, point.value), max(most, point.value)]
         while pieces[0][0] + width <= point.at - self._duration + (1 if self.for_steps else 0):
             del pieces[0]
-        count = sum(piece[1] for piece in pieces)
+        count = sum(map(_COUNT, pieces))
         if not count:
             return None
         if self.function == "mean":
-            return float(sum(piece[2] for piece in pieces) / count)
-        return float(min(piece[3] for piece in pieces) if self.function == "min" else max(piece[4] for piece in pieces))
+            return float(sum(map(_SUM, pieces)) / count)
+        return float(min(map(_LEAST, pieces)) if self.function == "min" else max(map(_MOST, pieces)))
 
     def _has_lasted(self, track: dict[str, Any], at: int) -> bool:
         """Values at 20 steps in a row have lasted for 20 steps; a mean over 20 steps needs 20 steps, and no more."""
@@ -179,12 +183,12 @@ class OwnAlert(Rule):
             return self._is_missing(window, state)
         if not state["series"]:
             return UNKNOWN
-        fires = [series for series, track in state["series"].items() if track["fires"]]
-        if not fires:
+        if not state["fires"]:
             return None
-        track = state["series"][fires[0]]
+        first, others = next(iter(state["fires"])), len(state["fires"]) - 1
+        track = state["series"][first]
         _, step, time = track["since"]
-        figures = {"series": fires[0], "value": track.get("figure"), "step": step, "others": len(fires) - 1 or None}
+        figures = {"series": first, "value": track.get("figure"), "step": step, "others": others or None}
         return self._found(window, figures, since_step=step, since=rfc3339(time))
 
     def _is_missing(self, window: Window, state: dict[str, Any]) -> Finding | None:
@@ -200,8 +204,9 @@ class OwnAlert(Rule):
         return self.found(self.severity, cause=self.function, evidence={**self.figures(), **evidence}, **since)
 
     def _state(self, window: Window) -> dict[str, Any]:
-        """heard: when the newest value came, by the server's clock; series: of each what is known."""
-        state: dict[str, Any] = window.state_of(self, {"heard": None, "series": {}})
+        """heard: when the newest value came, by the server's clock; series: of each what is known; fires: those that do,
+        first come first."""
+        state: dict[str, Any] = window.state_of(self, {"heard": None, "series": {}, "fires": {}})
         return state
 
     @property
