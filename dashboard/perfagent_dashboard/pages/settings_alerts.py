@@ -42,7 +42,7 @@ class OwnAlerts:
         where = State("rules-shown", "data")
         app.callback(
             told, Output("own-alerts", "children"),
-            Input("own-save", "n_clicks"), Input({"own-act": ALL, "own": ALL}, "n_clicks"),
+            Input("own-save", "n_clicks"), Input({"own-act": ALL, "own": ALL, "of": ALL}, "n_clicks"),
             where, State("own-edited", "data"), *form,
             prevent_initial_call=True,
         )(self._change)  # fmt: skip
@@ -54,18 +54,18 @@ class OwnAlerts:
             Output("own-comparison", "disabled"), Output("own-threshold", "disabled"), Input("own-function", "value")
         )(_is_not_compared)
 
-    async def section(self, project: str, *, may_change: bool, edited: str = "") -> list[Component]:
-        """edited: the name of the alert that the form shows."""
+    async def section(self, project: str, *, may_change: bool, edited: Sequence[str] = ()) -> list[Component]:
+        """edited: project and name of the alert that the form shows."""
         known = (await self._server.get("/rules/alerts", project=project))["alerts"]
         rows = [
             [
                 html.B(one["name"]), one["title"], say(f"severity_{one['severity']}"), one["project"] or say("all_projects"),
-                ", ".join(one["tags"]), one["note"], _actions(one, project, may_change=may_change),
+                ", ".join(one["tags"]), one["note"], _actions(one, may_change=may_change),
             ]
             for one in known
         ]  # fmt: skip
         heads = [say(f"own_{name}") for name in ("name", "when", "severity", "project", "tags", "note")]
-        shown = next((one for one in known if one["name"] == edited and one["project"] == project), None)
+        shown = next((one for one in known if [one["project"], one["name"]] == [*edited]), None)
         return [
             html.H2(say("own_alerts")),
             table([*heads, ""], rows, empty=say("own_none")),
@@ -108,36 +108,35 @@ class OwnAlerts:
             ),
             dmc.Button(say("own_try"), id="own-try", size="sm", variant="default", disabled=not choices),
             dmc.Button(say("own_add" if edited is None else "save"), id="own-save", size="sm"),
-            *([] if edited is None else [_button("cancel", edited["name"], size="sm")]),
+            *([] if edited is None else [_button("cancel", edited, size="sm")]),
         ]  # fmt: skip
         return [
             html.Div(when, className="form-row"),
             html.Div(rest, className="form-row"),
             html.Div(tries, className="form-row"),
-            dcc.Store(id="own-edited", data="" if edited is None else edited["name"]),
+            dcc.Store(id="own-edited", data=[] if edited is None else [edited["project"], edited["name"]]),
             html.Div(id="own-tried", role="status", className="stack"),
         ]
 
     async def _change(
-        self, saved: int | None, acts: Sequence[int | None], project: str, edited: str, *values: Any
+        self, saved: int | None, acts: Sequence[int | None], project: str, edited: list[str], *values: Any
     ) -> Any:
-        asked, shown = ctx.triggered_id, ""
+        asked, shown = ctx.triggered_id, list[str]()
         said: Any = no_update
-        query = {"project": project} if project else None
         try:
             if asked == "own-save" and saved:
                 form = _form_of(values)
                 if edited:
                     del form["name"]
-                    await self._server.ask("PUT", f"/rules/alerts/{quote(edited, safe='')}", form, query=query)
+                    await self._server.ask("PUT", _path(edited[1]), form, query=_query(edited[0]))
                 else:
-                    await self._server.ask("POST", "/rules/alerts", form, query=query)
+                    await self._server.ask("POST", "/rules/alerts", form, query=_query(project))
                 said = note(say("own_saved"))
             elif isinstance(asked, dict) and any(acts):
                 if asked["own-act"] == "remove":
-                    await self._server.ask("DELETE", f"/rules/alerts/{quote(asked['own'], safe='')}", query=query)
+                    await self._server.ask("DELETE", _path(asked["own"]), query=_query(asked["of"]))
                     said = note(say("own_removed"))
-                shown = asked["own"] if asked["own-act"] == "edit" else ""
+                shown = [asked["of"], asked["own"]] if asked["own-act"] == "edit" else []
             else:
                 return no_update, no_update
             return said, await self.section(project, may_change=True, edited=shown)
@@ -150,9 +149,7 @@ class OwnAlerts:
         form = _form_of(values)
         body = form | {"run": run or "", "name": form["name"] or "tried"}
         try:
-            found = await self._server.ask(
-                "POST", "/rules/alerts/try", body, query={"project": project} if project else None
-            )
+            found = await self._server.ask("POST", "/rules/alerts/try", body, query=_query(project))
         except Problem as problem:
             return html.P(problem.message, className="bad")
         return _tried(found, run or "")
@@ -214,13 +211,22 @@ def _choice(name: str, choices: Sequence[str], values: dict[str, Any], **look: A
     )
 
 
-def _actions(alert: dict[str, Any], project: str, *, may_change: bool) -> Any:
+def _actions(alert: dict[str, Any], *, may_change: bool) -> Any:
     if alert["from_file"]:
         return html.Code("rules.toml")
-    if not may_change or alert["project"] != project:
+    if not may_change:
         return ""
-    return html.Div([_button(act, alert["name"]) for act in ("edit", "remove")], className="actions")
+    return html.Div([_button(act, alert) for act in ("edit", "remove")], className="actions")
 
 
-def _button(act: str, name: str, *, size: str = "compact-sm") -> Component:
-    return dmc.Button(say(f"own_{act}"), id={"own-act": act, "own": name}, size=size, variant="default")
+def _button(act: str, alert: dict[str, Any], *, size: str = "compact-sm") -> Component:
+    ident = {"own-act": act, "own": alert["name"], "of": alert["project"]}
+    return dmc.Button(say(f"own_{act}"), id=ident, size=size, variant="default")
+
+
+def _path(name: str) -> str:
+    return f"/rules/alerts/{quote(name, safe='')}"
+
+
+def _query(project: str) -> dict[str, str] | None:
+    return {"project": project} if project else None

@@ -7,7 +7,7 @@ API changes. Call load() behind each change.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,9 +66,13 @@ class OwnAlerts:
                 unreadable.append(_Unreadable(row.project, row.name, f"the alert {row.name} cannot be read: {error}"))
         self._of_table, self.unreadable = found, unreadable
 
-    def known(self, project: str) -> list[Known]:
-        """Those of a project, and those of all projects."""
-        mine = [Known(one, from_file) for one, from_file in self._all() if one.project in ("", project)]
+    def known(self, projects: Container[str] | None) -> list[Known]:
+        """Those of all projects, and of these; None: of each."""
+        mine = [
+            Known(one, from_file)
+            for one, from_file in self._all()
+            if not one.project or projects is None or one.project in projects
+        ]
         return sorted(mine, key=lambda one: (one.alert.project, one.alert.name))
 
     def ids(self, project: str | None = None) -> list[str]:
@@ -79,7 +83,7 @@ class OwnAlerts:
     def of_run(self, project: str, tags: Iterable[str]) -> list[OwnAlert]:
         """Those that judge a run of this project with these tags, by name."""
         carried = set(tags)
-        by_name = {one.name: one for one, _ in self.known(project)}  # the project's own come last
+        by_name = {one.name: one for one, _ in self.known([project])}  # the project's own come last
         return [one for one in sorted(by_name.values(), key=lambda one: one.name) if carried.issuperset(one.tags)]
 
     def put(self, connection: Connection, alert: OwnAlert, *, is_new: bool) -> None:

@@ -110,10 +110,11 @@ class TriedAlert:
 
 @router.get("/rules/alerts", responses={200: {"model": OwnAlertList}})
 def list_own_alerts(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """The alerts that users made for all projects; `project`: and those for this one."""
+    """The alerts that users made for all projects, and for those that one sees. `project`: of these only for this one."""
     if project:
         check_project(identity, "read", project)
-    return reply({"alerts": [_shown(one) for one in services.rule_settings.own.known(project)]})
+    seen = [project] if project else identity.seen_projects
+    return reply({"alerts": [_shown(one) for one in services.rule_settings.own.known(seen)]})
 
 
 @router.post("/rules/alerts", status_code=201, responses={201: {"model": OwnAlertShown}})
