@@ -53,6 +53,7 @@ class OwnAlerts:
         self._database = database
         self._of_file = {(one.project, one.name): one for one in of_file}
         self._of_table: dict[tuple[str, str], OwnAlert] = {}
+        self._judging: dict[str, list[OwnAlert]] = {}  # project -> those of its runs
         self.unreadable: list[_Unreadable] = []
 
     def load(self) -> None:
@@ -65,6 +66,7 @@ class OwnAlerts:
             except (ConfigError, ValueError, RecursionError) as error:
                 unreadable.append(_Unreadable(row.project, row.name, f"the alert {row.name} cannot be read: {error}"))
         self._of_table, self.unreadable = found, unreadable
+        self._judging = {}  # a new one: who is still reading the old table fills the old one
 
     def known(self, projects: Container[str] | None) -> list[Known]:
         """Those of all projects, and of these; None: of each."""
@@ -82,9 +84,11 @@ class OwnAlerts:
 
     def of_run(self, project: str, tags: Iterable[str]) -> list[OwnAlert]:
         """Those that judge a run of this project with these tags, by name."""
-        carried = set(tags)
-        by_name = {one.name: one for one, _ in self.known([project])}  # the project's own come last
-        return [one for one in sorted(by_name.values(), key=lambda one: one.name) if carried.issuperset(one.tags)]
+        known, carried = self._judging, set(tags)
+        if project not in known:
+            by_name = {one.name: one for one, _ in self.known([project])}  # the project's own come last
+            known[project] = sorted(by_name.values(), key=lambda one: one.name)
+        return [one for one in known[project] if carried.issuperset(one.tags)]
 
     def put(self, connection: Connection, alert: OwnAlert, *, is_new: bool) -> None:
         """In the caller's transaction. Raises CannotChangeError."""
