@@ -14,8 +14,6 @@ from perfagent_server.rules.catalogue import all_rules
 
 __all__ = ["Expectation", "WrongExpectationError", "expectation", "read"]
 
-COMING = ("no_learning",)
-"""Rules that programs expect and that are not there yet."""
 REMARKS_OF_HEALTHY = {"healthy": "", "compute_bound": ""}
 _CHOICES = {"alert": ("yes", "no", "either"), "judge": ("end", "live")}
 
@@ -77,7 +75,7 @@ def expectation(table: Mapping[str, Any], place: str) -> Expectation:
 
 
 def _check_rules(found: Expectation, place: str) -> None:
-    known = ["healthy", *(rule.id for rule in all_rules()), *COMING]
+    known = ["healthy", *(rule.id for rule in all_rules())]
     for rule in (*found.accept, *found.also):
         if rule not in known:
             raise WrongExpectationError(f"{place} names the unknown rule {rule!r}; there are {', '.join(known)}")
