@@ -159,8 +159,9 @@ def compute(_step: int, time: float) -> dict[str, float]:
     return {"phase/forward_s": 0.35 * time, "phase/backward_s": 0.6 * time, "phase/optimizer_s": 0.05 * time}
 
 
-def forward(_step: int, time: float) -> dict[str, float]:
-    return {"phase/forward_s": time - 0.06, "phase/backward_s": 0.05, "phase/optimizer_s": 0.01}
+def one(phase: str) -> Extra:
+    """It takes what a step takes more than 60 ms."""
+    return lambda _, time: {f"phase/{phase}_s": time - 0.06, "phase/backward_s": 0.05, "phase/optimizer_s": 0.01}
 
 
 @pytest.mark.parametrize(
@@ -170,10 +171,15 @@ def forward(_step: int, time: float) -> dict[str, float]:
         ((100.0, 50.0, 330, 2.0, compute), [("info", "other programs")], 630),
         ((97.0, 97.0, 300, 1.15, compute), [], 0),  # a neighbour on the other thread of the same core
         ((70.0, 99.0, 200, 1.3, compute), [("info", "every phase")], 325),
-        ((100.0, 60.0, 100, 1.5, forward), [("warning", "")], 320),
+        ((100.0, 60.0, 100, 1.5, one("other")), [("warning", "other")], 320),
+        ((40.0, 60.0, 200, 1.5, one("forward")), [("info", "no more work")], 330),
+        ((75.0, 99.0, 200, 1.5, one("forward")), [("warning", "")], 320),
     ],
-    ids=["others, not yet", "others, for a minute", "a neighbour", "not busier", "one phase alone"],
-)
+    ids=[
+        "others, not yet", "others, for a minute", "a neighbour", "not busier", "one phase alone", "a layer that waits",
+        "a layer that works",
+    ],
+)  # fmt: skip
 def test_steps_that_wait_for_cores_of_others_are_a_remark(
     job: tuple[Any, ...], told: list[tuple[str, str]], by_step: int
 ) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, NamedTuple
 
-from perfagent.wire import Finding
+from perfagent.wire import Finding, Severity
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import Life, Question, Rule, Series, within
-from perfagent_server.rules.speed import loader_cores, step_shares
+from perfagent_server.rules.speed import cpu_load, loader_cores, step_shares
 from perfagent_server.rules.speed.step_shares import ON_DEVICE, UTILIZATION, busy_pct, means_over, seconds_by_step
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -47,7 +47,7 @@ class DataBound(Rule):
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "data_bound"
-    severities = ("warning", "critical")
+    severities = ("info", "warning", "critical")
     question = Question.IS_IT_FAST
     after = ("stage_imbalance",)
     reads = (
@@ -55,6 +55,7 @@ class DataBound(Rule):
         *step_shares.READS,
         UTILIZATION,
         *loader_cores.READS,
+        *cpu_load.READS,
     )
     charts = ("phase/data_s", "step_time_s")
     profile_helps = True
@@ -124,8 +125,12 @@ class DataBound(Rule):
         share = min(100.0, 100 * wait_s / step_s)
         cause, machine = self._on_this_machine(window, share)
         ordered = sorted(row.wait_s for row in rows)
+        took = window.by_step["step_time_s"].time
+        # Without a GPU a training shares the cores with its loader, and both with whoever else is there.
+        is_crowded = took is not None and UTILIZATION.name not in window.by_time and cpu_load.is_crowded(window, took)
+        milder: Severity = "info" if is_crowded else "warning"
         return self.found(
-            "critical" if share >= self.critical_pct else "warning",
+            "critical" if share >= self.critical_pct else milder,
             cause=cause,
             since_step=window.at,
             evidence={

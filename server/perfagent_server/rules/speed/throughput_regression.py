@@ -36,7 +36,7 @@ _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 _LEAST_REST = 0.05  # of the step, that the other phases must be to say something
 _OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.1
-_OF_THE_MACHINE = ("other programs", "every phase")
+_OF_THE_MACHINE = ("other programs", "every phase", "no more work")
 _JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
 """A phase that jumped: to so many times its highest note, by this share of the step, for so many steps."""
 
@@ -176,15 +176,19 @@ class ThroughputRegression(Rule):
             return None
         if others and time - shift.time < self.others_for_s:
             return None
-        return self._finding(
-            window, shift, growth, "other programs" if others else _cause(window, growth), state["load"]
-        )
+        if others:
+            cause = "other programs"
+        elif growth.phase in _OF_THE_MODEL and not growth.is_everywhere and self._waits(window, state, shift, time):
+            cause = "no more work"
+        else:
+            cause = _cause(window, growth)
+        return self._finding(window, shift, growth, cause, state["load"])
 
     def _others(self, window: Window, state: dict[str, Any], shift: Shift, growth: _Growth, time: float) -> bool | None:
         """Whether other programs took the cores. None while no reading has come of the time after the jump, and where none
         had come before it."""
         nodes = ranks_of_nodes(window)
-        if not nodes or growth.is_alone or UTILIZATION.name in window.by_time:
+        if not nodes or UTILIZATION.name in window.by_time:
             return False
         if state["load"] is None:
             known = (cpu_load.cpu_load(window, node, shift.time - _BEFORE_S, shift.time - 1.0) for node in nodes)
@@ -199,7 +203,18 @@ class ThroughputRegression(Rule):
             if not before:  # the jump came so early that the cores had not been read
                 return None
             fallen = fallen or _is_crowded(now, before[0], before[1], shift.times)
-        return fallen
+        return fallen and (not growth.is_alone or growth.phase in _OF_THE_MODEL)
+
+    def _waits(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> bool:
+        """Whether the processes use hardly more of a core per step than before, without a GPU: then no layer has more to do,
+        and the time went to somebody else."""
+        if UTILIZATION.name in window.by_time or not state["load"]:
+            return False
+        for node, before in zip(ranks_of_nodes(window), state["load"], strict=False):
+            now = cpu_load.cpu_load(window, node, max(shift.time + 1.0, time - _BEFORE_S), time)
+            if now is None or not before or now.own * shift.times > before[0] * (1 + 0.5 * (shift.times - 1)):
+                return False
+        return True
 
     def _finding(
         self, window: Window, shift: Shift, growth: _Growth, cause: str, load: list[list[float]] | None
