@@ -34,4 +34,4 @@ def spoken(found: Told, language: Language | None = None) -> Told:
 
 
 def _swapped(text: str, before: str, now: str) -> str:
-    return now + text[len(before) :] if before and text.startswith(before) else text
+    return now + text[len(before) :] if before and now and text.startswith(before) else text
