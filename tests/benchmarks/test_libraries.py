@@ -10,7 +10,7 @@ import pytest
 from agent.frameworks.recordings import Recorded, recorded
 from libraries.catalogue import LIBRARIES
 from libraries.comparing import COLUMNS, compared
-from libraries.page import PAGE, Result, document
+from libraries.page import PAGE, document
 from libraries.running import TRAININGS, Ran, both
 
 STEPS = range(1, 25)
@@ -71,17 +71,6 @@ def test_other_differences_are_found() -> None:
     assert wrong(watched=Ran(TRUTH, "perfagent: hello")) == {"console"}
     assert wrong(sources=(dataclasses.replace(RECORDED, states=[]),)) == {"end"}
     assert {"end", "steps", "loss"} <= wrong(sources=())
-
-
-def test_the_page_keeps_lines_of_libraries_not_tried_again() -> None:
-    first, second = LIBRARIES[:2]
-    tried = [Result(first, "1.0", {"loss": ""}), Result(second, trouble="not installed: a | b")]
-    page = document(tried, "", "2026-01-01")
-    assert "**1/2 right.**" in page
-    again = document([Result(second, "2.0", {"loss": ""}, 3)], page, "2026-01-02")
-    assert "**2/2 right.**" in again
-    assert f"| {first.name} | 1.0 |" in again
-    assert "2026-01-01" in again
 
 
 def test_the_page_is_as_it_is_written_with_every_library() -> None:

@@ -53,19 +53,6 @@ def test_the_runs_are_whole_runs_of_a_server_that_was_there(capsys: pytest.Captu
         assert sorted(services.store.names(runs[0].run)) == sorted(NAMES)
 
 
-def test_a_key_that_may_only_send_measures_and_checks_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with listening(tmp_path, auth="required") as server:
-        key = server.app.state.services.access.keys.create("ingest")[1]
-        found = measured(capsys, *f"--url {server.url} --key {key} --agents 2 --seconds 1 --period 0.1".split())
-        assert found["lost"] is None
-        assert found["frames"] > 0
-        code, _, err = run(capsys, "--url", server.url, "--key", "wrong", "--agents", "2", "--seconds", "0.5")
-        assert code == 1
-        assert "give a valid --key" in err
-
-
 @pytest.mark.fault
 def test_s05_refusals_are_followed_and_the_frame_comes_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from perfagent.bench.measuring import bytes_of, in_turn, medians, peak_bytes
+from perfagent.bench.measuring import bytes_of, peak_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -22,12 +22,3 @@ def test_what_models_and_optimizers_hold_is_counted() -> None:
     model(torch.ones(100)).sum().backward()
     optimizer.step()
     assert bytes_of(model, optimizer) == 4 * 4000 + 4  # weights, gradients, two moments; a count of steps
-
-
-def test_every_way_is_called_once_a_round_but_the_first() -> None:
-    calls: list[str] = []
-    found = in_turn({name: lambda name=name: calls.append(name) for name in ("a", "b")}, CPU, rounds=3)
-    assert (calls.count("a"), calls.count("b")) == (4, 4)
-    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
-    assert all({calls[2 * number], calls[2 * number + 1]} == {"a", "b"} for number in range(4))
-    assert medians({"a": [3.0, 1.0, 2.0]}) == {"a": 2.0}
