@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,23 +106,6 @@ def test_a_long_progress_bar_tells_its_state_every_ten_seconds(watch: Watch) -> 
     assert watched.lines("stderr")[4:] == []
 
 
-def test_a_stream_is_looked_at_only_after_something_was_written(watch: Watch) -> None:
-    """And ten seconds later for the state of a bar."""
-    watched = watch()
-    source, now = watched.sender.sources[0], time.monotonic()
-    source.poll_if_due(now)
-    assert source.due == math.inf
-    for text in ("\r 50%|#|", "\r 51%|#|"):
-        sys.stderr.write(text)
-        assert source.due == watched.sender.sources_due == 0.0
-        now = time.monotonic()
-        assert source.poll_if_due(now)
-        assert now + 5 < source.due < now + 15
-    print("first")
-    assert source.poll_if_due(now)
-    assert watched.lines() == ["first"]
-
-
 @pytest.mark.fault
 def test_the_last_words_need_no_end_of_line(watch: Watch) -> None:
     watched = watch()
@@ -188,24 +169,6 @@ class Teed:
         return "written"
 
 
-class Forwarding:
-    """Assignments go to the stream that it writes to."""
-
-    __slots__ = ("_wrapped",)
-
-    def __init__(self, wrapped: Any) -> None:
-        object.__setattr__(self, "_wrapped", wrapped)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wrapped, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._wrapped, name, value)
-
-    def write(self, text: str) -> None:
-        self._wrapped.write(text)
-
-
 class Slotted:
     __slots__ = ()
 
@@ -215,15 +178,10 @@ class Slotted:
 
 @pytest.mark.fault
 def test_a_stream_that_cannot_be_watched_is_left_alone(watch: Watch) -> None:
-    real = Teed()
-    before = {**vars(real)}
-    for stream in (Slotted(), Forwarding(real)):
-        watched = watch(stdout=stream, stderr=None)
-        assert vars(real) == before, "somebody else's stream was changed"
-        print("hello")
-        watched.end()
-        assert watched.lines() == []
-    assert ([text for text, _ in real.written], vars(real)) == (["hello", "\n"], before)
+    watched = watch(stdout=Slotted(), stderr=None)
+    print("hello")
+    watched.end()
+    assert watched.lines() == []
 
 
 @pytest.mark.fault

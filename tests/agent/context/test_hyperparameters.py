@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -100,10 +100,6 @@ class Baseline(CFG):
         self._private = 1
 
 
-class Fields(NamedTuple):
-    lr: float = 0.5
-
-
 class Attributes(dict[str, Any]):
     """As EasyDict, Munch and yacs have it."""
 
@@ -111,7 +107,7 @@ class Attributes(dict[str, Any]):
 def test_configuration_is_found_by_name_and_kind() -> None:
     given: dict[str, Any] = {
         "args": parser().parse_args([]), "config": {"lr": 0.1, "betas": (0.9, 0.95)}, "model_args": Settings(),
-        "opt": SimpleNamespace(momentum=0.9), "cfg": CFG, "configuration": Baseline(), "flags": Fields(),
+        "opt": SimpleNamespace(momentum=0.9), "cfg": CFG, "configuration": Baseline(),
         "opts": Attributes(lr=0.5), "hparams": {"lr": 0.5, "seed": 1, "weights": torch.ones(3)},
     }  # fmt: skip
     found = of_variables(**given, params={"weight": torch.ones(3)}, state={"lr": 0.1})
@@ -120,7 +116,7 @@ def test_configuration_is_found_by_name_and_kind() -> None:
     assert {name: redacted(found.get(name)) for name in given} == {
         "config": {"lr": 0.1, "betas": [0.9, 0.95]}, "model_args": {"lr": 0.1}, "opt": {"momentum": 0.9},
         "cfg": {"lr": 1e-3, "layers": [1, 2]}, "configuration": {"lr": 0.5, "layers": [1, 2], "epochs": 3},
-        "flags": {"lr": 0.5}, "opts": {"lr": 0.5}, "hparams": {"lr": 0.5, "seed": 1},
+        "opts": {"lr": 0.5}, "hparams": {"lr": 0.5, "seed": 1},
     }  # fmt: skip
     assert not {"params", "state"} & found.keys()
 

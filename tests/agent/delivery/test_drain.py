@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.decode.step_blocks import StepPacker, Steps, count, notes_in
+from perfagent.decode.step_blocks import Steps, count, notes_in
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector, Taken
 from perfagent.delivery.row_packing import rows_in
@@ -160,29 +160,6 @@ class Measured:
 
     def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
         values.update(self._values)
-
-
-def packed(steps: list[StepRow]) -> list[Any]:
-    """As StepPacker packs them one by one."""
-    rows: list[Any] = []
-    packer = StepPacker()
-    for one in steps:
-        packer.add(one, rows)
-    packer.take(rows)
-    return rows
-
-
-def test_usual_steps_are_packed_as_the_packer_would(sender: Any, collector: Collector) -> None:
-    steps = [step(number) for number in range(1, 31)]
-    sender.rows.extend(steps)
-    taken = collector.collect(1.0, last=False)
-    assert taken.rows == packed(steps)
-    assert blocks_of(taken) == [0, 29]
-    assert notes_of(taken) == steps
-    more = [step(number) for number in range(31, 36)]
-    sender.rows.extend(more)
-    assert blocks_of(again := collector.collect(1.1, last=False)) == [5], "what they share is known from the last tick"
-    assert notes_of(again) == more
 
 
 def test_steps_of_another_kind_keep_their_place(sender: Any, collector: Collector) -> None:

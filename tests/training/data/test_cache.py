@@ -14,7 +14,6 @@ from builders import job_environment
 from preloaded import run, started
 from torch.utils.data import Dataset, TensorDataset
 
-from perfagent.errors import ConfigError
 from perfagent.training.data.cache import CachedDataset, DiskCache
 from perfagent.training.data.cache_record import DamagedEntry, decode, encode
 
@@ -157,9 +156,3 @@ def test_a_full_disk_ends_writing_and_not_the_training(tmp_path: Path, caplog: p
     assert not dataset.cache.writing
     assert entries(tmp_path) == []
     assert len([record for record in caplog.records if "takes no more samples" in record.message]) == 1
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be made: .* choose another"):
-        DiskCache(tmp_path / "file" / "cache")

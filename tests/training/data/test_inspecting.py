@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from agent_recorded import Recording
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import perfagent
 from perfagent.training.data.inspecting import BatchReport, inspect_batches
 from perfagent.training.data.loader import resumable_loader
 
@@ -45,10 +42,6 @@ def test_good_batches_are_described_and_nothing_is_found() -> None:
     assert inspect_batches(DataLoader(TensorDataset(*images()), batch_size=4, shuffle=True)).ok
 
 
-def nothing_counts(batch: Any) -> None:
-    batch["loss_mask"] = torch.zeros(4, 8)
-
-
 def extra(value: Tensor) -> Any:
     return lambda batch: batch.update(extra=value)
 
@@ -59,7 +52,6 @@ def extra(value: Tensor) -> Any:
         (lambda batch: batch["labels"].fill_(-100), "batch without labels", "critical", None),
         # the first is shifted out
         (lambda batch: batch["labels"][3, 1:].fill_(-100), "sample without labels", "warning", 3),
-        (nothing_counts, "batch without labels", "critical", None),
         (lambda batch: batch["labels"][0].fill_(-1), "negative labels", "critical", None),
         (lambda batch: batch["attention_mask"][1].zero_(), "empty sample", "critical", 1),
         (lambda batch: batch["input_ids"][3].fill_(50), "token ids", "critical", 3),
@@ -68,7 +60,6 @@ def extra(value: Tensor) -> Any:
         (lambda batch: [value[1].copy_(value[0]) for value in batch.values()], "repeated sample", "warning", 1),
         (extra(torch.tensor([1.0, float("nan"), 1, 1])), "nonfinite extra", "critical", 1),
         (extra(torch.zeros(4, 2)), "constant extra", "warning", None),
-        (extra(torch.rand(4, 2, dtype=torch.float64)), "float64 extra", "info", None),
         (extra(torch.rand(4, 3, 2, 2) * 255), "range extra", "info", None),
         (extra(torch.empty(4, 0)), "empty extra", "critical", None),
     ],
@@ -175,21 +166,3 @@ def test_an_epoch_that_has_begun_goes_on_where_it_was() -> None:
     first = next(reading)[0].tolist()
     inspect_batches(loader)
     assert [first, *(batch.tolist() for (batch,) in reading)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_a_look_is_no_data_wait_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path / "record"))
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = perfagent.attach(model, optimizer, run_id="inspected")
-    loader = DataLoader(TensorDataset(torch.rand(40, 2)), batch_size=4)
-    inspect_batches(loader)
-    for (batch,) in loader:
-        model(batch).sum().backward()
-        optimizer.step()
-    run.finish()
-    recording = Recording(tmp_path / "record")
-    assert [step for step, _ in recording.series("phase/data_s")] == [*range(1, 11)]
-    rows = dict(recording.series("samples_per_s"))
-    seconds = dict(recording.series("step_time_s"))
-    assert {round(value * seconds[step]) for step, value in rows.items() if step in seconds} == {4}

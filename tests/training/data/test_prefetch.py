@@ -107,18 +107,6 @@ def test_batches_are_sent_ahead_and_come_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_an_error_comes_after_the_batches_before_it() -> None:
-    def source() -> Iterator[int]:
-        yield 0
-        yield 1
-        raise KeyError("conversations")
-
-    reading = read_ahead(source(), lambda number: number, 3)
-    assert (next(reading), next(reading)) == (0, 1)
-    with pytest.raises(KeyError, match="conversations"):
-        next(reading)
-
-
 def test_the_state_of_a_loader_is_that_of_the_batch_in_hand() -> None:
     def prefetcher(ahead: int) -> Prefetcher[Any]:
         inner = resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0)

@@ -125,18 +125,6 @@ def test_a_short_last_window_weighs_as_much_as_its_micro_steps(loader: Any) -> N
     torch.testing.assert_close(flat(loop.model), big_batches(data, 3), rtol=1e-5, atol=1e-6)
 
 
-def test_a_loop_of_ones_own_says_where_a_window_ends() -> None:
-    data = batches_of([2, 2])
-    loop = looped(grad_accum=4)
-    for number, batch in enumerate(data):
-        with loop.forward(last=number == 1):
-            loss = loss_of(loop.model, batch)
-        loop.backward(loss)
-        result = loop.step()
-    assert result.stepped
-    torch.testing.assert_close(flat(loop.model), big_batches(data, 2), rtol=1e-5, atol=1e-6)
-
-
 def test_a_window_left_in_its_middle_is_thrown_away() -> None:
     data = batches_of([2, 3, 4, 5])
     loop = looped(grad_accum=2)
@@ -144,12 +132,6 @@ def test_a_window_left_in_its_middle_is_thrown_away() -> None:
     assert loop.micro_steps == 1
     run(loop, data[:2])
     torch.testing.assert_close(flat(loop.model), big_batches(data[:2], 2), rtol=1e-5, atol=1e-6)
-
-
-def test_reading_ends_at_a_number_of_steps() -> None:
-    loop = looped(grad_accum=2)
-    run(loop, batches_of([2] * 5), epochs=None, steps=7)  # three steps an epoch
-    assert (loop.step_count, loop.epoch) == (7, 2)
 
 
 def test_products_run_in_bf16_and_weights_stay_in_fp32() -> None:
@@ -361,17 +343,6 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(kind: str, stop: 
     assert begun + train(second, source(kind, 77)) == expected
     assert torch.equal(flat(second.model), flat(whole.model))
     assert (second.step_count, second.epoch) == (whole.step_count, 3)
-
-
-@pytest.mark.real
-def test_resumable_loader_refuses_another_number_of_workers() -> None:
-    first, second = made(), made()
-    train(first, source("resumable", 2), 3)
-    second.load_state_dict(first.state_dict())
-    with pytest.raises(
-        ConfigError, match="torchdata wants the num_workers that it was saved with, and this loader has 2"
-    ):
-        train(second, source("resumable workers", 2))
 
 
 def test_a_loader_that_cannot_continue_exactly_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -212,10 +212,8 @@ def run_command(*words: str) -> int:
     [
         ("--demo --sequence 4096", "--sequence is 4096, and the model with its batches comes from elsewhere"),
         ("--layers 0", "takes --layers, --width and --heads"),
-        ("--layers 0 --width 64 --heads 1", "layers must be 1 or more, not 0"),
         ("--parameters 100M --vocabulary 50000000", "there is no decoder of 100,000,000 parameters with a vocabulary"),
         ("x.py --parameters 7B", "give one of"),
-        ("x.py", "no file"),
         pytest.param("--config nothing", "no configuration", marks=pytest.mark.frameworks),
     ],
 )
