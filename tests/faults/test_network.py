@@ -3,7 +3,6 @@ tests/agent/delivery/test_transport.py."""
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -11,13 +10,7 @@ from typing import Any
 
 import pytest
 from builders import until
-from driven_sender import Driven
 from faults.accounts import Accounts, ends_in_time, row
-from ingest_server import IngestServer
-
-from perfagent.delivery.courier import STUCK_S
-from perfagent.delivery.send_loop import MOST_LEFT_BEHIND
-from perfagent.delivery.transport import HttpTransport
 
 pytestmark = [pytest.mark.fault, pytest.mark.real]
 URL = "http://monitor.example:8420"
@@ -56,30 +49,3 @@ def test_a24_slow_names_keep_only_the_courier_waiting(fault: Accounts, names: Ca
     release.set()
     until(lambda: sorted(server.values("loss", source=goes_on.identity.source)) == [1])
     assert {*asked} == {"perfagent-courier"}
-
-
-def test_a24_look_up_that_never_ends_costs_a_few_threads(tmp_path, names, caplog):
-    caplog.set_level(logging.WARNING, "perfagent")
-    release, waiting = threading.Event(), []
-
-    def look_up(*_: Any, **__: Any) -> Any:
-        waiting.append(threading.current_thread())
-        release.wait(60)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", server.port))]
-
-    names(look_up)
-    with IngestServer() as server:
-        one = Driven(tmp_path, HttpTransport(URL), server=URL)
-        for tried in range(1, MOST_LEFT_BEHIND + 2):
-            until(lambda n=tried: one.goes_on(0.1, [row(n)], waits=False) and len(waiting) == n)
-            one.now += STUCK_S
-            one.goes_on(1, waits=False)
-            assert one.counters["failed"] == min(tried, MOST_LEFT_BEHIND)
-        (told,) = [record.message for record in caplog.records]
-        assert "unreachable (no end of the request" in told
-        release.set()
-        until(lambda: one.goes_on(0.1, waits=False) and server.values("loss"), why="it is not sent in the end")
-        until(lambda: one.goes_on(0.1, waits=False).sender.dispatcher.busy is None)
-        one.end()
-        for thread in waiting:
-            thread.join(20)

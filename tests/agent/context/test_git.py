@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from perfagent.context.git import MOST_S, ChangedFiles, Repository, find
@@ -113,18 +111,3 @@ def test_where_git_fails_hangs_or_is_missing_nothing_is_told(
     while answers[-1]:
         answers.append(look.poll())
     assert answers == ([True, False] if program and "sleep" in program else [False])
-
-
-def test_git_that_still_runs_at_the_end_is_ended(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = tree.parent / "slow"
-    slow.mkdir()
-    (slow / "git").write_text("#!/bin/sh\nexec sleep 60\n")
-    (slow / "git").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{slow}:{os.environ['PATH']}")
-    told: list[bool] = []
-    look = ChangedFiles(tree, told.append)
-    assert look.poll()
-    look.close()
-    assert not look.poll()
-    assert "sleep" not in [child.name() for child in psutil.Process().children()]
-    assert told == []

@@ -11,8 +11,6 @@ from agent.hooks.loops import sgd, small
 from torch import nn
 from truth import norm_of
 
-from perfagent.hooks.grad_clipping import Clips
-
 clip_grad_value_ = nn.utils.clip_grad_value_
 """Imported by name before there is a run, as scripts do."""
 
@@ -133,13 +131,6 @@ def test_clipping_two_models_says_of_each_what_is_its_own(watched, to_none, clip
 
 
 # ---- what is kept
-
-
-def test_what_is_clipped_and_never_stepped_is_forgotten():
-    clips, gradients = Clips(), [object() for _ in range(200_000)]
-    for begin in range(0, len(gradients), 1000):
-        clips.add(gradients[begin : begin + 1000], [])
-    assert 1000 < clips.remembered <= 101_000
 
 
 def test_the_agent_keeps_no_gradient_of_what_was_clipped(every_step):

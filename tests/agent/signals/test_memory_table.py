@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from quantized import InEightBits
 from torch import nn
 
 from perfagent.hooks.optimizer_step import make_primary
@@ -84,35 +83,16 @@ def on_the_host_and_a_gpu():
     return optimizer, None
 
 
-def not_there_yet():
-    model = nn.ModuleList([nn.Linear(3, 3, device="meta"), nn.LazyLinear(7), nn.Linear(5, 5, bias=False)])
-    return sgd(model), model
-
-
 def sparse_embedding():
     model = nn.ModuleList([nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 2, bias=False)])
     return sgd(model), model
-
-
-def with_state(**state):
-    layer = nn.Linear(32, 32, bias=False)
-    optimizer = sgd(layer)
-    optimizer.state[layer.weight] = state
-    return optimizer, layer
-
-
-def quantized():
-    """Of a quantized tensor its codes and scales count."""
-    return with_state(step=torch.zeros(()), exp_avg=InEightBits(1024), exp_avg_sq=InEightBits(1024))
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (on_the_host_and_a_gpu, (400, 400, 0, 2 * 32 + 32 + 400)),  # whichever parameter comes first
-        (not_there_yet, (100, 100, 0, 0)),
         (sparse_embedding, (64_000 + 128, 128, 0, 0)),  # its gradients are not as large as the table
-        (quantized, (4096, 4096, 4 + 2 * (1024 + 4 * 4), 0)),
     ],
 )
 def test_tensors_of_special_kinds_count_what_they_take(make, expected):

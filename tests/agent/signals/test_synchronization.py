@@ -127,15 +127,6 @@ def test_warnings_as_errors_do_not_stop_the_training(listening, cuda):
     assert waits(listening(lambda: inside_torch(cuda.mode))) == 1
 
 
-def test_script_that_watches_its_own_syncs_is_left_alone(record, cuda):
-    cuda.mode = 2
-    record(nn.Linear(2, 1))
-    look = SynchronizingLines(state.current)
-    assert not look.at_boundary()
-    assert look.over
-    assert cuda.mode == 2
-
-
 def test_waits_are_told_as_a_series_and_an_event(record, cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a device of the test")
     model = nn.Linear(2, 1)

@@ -29,8 +29,9 @@ from builders import free_port
 from chat_services import Answer, ChatService, MailServer, Request, answers_for, trusts
 from syrupy.assertion import SnapshotAssertion
 
+import perfagent_server.alerts.chat.plugins  # noqa: F401 - here, since urllib3 binds a socket at its import
 from perfagent.errors import ConfigError
-from perfagent_server.alerts.chat import CHAT_KINDS, Message, Outcome, check, masked, plugins, send
+from perfagent_server.alerts.chat import CHAT_KINDS, Message, Outcome, check, masked, send
 from perfagent_server.alerts.chat.targets import read
 from perfagent_server.alerts.chat.wording import CUT, word
 from perfagent_server.security.outbound import AddressNotAllowed, Guard
@@ -194,12 +195,6 @@ def test_markup_is_shown_as_it_was_written(kind: str) -> None:
         assert shown in body
 
 
-@pytest.mark.parametrize("kind", ["feishu", "dingtalk"])
-@pytest.mark.parametrize("url", ["", PAGE, "no address"])
-def test_bot_that_wants_a_keyword_finds_perfagent(kind: str, url: str) -> None:
-    assert "perfagent" in worded(kind, "x" * 100_000, url).replace(PAGE, "").split("\n")[-1]
-
-
 ROOM: dict[str, tuple[int, Callable[[str], int]]] = {
     "slack": (8000, len),
     "discord": (2000, lambda text: len(text.encode("utf-16-le")) // 2),
@@ -224,6 +219,9 @@ def test_long_texts_are_cut_visibly_and_fit(kind: str) -> None:
         lines = found.body.rstrip().split("\n")
         assert PAGE in lines[-1]  # the link is kept
         assert next(line for line in reversed(lines[:-1]) if line).endswith(CUT)
+        assert kind not in ("feishu", "dingtalk") or "perfagent" in lines[-1].replace(PAGE, ""), (
+            "a keyword of the bot's"
+        )
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -317,19 +315,12 @@ def leaks(kind: str, text: str) -> list[str]:
 
 @real
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("is_filtered", [True, False])
 def test_no_secret_is_in_an_error_or_a_log(
-    services: ChatService,
-    kind: str,
-    is_filtered: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    services: ChatService, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not even when the service repeats all it got, as it came and decoded. Without our filter, logs have them."""
+    """Not even when the service repeats all it got, as it came and decoded."""
     for name in ("", "apprise", "urllib3.connectionpool"):
         caplog.set_level(logging.DEBUG, name)
-    if not is_filtered:
-        monkeypatch.setattr(plugins._Heard, "filter", lambda self, record: True)
 
     def echo(request: Request) -> Answer:
         said = f"{request.path} {request.query} " + " ".join(SECRETS[kind])
@@ -345,7 +336,7 @@ def test_no_secret_is_in_an_error_or_a_log(
     assert outcomes[1].delivered
     assert leaks(kind, f"{outcomes}") == []
     logged = "\n".join(f"{record.getMessage()} {record.args} {record.exc_text}" for record in caplog.records)
-    assert bool(leaks(kind, logged)) == (not is_filtered)
+    assert leaks(kind, logged) == []
 
 
 def test_masked_urls_differ_where_the_channels_do() -> None:
@@ -389,13 +380,10 @@ ACCEPTED = [
     *URLS.items(),
     ("email", MAIL),
     ("slack", "slack://T012AB3CD/B045EF6GH/zQ7xW3vL9pK2mN5tR8yU1iO4/"),
-    ("slack", "https://hooks.slack-gov.com/services/T012AB3CD/B045EF6GH/zQ7xW3vL9pK2mN5tR8yU1iO4"),
-    ("discord", "https://canary.discord.com/api/webhooks/417429632418316298/JHZ7lQml277CD_Hm-QK"),
     ("discord", "discord://417429632418316298/JHZ7lQml277CD_Hm-QK"),
     ("teams", f"workflows://x.environment.api.powerplatform.com/{WORKFLOW}/{SIGNATURE}/?pa=yes&route=17&ver=1"),
     ("feishu", "feishu://0d1e2f3a-4b5c-6d7e-8f9a-0b1c2d3e4f5a"),
     ("dingtalk", "https://oapi.dingtalk.com/robot/send?access_token=6ddd4eb4c7b59d7d72545d29d0b0f1e3"),
-    ("dingtalk", "dingtalk://SEC0011223344@6ddd4eb4c7b59d7d72545d29d0b0f1e3/"),
     ("wecom", "wecombot://693a91f6-7xxx-4bc4-97a0-0ec2sifa5aaa"),
     ("email", "mailtos://smtp.example.com?from=a@example.com&to=b@example.com"),
     ("email", f"mailtos://me:word@smtp.example.com:465{TO}&name=Training%20bot"),
@@ -405,23 +393,18 @@ REFUSED = {
     "slack": [
         "https://evil.example/services/T1/B1/abc", "https://hooks.slack.com.evil.example/services/T1/B1/abc",
         "https://user@hooks.slack.com/services/T1/B1/abc", "https://hooks.slack.com:8443/services/T1/B1/abc",
-        "http://hooks.slack.com/services/T1/B1/abc", "https://hooks.slack.com/workflows/T1/A1/1/abc",
-        "slack://xoxb-1234-1234-4ddbc191d40ee098cbaae6f3523ada2d/general", "slack://T1/B1/abc/general", "slack://T1/B1/abc#general",
-        "slack://bot@T1/B1/abc", "slack://T1/B1/abc?template=/etc/passwd", "slack://T1/B1/abc?overflow=split",
-        "slack://T1/B1/abc?verify=no", "slack://T1/B1/abc?redirect=yes", "slack://T1/B1/a%2Fb",
+        "http://hooks.slack.com/services/T1/B1/abc", "slack://T1/B1/abc#general", "slack://bot@T1/B1/abc",
+        "slack://T1/B1/abc?template=/etc/passwd", "slack://T1/B1/abc?verify=no", "slack://T1/B1/a%2Fb",
         "discord://417429632418316298/JHZ7lQml", "https://hooks.slack.com/services/T1/B1/a\nb",
     ],
     "discord": [
-        "discord://417429632418316298/JHZ7lQml?ping=@everyone", "discord://417429632418316298/JHZ7lQml?avatar_url=https://x.example",
-        "https://discord.com/api/webhooks/417429632418316298/JHZ7lQml/slack", "https://discord.com/api/users/1/JHZ7lQml",
+        "discord://417429632418316298/JHZ7lQml?ping=@everyone", "https://discord.com/api/users/1/JHZ7lQml",
     ],
     "teams": [
         *(f"https://{host}/workflows/{WORKFLOW}/triggers/manual/paths/invoke?sig={SIGNATURE}"
           for host in ("evil.example", "logic.azure.com.evil.example", "evillogic.azure.com")),
         f"{TEAMS}?api-version=2016-06-01&sp=%2Fother&sv=1.0&sig={SIGNATURE}", f"{TEAMS.replace('443', '8443')}?sig={SIGNATURE}",
         f"{TEAMS}?api-version=2016-06-01&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0", f"workflow://10.0.0.1/{WORKFLOW}/{SIGNATURE}",
-        f"workflow://prod-161.westeurope.logic.azure.com/{WORKFLOW}/{SIGNATURE}?template=/etc/passwd",
-        "https://outlook.office.com/webhook/a@b/IncomingWebhook/c/d",
     ],
     "feishu": ["https://open.larksuite.com/open-apis/bot/v2/hook/0d1e2f3a", "feishu://0d1e2f3a/more", "lark://0d1e2f3a"],
     "dingtalk": [
@@ -518,11 +501,10 @@ def test_a_subject_is_one_line_whatever_the_title_holds() -> None:
 
 @real
 @talkative
-@pytest.mark.parametrize("pad", ["", "x" * 257])
-def test_a_wrong_password_is_told_without_the_password(pad: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_password_is_told_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
     """Also where the server's reply is cut in the midst of it."""
     caplog.set_level(logging.DEBUG)
-    with MailServer(accounts={"bot@example.com": "another"}, chat=pad) as server:
+    with MailServer(accounts={"bot@example.com": "another"}, chat="x" * 257) as server:
         outcome = mailed(server, login=LOGIN)
     assert (outcome.status, server.mails) == (535, [])
     assert outcome.error.startswith(f"smtp.example.com:{server.port}: it refused the login: 535 ")

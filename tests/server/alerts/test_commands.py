@@ -82,13 +82,10 @@ def test_a_test_that_does_not_arrive_is_a_failure(tmp_path: Path) -> None:
     ("arguments", "code", "says"),
     [
         ("add webhook http://127.0.0.1:9/hook", 2, "PERFAGENT_WEBHOOK_ALLOW=127.0.0.1:9"),
-        ("add webhook http://[::1]:9/hook", 2, "PERFAGENT_WEBHOOK_ALLOW=[::1]:9"),
         ("add webhook notaurl", 2, "http:// or https://, as https://example.com/hook; 'notaurl' begins with neither"),
-        ("add webhook ftp://example.com/hook", 2, "not with 'ftp'"),
         ("add pager https://example.com/", 2, "webhook"),
         ("add webhook", 2, "URL"),
         ("remove nothing", 1, "no channel 'nothing'; `perfagent channels list` lists them"),
-        ("test nothing", 1, "no channel 'nothing'"),
         ("", 2, "add|set|list|test|log|rotate|remove"),
     ],
 )

@@ -135,27 +135,6 @@ def history_of(told: Told, alert: str, *events: str) -> list[dict[str, Any]]:
     return [one for one in found if one["event"] in events or not events]
 
 
-def test_what_happened_to_an_alert_is_kept_in_its_order(told: Told) -> None:
-    told.fail()
-    ident = told.id()
-
-    def people(connection: Any) -> None:
-        acts.acknowledge(connection, ident, told.now, who="ada", note="looking")
-        acts.mute(connection, ident, UNTIL_UNDONE, told.now + 1, who="ada")
-        acts.mute(connection, ident, None, told.now + 2, who="bob")
-        acts.unacknowledge(connection, ident, told.now + 3, who="bob")
-
-    told.now += 1
-    told.database.write(people)
-    told.now += 3
-    heal(told, 3)
-    told.judge([63], loss=[NAN])
-    assert [(one["event"], one["who"], one["note"]) for one in history_of(told, ident)] == [
-        ("fired", "", ""), ("acknowledged", "ada", "looking"), ("muted", "ada", ""), ("unmuted", "bob", ""),
-        ("unacknowledged", "bob", ""), ("resolved", "", "it is over"), ("reopened", "", ""),
-    ]  # fmt: skip
-
-
 def raise_alert(told: Told, name: str, severity: Severity, kind: str = "fire", step: int = 1) -> None:
     found = Finding(rule=name, severity=severity, message=f"{name} is wrong")
     change = Change(kind, name, found, step, told.now)  # type: ignore[arg-type]

@@ -92,6 +92,7 @@ def test_alerts_are_filtered_and_resolved(client: TestClient, agent: Agent) -> N
     [again] = until(lambda: alerts(client, state="firing"))
     assert again["id"] == alert["id"]
     assert (again["resolved"], again["evidence"]) == (None, alert["evidence"])
+    assert [event for event, _, _ in history(client, alert["id"])] == ["fired", "resolved", "reopened"]
     evidence = client.get("/api/v1/runs/r1/verdict").json()["evidence"]
     assert {name: evidence[name] for name in alert["evidence"]} == alert["evidence"]
 
@@ -117,22 +118,6 @@ def test_whoever_was_told_before_a_mute_hears_only_its_end(client: TestClient, a
     last = client.get("/api/v1/deliveries").json()["deliveries"][0]
     assert (last["event"], last["state"], last["tries"]) == ("alert.firing", "waiting", 0)
     assert len(posts.deliveries) == 2
-
-
-def test_the_end_of_a_mute_tells_what_began_in_it(client: TestClient, agent: Agent, posts: Posts) -> None:
-    add(client)
-    alert = agent.fails()
-    until(lambda: posts.arrived)
-    client.post(f"/api/v1/alerts/{alert['id']}/mute", params={"for_s": 3600})
-    agent.send(3, loss=[1.0] * 57)
-    until(lambda: alerts(client, state="resolved"))
-    agent.send(60, loss=[math.nan])
-    until(lambda: alerts(client, state="firing"))
-    assert len(posts.of_type("alert.firing")) == 1
-    client.post(f"/api/v1/alerts/{alert['id']}/mute", json={"for_s": 0})
-    until(lambda: len(posts.of_type("alert.firing")) == 2)
-    about = posts.deliveries[-1].json["data"]["alert"]
-    assert (about["id"], about["since_step"]) == (alert["id"], 60)
 
 
 def test_a_nan_logged_as_json_is_told_under_the_name_of_its_run(client: TestClient, posts: Posts) -> None:

@@ -415,29 +415,3 @@ def test_a_server_whose_rules_thread_ended_gives_its_runs_up(
     assert httpx.get(f"{a.running.url}/readyz", timeout=30).status_code == 503
     a.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=2))
     until(lambda: b.get("/alerts", run=run)["alerts"], why="the alert")
-
-
-@pytest.mark.sql
-def test_a_lost_lease_costs_only_the_runs_of_its_shard(
-    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leases, "TTL_S", 3600.0)  # the other leases hold, though none is renewed below
-    with replica(tmp_path / "a", database) as a:
-        engine, runs = (
-            a.services.engine,
-            ["run-0", next(f"run-{n}" for n in range(99) if shard_of(f"run-{n}") != shard_of("run-0"))],
-        )
-        for run in runs:
-            a.send(frame({"loss": [1.0]}, run=run, events=[started()]))
-        until(lambda: set(runs) <= engine.evaluators.in_memory.keys(), why="both runs are in memory")
-        before = {run: engine.evaluators.in_memory[run] for run in runs}
-        assert a.services.replica is not None
-        monkeypatch.setattr(a.services.replica.leases, "_try_look", lambda: None)  # it hears of it as it writes
-        with engine._lock:  # both runs in one round
-            postgresql_server.ask_in(database, "UPDATE lease SET term = term + 2 WHERE name = %s", shard_of(runs[0]))
-            for run in runs:
-                a.send(frame({"loss": [float("nan")]}, run=run, seq=2, first_step=2))
-        until(lambda: a.get("/alerts", run=runs[1])["alerts"], why="the alert of the other run")
-        assert engine.evaluators.in_memory[runs[1]] is before[runs[1]]
-        monkeypatch.undo()
-        until(lambda: a.get("/alerts", run=runs[0])["alerts"], why="the alert, in the new term")

@@ -87,22 +87,6 @@ def test_everything_is_as_it_was(stepped_before: bool) -> None:
     assert [id(p) for p in training.model.parameters()] == tensors
 
 
-def test_a_schedule_is_restored_wherever_the_step_has_it_from() -> None:
-    def train(size: int, schedule: Any) -> None:
-        model(torch.ones(size, 3)).sum().backward()
-        optimizer.step()
-        schedule.step()
-
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    found = {"train": train, "given": schedule}  # globals without a __name__: the function has no module
-    by_global = eval("lambda size: train(size, given)", found)
-    for step in (lambda size, given=schedule: train(size, given), lambda size: train(size, schedule), by_global):
-        assert find_batch_size(step, limit=8) == 8
-        assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
-
-
 def hooks() -> tuple[int, int]:
     return len(hooks_of_modules._global_forward_pre_hooks), len(hooks_of_optimizers._global_optimizer_pre_hooks)
 

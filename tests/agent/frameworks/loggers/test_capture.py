@@ -3,7 +3,6 @@ time."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from perfagent.boundary import guard
 from perfagent.device import Reading
 from perfagent.frameworks.loggers.capture import Logs, captured
 from perfagent.step.captured_log import CapturedLog
-from perfagent.step.state import state
 
 Record = Callable[..., Any]
 
@@ -189,20 +187,6 @@ def test_a_version_that_is_not_understood_is_left_alone(record: Record, caplog: 
     assert len([one for one in caplog.records if "is turned off, training goes on" in one.message]) == 1
     guard.reset()
     assert scalars(run) == []
-
-
-@pytest.mark.real
-def test_a_forked_child_logs_for_itself_only(record: Record, watched: Any) -> None:
-    run = start(record)
-    logger = watched()
-    child = os.fork()
-    if not child:
-        state.current = None  # as session does in every forked child
-        logger.log({"x": 1.0}, step=1)
-        kept = [row for row in run.sender.rows if type(row) is CapturedLog]
-        os._exit(len(kept) + 100 * (logger.given != [{"x": 1.0}]))
-    assert os.waitpid(child, 0)[1] == 0
-    run.finish()
 
 
 def test_a_value_on_a_device_is_read_when_it_is_there(

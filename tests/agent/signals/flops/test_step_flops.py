@@ -8,7 +8,7 @@ from torch import nn
 
 from perfagent.signals.batch_size import Inputs
 from perfagent.signals.flops.op_formulas import Counted
-from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
+from perfagent.signals.flops.step_flops import StepFlops
 from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.step.state import state
 
@@ -69,16 +69,6 @@ def test_steps_are_told_by_the_shape_they_had(known, inputs):
     flops = known((4, 0, 9))
     inputs.changes.extend([(0, (9,)), (5, (3,)), (7, (9,))])  # steps 6 and 7 have the other one
     assert [step for step in range(1, 11) if flops.of(step, 4, 0)] == [1, 2, 3, 4, 5, 8, 9, 10]
-
-
-def test_looks_that_come_to_nothing_end(inputs):
-    flops = StepFlops(lambda: None, seen=inputs)
-    inputs.changes.append((0, (9,)))
-    flops.of(10, 4, 0)
-    for _ in range(MOST_SIZES):
-        assert flops.wants()
-        flops.take(FlopCount(None), None)
-    assert not flops.wants()
 
 
 @pytest.mark.parametrize(
