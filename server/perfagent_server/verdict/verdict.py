@@ -35,7 +35,7 @@ _FEW_STEPS = 10
 _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
 _CAUSES = ("straggler", "stage_imbalance")
-_STILL = ("frozen_training", "unchanged_tensor", "no_learning")
+_STILL = ("frozen_training", "unchanged_tensor")
 _PAUSES = {"eval_bound": "evaluations", "checkpoint_bound": "saves"}
 _SAYS_THE_BOUND = "compute_bound"
 _GOOD_PART_PCT = 100 / 3  # of the time of a step, that a remark promises

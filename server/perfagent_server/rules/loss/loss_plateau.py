@@ -1,4 +1,4 @@
-"""loss_plateau: the loss has stopped falling. A remark, never an alarm."""
+"""loss_plateau: the loss does not fall: it never did, and the model is as good as guessing, or it has stopped falling."""
 
 from __future__ import annotations
 
@@ -7,38 +7,50 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.loss import guessing
+from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossPlateau"]
 
+_UPDATES = "update/ratio"
 _MOST_BLOCKS = 128
 _LATE_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossPlateau(Rule):
-    """With twice the standard error of the difference on top, the loss is known to have improved by less than
-    improved_pct; nor did it rise by as much. A loss that is not positive, or varies by more than its level, is
-    measured by its spread.
+    """A run that began from scratch and is still where guessing would put it (guessing.py) has learned nothing: a warning.
+    While the learning rate rises nothing is judged.
 
-    On 31 healthy pre-training curves such a test is true at some time for most, late in the run: it is how a good
-    training ends. So this is a remark, and it says if the learning rate is nearly used up. Where the loss never fell
-    below its first values at all, it says that instead.
+    A plateau: with twice the standard error of the difference on top, the loss is known to have improved by less than
+    improved_pct; nor did it rise by as much. A loss that is not positive, or varies by more than its level, is
+    measured by its spread. On 31 healthy pre-training curves such a test is true at some time for most, late in the run: it
+    is how a good training ends. So this is a remark, once it was so for held_steps, and it says if the learning rate is
+    nearly used up. Where the loss never fell below its first values at all, it says that instead.
     """
 
+    guess_steps: int = 300
+    flat_steps: int = 500
+    broadcast_steps: int = 50
+    near_pct: float = 2.5
+    tiny_ratio: float = 1e-6
     least_steps: int = 1000
     run_pct: float = 25.0
     improved_pct: float = 0.4
     spread_pct: float = 20.0
+    held_steps: int = 250
 
     id: ClassVar[str] = "loss_plateau"
-    severities = ("info",)
+    severities = ("info", "warning")
     question = Question.DOES_IT_LEARN
     after = ("overfit",)
-    reads = (Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
+    reads = (
+        Series(LOSS, keep=64, judged=True), Series("lr", merge="max"), Series(_UPDATES, keep=8), Events("loss", keep=1),
+    )  # fmt: skip
     charts = (LOSS,)
-    life = Life(for_steps=250, clear_steps=2, restated=True)
+    life = Life(clear_steps=2, restated=True)
+    state_version = 2
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series = window.loss_name
@@ -46,19 +58,52 @@ class LossPlateau(Rule):
         value = None if track is None else track.value
         if series is None or value is None or not math.isfinite(value):
             return UNKNOWN
-        # blocks: [values, their sum, the sum of their squares, first step]; each holds up to `size` values; first: the sum
-        # of the first 10 values
-        state = window.state_of(
-            self, {"series": series, "count": 0, "size": 25, "first": 0.0, "offset": value, "blocks": []}
-        )
+        # guess: of guessing.py, and whether it found something last; blocks: [values, their sum, the sum of their squares,
+        # first step]; each holds up to `size` values; first: the sum of the first 10 values; since: the step from which it
+        # is a plateau
+        begin = {
+            "series": series, "guess": {**guessing.fresh(), "found": False}, "count": 0, "size": 25, "first": 0.0,
+            "offset": value, "blocks": [], "since": None,
+        }  # fmt: skip
+        state = window.state_of(self, begin)
         if state["series"] != series:
-            state.update(series=series, count=0, size=25, first=0.0, offset=value, blocks=[])
-        is_full = _add(state, value, window.at)
-        if state["count"] < self.least_steps:
+            state.update(begin)
+        guess, plateau = self._guess(window, series, state["guess"], value), self._plateau(window, series, state, value)
+        if isinstance(guess, Finding) or state["guess"]["found"]:
+            return guess
+        if plateau is UNKNOWN and state["since"] is None and state["count"] >= self.guess_steps:
+            return None  # it was no guess at the last look, nor a plateau
+        return plateau
+
+    def _guess(self, window: Window, series: str, state: dict[str, Any], value: float) -> Finding | Unknown | None:
+        if window.start_step:
+            return None  # it goes on from a checkpoint, which may have learned all there is
+        rose = window.learning_rate.last_rise or 0
+        if not guessing.follow(state, value) or (rose > 1 and window.at - rose < self.guess_steps // 2):
             return UNKNOWN
-        if not is_full:
+        told = [*window.events("loss")]
+        limits = guessing.Limits(self.guess_steps, self.flat_steps, self.broadcast_steps, self.near_pct / 100)
+        found = guessing.guessing(state, told[-1].data if told else {}, limits)
+        state["found"] = found is not None
+        if found is None:
+            return None
+        ratio = window.value(_UPDATES)
+        is_tiny = found.cause == "guess" and ratio is not None and 0 <= ratio < self.tiny_ratio
+        return self.found(
+            "warning" if found.is_sure else "info",
+            cause="tiny steps" if is_tiny else found.cause,
+            since_step=1,
+            evidence={"series": series, **found.figures, "lr": window.value("lr"), "update_ratio": ratio},
+        )
+
+    def _plateau(self, window: Window, series: str, state: dict[str, Any], value: float) -> Finding | Unknown | None:
+        is_full = _add(state, value, window.at)
+        if state["count"] < self.least_steps or not is_full:
             return UNKNOWN  # nothing new since the last full block
-        return self._judge(window, series, state)
+        found = self._judge(window, series, state)
+        state["since"] = None if found is None else window.at if state["since"] is None else state["since"]
+        is_new = found is not None and not window.is_firing(self.id)
+        return UNKNOWN if is_new and window.at - state["since"] < self.held_steps else found
 
     def _judge(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:
         wanted = max(self.least_steps, int(self.run_pct / 100 * state["count"]))

@@ -36,6 +36,8 @@ _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 _LEAST_REST = 0.05  # of the step, that the other phases must be to say something
 _OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.1
+_SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
+"""What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
 _OF_THE_MACHINE = ("other programs", "every phase", "no more work")
 _JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
 """A phase that jumped: to so many times its highest note, by this share of the step, for so many steps."""
@@ -178,7 +180,7 @@ class ThroughputRegression(Rule):
             return None
         if others:
             cause = "other programs"
-        elif growth.phase in _OF_THE_MODEL and not growth.is_everywhere and self._waits(window, state, shift, time):
+        elif growth.phase in _SLOWED_TOGETHER and not growth.is_everywhere and self._waits(window, state, shift, time):
             cause = "no more work"
         else:
             cause = _cause(window, growth)
@@ -203,7 +205,7 @@ class ThroughputRegression(Rule):
             if not before:  # the jump came so early that the cores had not been read
                 return None
             fallen = fallen or _is_crowded(now, before[0], before[1], shift.times)
-        return fallen and (not growth.is_alone or growth.phase in _OF_THE_MODEL)
+        return fallen and (not growth.is_alone or growth.phase in _SLOWED_TOGETHER)
 
     def _waits(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> bool:
         """Whether the processes use hardly more of a core per step than before, without a GPU: then no layer has more to do,

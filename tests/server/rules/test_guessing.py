@@ -11,7 +11,7 @@ from judging import START
 from step_job import StepJob
 
 from perfagent.wire import Event
-from perfagent_server.rules.loss.no_learning import NoLearning
+from perfagent_server.rules.loss.loss_plateau import LossPlateau
 
 STEPS = 1000
 CLASSES = {"kind": "cross_entropy", "classes": 10, "mean": True}
@@ -24,7 +24,7 @@ def noise(share: float = 0.02) -> Any:
 
 def train(losses: Any, loss: dict[str, Any] | None = None, **series: Any) -> StepJob:
     told = {5: [Event(kind="loss", time=START, step=5, data=loss)]} if loss else {}
-    return StepJob(NoLearning()).go_on({"loss": losses, **series}, rows=50, events=told)
+    return StepJob(LossPlateau()).go_on({"loss": losses, **series}, rows=50, events=told)
 
 
 GUESS = math.log(10) * noise()
@@ -34,8 +34,8 @@ FALLS = 2.3 * np.exp(-np.arange(STEPS) / 400) * noise()
 @pytest.mark.parametrize(
     ("losses", "loss", "series", "cause"),
     [
-        (GUESS, CLASSES, {}, ""),
-        (1.1 * GUESS, CLASSES, {}, ""),  # an unlucky start that nothing improves
+        (GUESS, CLASSES, {}, "guess"),
+        (1.1 * GUESS, CLASSES, {}, "guess"),  # an unlucky start that nothing improves
         (GUESS, CLASSES, {"update/ratio": [1e-9] * STEPS, "lr": [1e-10] * STEPS}, "tiny steps"),
         (GUESS, CLASSES | {"fed_by": "softmax"}, {}, "guess fed by softmax"),
         (0.65 * GUESS, CLASSES | {"fed_by": "softmax"}, {}, "fed by softmax"),

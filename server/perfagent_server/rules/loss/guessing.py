@@ -1,0 +1,108 @@
+"""Whether a loss is, after hundreds of steps, where guessing would put it: what a model without knowledge gets.
+
+Of a cross entropy over C classes that is ln C. The agent reads from autograd's graph which loss it is, of how many classes,
+and two mistakes that show there: a softmax before a cross entropy, and a prediction that was broadcast against its target
+(agent: signals/loss_function.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from perfagent.wire.limits import whole
+
+__all__ = ["Guess", "Limits", "follow", "fresh", "guessing"]
+
+_FIRST = 10  # values that say where the loss began
+_MOST_BLOCKS = 64
+_STEADY = ("cross_entropy", "mse", "smooth_l1", "huber")
+"""Losses that fall where a model learns. A critic's, or that of two models against each other, need not."""
+
+
+class Limits(NamedTuple):
+    """Values of the loss before it is judged; near: share of the guess in which the newest third must lie, hardly below the
+    third before it; no stretch may have been below by twice that."""
+
+    guess: int
+    flat: int
+    broadcast: int
+    near: float
+
+
+class Guess(NamedTuple):
+    """cause: "" where the loss is the guess, and nothing says why; is_sure: it must be told, not only remarked."""
+
+    cause: str
+    is_sure: bool
+    figures: dict[str, Any]
+
+
+def fresh() -> dict[str, Any]:
+    """blocks: means of `size` values each; part: [count, sum] of the next one."""
+    return {"first": [], "size": 25, "part": [0, 0.0], "blocks": []}
+
+
+def follow(state: dict[str, Any], value: float) -> bool:
+    """Adds a value; whether it filled a block. When there are too many blocks, two become one."""
+    if len(state["first"]) < _FIRST:
+        state["first"].append(value)
+    part, blocks = state["part"], state["blocks"]
+    part[0] += 1
+    part[1] += value
+    if part[0] < state["size"]:
+        return False
+    blocks.append(part[1] / part[0])
+    state["part"] = [0, 0.0]
+    if len(blocks) >= _MOST_BLOCKS:
+        state["blocks"] = [(one + other) / 2 for one, other in zip(blocks[::2], blocks[1::2], strict=True)]
+        state["size"] *= 2
+    return True
+
+
+def guessing(state: Mapping[str, Any], loss: Mapping[str, Any], limits: Limits) -> Guess | None:
+    """loss: what the agent told of it, {} where it told nothing."""
+    blocks, near = state["blocks"], limits.near
+    values = len(blocks) * state["size"]
+    first, lowest, now = fmean(state["first"]), min(blocks), fmean(blocks[-max(1, len(blocks) // 3) :])
+    chance, fed_by, broadcast = _chance(loss), loss.get("fed_by"), loss.get("broadcast")
+    figures = {
+        "level": now, "first": first, "lowest": lowest, "values": values, "guess": chance, "fed_by": fed_by,
+        "classes": whole(loss.get("classes")), "loss_function": loss.get("kind"),
+    }  # fmt: skip
+    if isinstance(broadcast, list) and len(broadcast) == 2 and values >= limits.broadcast:
+        shapes = {"prediction_shape": str(broadcast[0]), "difference_shape": str(broadcast[1])}
+        return Guess("broadcast", is_sure=True, figures=figures | shapes)
+    if values < limits.guess:
+        return None
+    is_flat = first - lowest <= 2 * near * abs(first) and abs(now - first) <= 4 * near * abs(first)
+    if chance is not None:
+        is_guess = now >= (1 - near) * chance and lowest >= (1 - 2 * near) * chance
+        if is_guess and _stands(blocks, near) and (now <= (1 + near) * chance or is_flat):
+            return Guess("guess fed by softmax" if fed_by else "guess", is_sure=True, figures=figures)
+    if fed_by and _stands(blocks, near):
+        return Guess("fed by softmax", is_sure=True, figures=figures | {"floor": _floor(loss)})
+    if chance is None and is_flat and loss.get("kind") in _STEADY and values >= limits.flat:
+        return Guess("flat", is_sure=False, figures=figures)
+    return None
+
+
+def _chance(loss: Mapping[str, Any]) -> float | None:
+    classes = whole(loss.get("classes"))
+    is_mean = loss.get("kind") == "cross_entropy" and loss.get("mean") is True
+    return math.log(classes) if is_mean and classes is not None and classes > 1 else None
+
+
+def _floor(loss: Mapping[str, Any]) -> float | None:
+    """The least that a cross entropy of probabilities in place of logits can be: of a softmax that is 1 for the right class."""
+    classes = whole(loss.get("classes"))
+    return math.log(math.e + classes - 1) - 1 if loss.get("fed_by") == "softmax" and classes else None
+
+
+def _stands(blocks: list[float], near: float) -> bool:
+    """Whether the newest third of a run is hardly below the third before it."""
+    third = len(blocks) // 3
+    before, now = fmean(blocks[-2 * third : -third]), fmean(blocks[-third:])
+    return before - now < near * abs(before)
