@@ -29,9 +29,9 @@ class Recompiles(Rule):
     """
 
     share_pct: float = 5.0
-    after_steps: int = 50
-    least_times: int = 3
-    least_s: float = 30.0
+    after_steps: int = 10
+    least_times: int = 4
+    least_s: float = 10.0
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "recompiles"
