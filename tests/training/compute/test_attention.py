@@ -200,6 +200,7 @@ CUDNN, OLD = {"cudnn": 91900}, {"cudnn": 91900, "version": (2, 11)}
         ("math", "enable_gqa", A100, {"key_heads": 2}),
         ("cudnn", "first", H100, CUDNN),
         ("flash", "first", H100, {"cudnn": 91400}),
+        ("cudnn", "first", B200, CUDNN | {"mask": MASK}),
         ("flash", "steps of 1/16", H100, CUDNN | {"dropout": 0.1}),
         ("cudnn", "first", H100, OLD | {"dropout": 0.1}),
         ("flash", "up to a width of 128", H100, CUDNN | {"width": 136}),
