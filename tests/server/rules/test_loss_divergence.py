@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from case_selection import everyday
-from judging import DATA, read_curve
+from judging import DATA, START, read_curve
 from step_job import StepJob
 
+from perfagent.wire import Event
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.loss_spike import LossSpike
 
@@ -135,3 +136,18 @@ HEALTHY = {
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_what_may_grow_is_silent(kind: str) -> None:
     assert train(HEALTHY[kind]).fired == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "steps", "fires"),
+    [
+        ("cross_entropy", 0.9, 160, True), ("mse", 0.9, 160, False), ("cross_entropy", 0.9, 60, False),
+        ("cross_entropy", 0.3, 160, False),
+    ],
+)  # fmt: skip
+def test_a_cross_entropy_far_above_its_best_is_lost(kind: str, level: float, steps: int, *, fires: bool) -> None:
+    """Whatever the shape of its curve: here it jumps, by a stage with another weight decay."""
+    losses = [*np.geomspace(1.4, 0.14, 240), *[level] * steps]
+    told = [Event(kind="loss", time=START, step=1, data={"kind": kind, "classes": 4, "mean": True})]
+    found = StepJob(LossDivergence()).go_on({"loss": losses}, events={1: told}).evaluator.findings()
+    assert [one.cause == "far above its best" for one in found if one.cause] == [True] * fires

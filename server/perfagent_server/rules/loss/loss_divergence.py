@@ -9,9 +9,10 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss import backstop
 from perfagent_server.rules.loss.loss_series import has_fallen, worth_telling
 from perfagent_server.rules.loss.smoothed_loss import SmoothedLoss, samples_in
-from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
+from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
@@ -25,6 +26,9 @@ _UNTRAINED = 5  # values that say what the loss of the untrained model is
 _FEWEST = 20  # values
 _LEAST_TIMES, _TIMES_OF_NOISE, _MOST_TIMES = 1.1, 12.0, 3.0
 """Of its first values, from which on a loss is above where it began: the more, the more it jumps from step to step."""
+_LOST = {2: 10.0, 4: 3.0}
+"""Blocks of 25 values -> how many times its best a cross entropy then is for good (backstop.py). Of other losses nobody knows: a
+temporal difference grows with the rewards."""
 _TINY = 0.1  # a loss that begins below it (a value before the first reward, a critic) may grow by any factor
 
 
@@ -76,9 +80,15 @@ class LossDivergence(Rule):
     severities = ("warning", "critical")
     question = Question.DOES_IT_LEARN
     after = ("grad_norm_explosion",)
-    reads = (Series(LOSS, keep=64, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"))
+    reads = (
+        Series(LOSS, keep=64, judged=True),
+        Series("lr", merge="max"),
+        Series("grad/norm", merge="max"),
+        Events("loss", keep=1),
+    )
     charts = (LOSS,)
     life = Life(clear_steps=25, restated=True)
+    state_version = 2
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series = window.loss_name
@@ -95,7 +105,7 @@ class LossDivergence(Rule):
             ran = self._run_away(window, series, track, loss, state)
             if ran is not None:
                 return ran
-        turned = self._turned(window, series, track, loss, state)
+        turned = self._turned(window, series, track, loss, state) or self._is_lost(window, series, track, state, value)
         if turned is None and loss.count <= self.warmup_steps and window.is_firing(self.id) and not state["ran"]:
             return UNKNOWN  # its state was lost with the server's: it must learn anew where the loss was
         return turned
@@ -123,6 +133,24 @@ class LossDivergence(Rule):
             since_step=window.start_step + 1 if step is None else step,
             evidence={"series": series, "loss": newest, "first": first, "lowest": low, "lowest_step": step},
         )
+
+    def _is_lost(
+        self, window: Window, series: str, track: StepSeries, state: dict[str, Any], value: float
+    ) -> Finding | None:
+        lost = backstop.follow(state["backstop"], value, window.at, _LOST)
+        told = [*window.events("loss")]
+        if lost is None or not told or told[-1].data.get("kind") != "cross_entropy":
+            return None
+        return self.found(
+            "warning",
+            cause="far above its best",
+            since_step=lost.step,
+            evidence={
+                "step": window.at, "series": series, "loss": lost.level, "lowest": lost.best, "lowest_step": lost.step,
+                "times": lost.level / lost.best, "first": lost.first,
+                **_surroundings(window, track),
+            },
+        )  # fmt: skip
 
     # --- it turned round ----------------------------------------------------------------------------------------------
 
@@ -311,7 +339,15 @@ class LossDivergence(Rule):
 def _fresh(series: str | None) -> dict[str, Any]:
     """The rule's state. loss: SmoothedLoss; held, critical: for how many values it has been so high; ran: whether it ran
     away; above: what it must fall below then."""
-    return {"series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False}
+    return {
+        "backstop": backstop.fresh(),
+        "series": series,
+        "loss": {},
+        "held": 0,
+        "critical": 0,
+        "above": None,
+        "ran": False,
+    }
 
 
 def _percentile(ascending: list[float], share: float) -> float:
