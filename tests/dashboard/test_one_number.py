@@ -54,7 +54,7 @@ def test_tiles_show_table_and_verdict_have_the_same_figures(
     ends: bool,
 ) -> None:
     wanted = records(site, run, ends=ends)
-    said = f"{1000 * wanted['step_time_s']:.0f} ms a step (median of {wanted['words']})"
+    said = f"{1000 * wanted['step_time_s']:.0f} ms per step (median of {wanted['words']})"
     until(lambda: said in site.get(f"/runs/{run}/verdict")["message"], why="the verdict has another step time")
 
     monkeypatch.setenv("PERFAGENT_SERVER", site.url)
