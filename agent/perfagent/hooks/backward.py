@@ -95,7 +95,8 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
         proof, p.proof = p.proof, None
         proof(tensors)
     if p.loss_made is None:
-        p.loss_made = loss_function(tensors if single else tensors[0])
+        p.loss_made = {}  # first: an error in there must not come again, nor cost the rest
+        _note_loss(p, tensors)
     if p.roots and single and _is_whole(tensors):
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)
@@ -113,6 +114,15 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
         p.roots += 1
     if len(p.trace) > MOST_ITEMS:  # backward passes without an optimizer: this will never be a step
         p.trace, p.roots = [], 0
+
+
+@guarded
+def _note_loss(p: Progress, tensors: Any) -> None:
+    """Of several losses, the first. (torch takes any iterable, and edges of a graph, too.)"""
+    if type(tensors) in (list, tuple):
+        tensors = tensors[0] if tensors else None
+    if hasattr(tensors, "grad_fn"):
+        p.loss_made = loss_function(tensors)
 
 
 def _is_whole(tensor: Any) -> bool:

@@ -18,27 +18,29 @@ __all__ = ["loss_function"]
 _MOST_NODES = 40
 """Between the root and the model's last layer there are a dozen, with several losses added up."""
 _CROSS_ENTROPY = ("NllLossBackward0", "NllLoss2DBackward0")
+_REGRESSIONS = {"MseLossBackward0": "mse", "SmoothL1LossBackward0": "smooth_l1", "HuberLossBackward0": "huber"}
 _OTHERS = {
-    "MseLossBackward0": "mse",
-    "SmoothL1LossBackward0": "smooth_l1",
-    "HuberLossBackward0": "huber",
+    **_REGRESSIONS,
     "BinaryCrossEntropyBackward0": "binary_cross_entropy",
     "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
 }
 _TAKES_LOGITS = ("LogSoftmaxBackward0", "BinaryCrossEntropyWithLogitsBackward0")
-_SQUASHED = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid", "LogSoftmaxBackward0": "log_softmax"}
+_SQUASHED = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 _SAME_NUMBERS = (
     "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "PermuteBackward0", "TransposeBackward0", "CloneBackward0",
     "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0", "SliceBackward0", "ToCopyBackward0", "SelectBackward0",
 )  # fmt: skip
 """Operators that move numbers, and leave them as they are."""
+_OF_A_DIFFERENCE = (*_REGRESSIONS, "PowBackward0", "AbsBackward0")
+"""Losses of regression, and what those that are written by hand do with the difference. Other losses compare all pairs of a
+batch, and mean to."""
 _PAIRS = ("SubBackward0", "ExpandBackward0")
 _MEAN = 1  # of torch's `reduction`
 
 
 def loss_function(root: Any) -> dict[str, Any]:
     """Returns what is known, {} where nothing is: `kind` of the loss; of a cross entropy `classes`, and `mean` where it is
-    averaged; `fed_by`: softmax, sigmoid or log_softmax, where it takes logits; `broadcast`: the shape of the prediction and
+    averaged; `fed_by`: softmax or sigmoid, where it takes logits; `broadcast`: the shape of the prediction and
     that of the difference. root: where a backward pass begins."""
     found: dict[str, Any] = {}
     for node in _nodes(root):
@@ -52,8 +54,10 @@ def loss_function(root: Any) -> dict[str, Any]:
                 found.setdefault("mean", node._saved_reduction == _MEAN)
         if name in _TAKES_LOGITS and (squashed := _SQUASHED.get(_maker(node.next_functions[0][0]))):
             found.setdefault("fed_by", squashed)
-        if name in _PAIRS and (shapes := _broadcast(node)):
-            found.setdefault("broadcast", shapes)
+        if name in _OF_A_DIFFERENCE:
+            shapes = next(filter(None, (_broadcast(one) for one, _ in node.next_functions)), None)
+            if shapes:
+                found.setdefault("broadcast", shapes)
     return found
 
 
@@ -80,9 +84,13 @@ def _maker(node: Any) -> str:
 
 def _broadcast(node: Any) -> list[list[int]] | None:
     """Of (N, 1) or (N,), and something without a gradient, made (N, N)."""
+    if node is None or node.name() not in _PAIRS:
+        return None
     differentiable = [before for before, _ in node.next_functions if before is not None]
     if len(differentiable) != 1:
         return None  # two predictions: each pair of a batch is meant
+    if differentiable[0].name() == "ExpandBackward0" != node.name():
+        return _broadcast(differentiable[0])
     before, after = _shape(differentiable[0]), _shape(node)
     is_square = len(after) == 2 and after[0] == after[1] > 1
     return [[*before], [*after]] if is_square and before in ((after[0], 1), after[:1]) else None

@@ -39,7 +39,11 @@ SQUARE = {"broadcast": [[8, 1], [8, 8]]}
         (lambda: functional.mse_loss(ONE(INPUTS), TARGETS), {"kind": "mse", **SQUARE}),
         (lambda: ((ONE(INPUTS) - TARGETS) ** 2).mean(), SQUARE),
         (lambda: ((ONE(INPUTS).squeeze(1) - TARGETS[:, None]) ** 2).mean(), {"broadcast": [[8], [8, 8]]}),
+        (lambda: functional.l1_loss(ONE(INPUTS), TARGETS), SQUARE),
+        (lambda: functional.smooth_l1_loss(ONE(INPUTS), TARGETS), {"kind": "smooth_l1", **SQUARE}),
         (lambda: ((ONE(INPUTS) - ONE(INPUTS).T) ** 2).mean(), {}),  # all pairs, and meant
+        (lambda: (0.2 + ONE(INPUTS) - TARGETS).clamp(min=0).sum(), {}),  # of all negatives, as in metric learning
+        (lambda: functional.cross_entropy(functional.log_softmax(HEAD(INPUTS), -1), LABELS), CROSS_ENTROPY),
         (lambda: HEAD(INPUTS).square().mean(), {}),
         (lambda: torch.ones(1), {}),
     ],
@@ -47,6 +51,18 @@ SQUARE = {"broadcast": [[8, 1], [8, 8]]}
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_loss_is_known_by_its_graph(loss, known):
     assert loss_function(loss()) == known
+
+
+@pytest.mark.parametrize(
+    "several", [dict.values, iter, tuple, list], ids=["a view", "an iterator", "a tuple", "a list"]
+)
+def test_several_losses_are_taken_as_torch_takes_them(record, several):
+    record(HEAD)
+    losses = {"a": functional.cross_entropy(HEAD(INPUTS), LABELS), "b": HEAD(INPUTS).square().mean()}
+    torch.autograd.backward(several(losses) if several is dict.values else several([*losses.values()]))
+    assert state.current is not None
+    assert state.current.loss_made == (CROSS_ENTROPY if several in (tuple, list) else {})
+    assert HEAD.weight.grad is not None and HEAD.weight.grad.any()
 
 
 def test_the_loss_of_the_first_step_is_kept(record):
