@@ -24,7 +24,7 @@ def message_of(bodies: Sequence[bytes], language: Language = "en") -> Message:
     about = found[0]
     if len(told) == 1:
         alert = about["alert"]
-        title = (alert.get("title") or alert["message"]).rstrip(".")
+        title = _title(alert)
         lines = [alert["message"]]
         lines += [sentence("cost", language, cost=alert["cost"])] if alert.get("cost") else []
         lines += [sentence("fix", language, fix=about["fix"])] if about["fix"] else []
@@ -33,7 +33,7 @@ def message_of(bodies: Sequence[bytes], language: Language = "en") -> Message:
             title=_of_run(title, about, language), text="\n".join(lines), severity=severities[0], url=about["url"]
         )
     lines = [
-        sentence("listed", language, label=severity, title=_line(one))
+        sentence("listed", language, label=severity, title=_title(one["alert"]))
         for severity, one in zip(severities, found, strict=True)
     ]
     title, worst = sentence("alerts", language, count=len(told)), min(severities, key=_ORDER.index)
@@ -53,6 +53,5 @@ def _of_run(title: str, data: dict[str, Any], language: Language) -> str:
     return sentence("of_run", language, title=title, run=data["run_name"] or data["run"], project=data["project"])
 
 
-def _line(data: dict[str, Any]) -> str:
-    alert = data["alert"]
-    return str(alert.get("title") or alert["message"]).rstrip(".")
+def _title(alert: dict[str, Any]) -> str:
+    return str(alert.get("title") or alert["message"]).rstrip(".") or str(alert["rule"])

@@ -119,7 +119,9 @@ class Reports:
         for one in channels:
             if (stored_number(one["created"]) or 0.0) <= updated and is_for(one, row["project"], row["tags"]):
                 language, said = one["language"], verdict[one["language"]]
-                title = sentence("run_ended", language, run=row["name"], how=state, step=step, lasted=lasted)
+                title = sentence(
+                    "run_ended", language, run=row["name"] or row["id"], how=state, step=step, lasted=lasted
+                )
                 raised = [sentence("alerts_of", language, count=count, severity=severity) for severity, count in alerts]
                 message = sentence(
                     "run_summary", language, title=title, verdict=said.title or said.message, money=money,
@@ -153,7 +155,8 @@ class Reports:
         said = [sentence("digest", language, title=title, active=goes_on, ended=len(rows) - goes_on)]
         for row in firing[:_MOST_NAMED]:
             told = spoken(finding_of(row), language)
-            said.append(sentence("listed", language, label=row["name"] or row["run"], title=told.title or told.message))
+            title_of = told.title or told.message or told.rule
+            said.append(sentence("listed", language, label=row["name"] or row["run"], title=title_of))
         if len(firing) > _MOST_NAMED:
             said.append(sentence("more", language, more=len(firing) - _MOST_NAMED))
         ident = delivery_id("digest", one["id"], str(now))

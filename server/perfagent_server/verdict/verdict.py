@@ -118,7 +118,7 @@ def _how_it_ended(window: Window, found: Finding, language: Language) -> list[st
 
 def _title(finding: Finding, language: Language) -> str:
     """As a sentence."""
-    return sentence("full_stop", language, title=spoken(finding, language).title.rstrip("."))
+    return sentence("full_stop", language, title=spoken(finding, language).title.rstrip(".") or finding.rule)
 
 
 def _is_trouble(finding: Finding) -> bool:
@@ -204,7 +204,7 @@ def _said_of(window: Window, found: Finding | None, happened: Sequence[Happened]
     said = []
     for one in others[-_MOST_SAID:]:
         began, until, told = one.finding.since_step, one.until_step, spoken(one.finding, language)
-        title = told.title or told.message.rstrip(".")
+        title = (told.title or told.message).rstrip(".") or told.rule
         until = until if until is not None and until > (began or 0) else None
         said.append(sentence("happened", language, title=title, rule=told.rule, began=began, until=until))
     return [sentence("also_happened", language, happened=said, more=len(others) - len(said) or None)]

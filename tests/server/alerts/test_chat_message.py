@@ -27,6 +27,16 @@ def test_one_alert_is_told_in_full_and_what_is_over_says_so() -> None:
     assert (over.title, over.severity) == ("Over: A (gpt, project p)", "resolved")
 
 
+@pytest.mark.parametrize("title", ["", "..."])
+def test_an_alert_without_words_has_the_name_of_its_rule(title: str) -> None:
+    """A program of the user's may have raised it. The ones behind it must go out."""
+    found = Finding(rule="user_alert", severity="warning", title=title, message="")
+    about = {"alert": "al_1", "state": "firing", "run": "r1", "run_name": "gpt", "project": "p"}
+    wordless = alert_body("alert.firing", NOW, finding=found, url="http://here/run/r1", **about)
+    assert message_of([wordless]).title == "user_alert (gpt, project p)"
+    assert message_of([wordless, body("A", "warning")]).text == "warning: user_alert\nwarning: A"
+
+
 def test_several_are_a_list_with_the_worst_severity() -> None:
     told = message_of([body("A", "warning"), body("B", "critical"), body("C", "critical", "alert.resolved")])
     assert told.title == "3 alerts (gpt, project p)"
