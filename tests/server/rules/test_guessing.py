@@ -62,8 +62,9 @@ def test_loss_at_chance_is_told_with_its_cause(losses: Any, loss: Any, series: A
         (5.0 * noise(), None, {}),
         (1.386 * noise(), {"kind": "binary_cross_entropy_with_logits"}, {}),  # of a discriminator
         (3.0 * GUESS * np.linspace(1, 0.8, STEPS), CLASSES, {}),
+        (40.0 * noise(0.002) + FALLS, CLASSES, {}),  # the sum with a part that stays
     ],
-    ids=["falls", "falls fed by softmax", "slow", "warm-up", "unknown", "adversary", "elsewhere"],
+    ids=["falls", "falls fed by softmax", "slow", "warm-up", "unknown", "adversary", "elsewhere", "a part of a sum"],
 )
 def test_loss_that_may_be_well_is_left_alone(losses: Any, loss: Any, series: Any) -> None:
     assert train(losses, loss, **series).fired == []

@@ -151,3 +151,12 @@ def test_a_cross_entropy_far_above_its_best_is_lost(kind: str, level: float, ste
     told = [Event(kind="loss", time=START, step=1, data={"kind": kind, "classes": 4, "mean": True})]
     found = StepJob(LossDivergence()).go_on({"loss": losses}, events={1: told}).evaluator.findings()
     assert [one.cause == "far above its best" for one in found if one.cause] == [True] * fires
+
+
+@pytest.mark.parametrize(("steps", "fires"), [(160, False), (240, True)])
+def test_a_warm_restart_may_lift_the_loss_for_a_while(steps: int, *, fires: bool) -> None:
+    losses = [*np.geomspace(2.3, 0.02, 240), *[0.4] * steps]
+    rates = [*np.geomspace(0.1, 0.001, 240), *[0.1] * steps]
+    told = [Event(kind="loss", time=START, step=1, data={"kind": "cross_entropy", "classes": 10, "mean": True})]
+    found = StepJob(LossDivergence()).go_on({"loss": losses, "lr": rates}, events={1: told}).evaluator.findings()
+    assert [one.cause == "far above its best" for one in found if one.cause] == [True] * fires

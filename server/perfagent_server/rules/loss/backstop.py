@@ -25,12 +25,16 @@ class Lost(NamedTuple):
 
 
 def fresh() -> dict[str, Any]:
-    """best: [mean, step] of the lowest block; part: [count, sum] of the next one; above: means since the best block."""
+    """best: [mean, step, learning rate] of the lowest block; part: [count, sum] of the next one; above: means since then."""
     return {"first": None, "best": None, "part": [0, 0.0], "above": []}
 
 
-def follow(state: dict[str, Any], value: float, step: int, times: Mapping[int, float]) -> Lost | None:
-    """Takes a value. times: blocks -> for so many in a row, and now no lower, the loss is that many times its best."""
+def follow(
+    state: dict[str, Any], value: float, step: int, lr: float | None, times: Mapping[int, float],
+    times_if_raised: Mapping[int, float], raised: float,
+) -> Lost | None:  # fmt: skip
+    """Takes a value. times: blocks -> for so many in a row, and now no lower, the loss is that many times its best; other ones
+    where the learning rate is `raised` times that at the best."""
     part = state["part"]
     part[0] += 1
     part[1] += value
@@ -39,17 +43,18 @@ def follow(state: dict[str, Any], value: float, step: int, times: Mapping[int, f
         if state["first"] is None:
             state["first"] = mean
         if state["best"] is None or mean < state["best"][0]:
-            state.update(best=[mean, step], above=[])
+            state.update(best=[mean, step, lr], above=[])
         else:
             state["above"] = [*state["above"], mean][-_KEPT:]
     if state["best"] is None or not state["above"]:
         return None
-    best, at = state["best"]
+    best, at, rate = state["best"]
+    is_raised = lr is not None and rate is not None and lr > raised * rate
     first, above = state["first"], state["above"]
     is_enough = above[-1] - best >= _OF_THE_FALL * (first - best)
     if not 0 < best <= _LEARNED * first or not is_enough:
         return None
-    for blocks, least in times.items():
+    for blocks, least in (times_if_raised if is_raised else times).items():
         newest = above[-blocks:]
         if len(newest) == blocks and min(newest) >= least * best and newest[-1] >= _STAYS * max(newest):
             return Lost(newest[-1], best, at, first)

@@ -18,6 +18,8 @@ __all__ = ["Guess", "Limits", "follow", "fresh", "guessing"]
 
 _FIRST = 10  # values that say where the loss began
 _MOST_BLOCKS = 64
+_MOST_TIMES = 8.0
+"""A flat loss that is more than so many times the guess has another part, which hides what the first one does."""
 _STEADY = ("cross_entropy", "mse", "smooth_l1", "huber")
 """Losses that fall where a model learns. A critic's, or that of two models against each other, need not."""
 
@@ -80,7 +82,8 @@ def guessing(state: Mapping[str, Any], loss: Mapping[str, Any], limits: Limits) 
     is_flat = first - lowest <= 2 * near * abs(first) and abs(now - first) <= 4 * near * abs(first)
     if chance is not None:
         is_guess = now >= (1 - near) * chance and lowest >= (1 - 2 * near) * chance
-        if is_guess and _stands(blocks, near) and (now <= (1 + near) * chance or is_flat):
+        is_near = now <= (1 + near) * chance or (is_flat and now <= _MOST_TIMES * chance)
+        if is_guess and is_near and _stands(blocks, near):
             return Guess("guess fed by softmax" if fed_by else "guess", is_sure=True, figures=figures)
     if fed_by and _stands(blocks, near):
         return Guess("fed by softmax", is_sure=True, figures=figures | {"floor": _floor(loss)})

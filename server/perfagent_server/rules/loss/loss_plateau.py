@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import guessing
-from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossPlateau"]
@@ -30,7 +30,7 @@ class LossPlateau(Rule):
     nearly used up. Where the loss never fell below its first values at all, it says that instead.
     """
 
-    guess_steps: int = 300
+    guess_steps: int = within(300, least=75, most=100_000)
     flat_steps: int = 500
     broadcast_steps: int = 50
     near_pct: float = 2.5
