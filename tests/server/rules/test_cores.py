@@ -187,8 +187,14 @@ def test_both_rules_on_a_wait_are_one_alert_with_one_number(workers: float, wait
 
 @pytest.mark.parametrize(
     ("workers", "every", "wait_s", "causes"),
-    [(2.0, 30, 15.0, ["epochs begin"]), (2.0, 30, 5.2, []), (None, 30, 15.0, []), (2.0, 100, 15.0, [])],
-    ids=["each epoch", "a sixth of the time", "no workers", "now and then"],
+    [
+        (2.0, 30, 15.0, ["epochs begin"]),
+        (2.0, 30, 5.2, []),
+        (None, 30, 15.0, []),
+        (2.0, 100, 15.0, []),
+        (16.0, 16, 15.0, ["no core is free"]),
+    ],
+    ids=["each epoch", "a sixth of the time", "no workers", "now and then", "workers that deliver together"],
 )
 def test_waits_at_the_beginning_of_epochs_are_told(
     workers: float | None, every: int, wait_s: float, causes: list[str]

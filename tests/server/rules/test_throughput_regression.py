@@ -129,6 +129,13 @@ def test_what_only_looks_slower_is_silent(kind: str) -> None:
     assert train(times, extra=extra, rows=100).changes == []
 
 
+def test_a_layer_that_takes_ten_times_as_long_is_no_unfrozen_one() -> None:
+    """Its phase was a small part of the step, but not next to nothing."""
+    small = lambda _, time: {"phase/forward_s": 0.09, "phase/backward_s": time - 0.095, "phase/data_s": 0.005}  # noqa: E731
+    job = train(noisy(0.1, 300, noise=0.005) + noisy(0.15, 300, noise=0.005, seed=1), extra=small, rows=100)
+    assert [one.severity for one in job.evaluator.findings()] == ["critical"]
+
+
 def test_the_first_steps_and_the_attempt_before_do_not_count() -> None:
     evaluator = train(noisy(0.1, 400)).evaluator
     evaluator.take(frame({}, [], attempt=2, ident=1000, events=[state("starting", start_step=401)]))
@@ -172,12 +179,14 @@ def one(phase: str) -> Extra:
         ((97.0, 97.0, 300, 1.15, compute), [], 0),  # a neighbour on the other thread of the same core
         ((70.0, 99.0, 200, 1.3, compute), [("info", "every phase")], 325),
         ((100.0, 60.0, 100, 1.5, one("other")), [("warning", "other")], 320),
-        ((40.0, 60.0, 200, 1.5, one("forward")), [("info", "no more work")], 330),
+        ((40.0, 60.0, 200, 1.2, one("forward")), [("info", "no more work")], 330),
+        ((40.0, 60.0, 200, 1.5, one("forward")), [("warning", "")], 320),
+        ((40.0, 60.0, 200, 1.2, one("comm")), [("warning", "comm")], 330),
         ((75.0, 99.0, 200, 1.5, one("forward")), [("warning", "")], 320),
     ],
     ids=[
         "others, not yet", "others, for a minute", "a neighbour", "not busier", "one phase alone", "a layer that waits",
-        "a layer that works",
+        "much longer", "ranks that wait", "a layer that works",
     ],
 )  # fmt: skip
 def test_steps_that_wait_for_cores_of_others_are_a_remark(

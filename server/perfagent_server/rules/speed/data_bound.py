@@ -69,8 +69,8 @@ class DataBound(Rule):
             return None
         if sum(waits.last(_KEPT)) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
-        found = self._usual(window, waits, took), self._now_and_then(window, waits, took)
-        return max(filter(None, found), key=lambda one: one.gain_pct or 0.0, default=None)
+        usual, rare = self._usual(window, waits, took), self._now_and_then(window, waits, took)
+        return rare if usual is None or (rare is not None and usual.severity != "critical") else usual
 
     def _usual(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
         if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
@@ -98,15 +98,19 @@ class DataBound(Rule):
 
     def _now_and_then(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
         """Few long waits that take a good part of the time: those at the beginning of each epoch."""
-        rows = _by_step(waits, took, _KEPT)
+        rows, machine = _by_step(waits, took, _KEPT), loader_cores.loader_cores(window)
+        if len(rows) < _KEPT // 2 or machine is None or not machine.of_rank:
+            return None
         usual_s = median(row.time_s for row in rows)
         long = [row for row in rows if row.wait_s > _LONG_TIMES * usual_s]
-        if len(rows) < _KEPT // 2 or not _FEWEST_LONG <= len(long) <= _MOST_LONG_SHARE * len(rows):
-            return None
+        if (
+            not _FEWEST_LONG <= len(long) <= _MOST_LONG_SHARE * len(rows)
+            or len(long) * machine.of_rank >= len(rows) / 2
+        ):
+            return None  # workers that deliver together make every so many steps wait
         wait_s, all_s = sum(row.wait_s for row in long), sum(row.time_s for row in rows)
-        share = 100 * wait_s / all_s
-        machine = loader_cores.loader_cores(window)
-        if share < self.critical_pct or machine is None or not machine.of_rank:
+        share, busy = 100 * wait_s / all_s, busy_pct(window, took.time, all_s)
+        if share < self.critical_pct or (busy is not None and busy >= self.busy_pct):
             return None
         return self.found(
             "warning",

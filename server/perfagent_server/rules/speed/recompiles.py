@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import Events, Every, Life, Question, Rule, Series
+from perfagent_server.rules.rule import Events, Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.speed.compile_reasons import Compiled, compiled_functions
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
@@ -30,7 +30,7 @@ class Recompiles(Rule):
 
     share_pct: float = 5.0
     after_steps: int = 10
-    least_times: int = 4
+    least_times: int = within(4, least=2, most=4000)
     least_s: float = 10.0
     clear_at: float = 0.8  # of the threshold
 

@@ -35,7 +35,7 @@ _LEAST_PART = 0.2
 _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 _LEAST_REST = 0.05  # of the step, that the other phases must be to say something
-_OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.1
+_OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.02
 _SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
 """What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
 _OF_THE_MACHINE = ("other programs", "every phase", "no more work")
@@ -168,7 +168,7 @@ class ThroughputRegression(Rule):
             self._detector.accept(state["track"])
             return None
         growth = _growth(before, after, shift.level - shift.before)
-        if growth.phase in _OF_THE_MODEL and growth.before_s < _NEXT_TO_NOTHING * growth.after_s:
+        if growth.phase in _OF_THE_MODEL and growth.before_s < _NEXT_TO_NOTHING * shift.before:
             self._detector.accept(state["track"])  # layers were unfrozen
             return None
         others = self._others(window, state, shift, growth, time)
@@ -180,7 +180,7 @@ class ThroughputRegression(Rule):
             return None
         if others:
             cause = "other programs"
-        elif growth.phase in _SLOWED_TOGETHER and not growth.is_everywhere and self._waits(window, state, shift, time):
+        elif growth.phase in _OF_THE_MODEL and shift.times < _LITTLE_TIMES and self._waits(window, state, shift, time):
             cause = "no more work"
         else:
             cause = _cause(window, growth)
