@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from fnmatch import translate
@@ -275,7 +276,7 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
     if function in _COMPARED:
         if comparison not in COMPARISONS:
             raise FormError("comparison", f"comparison is {comparison!r:.40}; allowed are {', '.join(COMPARISONS)}")
-        if not _is_number(threshold) or not math.isfinite(threshold):
+        if not _is_number(threshold) or not abs(threshold) <= sys.float_info.max:
             raise FormError("threshold", f"threshold must be a number, not {threshold!r:.40}")
     elif comparison or threshold is not None:
         raise FormError("comparison", f"{function} compares with no number: leave comparison and threshold out")

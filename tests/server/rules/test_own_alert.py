@@ -104,6 +104,7 @@ def test_what_is_missing_is_told_by_the_clock_until_it_comes() -> None:
         ("threshold", {"threshold": NAN}, "threshold must be a number, not nan"),
         ("comparison", {"function": "rise"}, "rise compares with no number"),
         ("for_steps", {"for_s": 5}, "give either for_steps or for_s"),
+        ("threshold", {"threshold": 10**400}, "threshold must be a number, not 1000"),
         ("for_s", {"for_steps": None, "for_s": math.inf}, "for_s must be a number from 1 to 2,592,000 (30 days), not inf"),
         ("expression", {"expression": "a > b"}, "an alert has no 'expression'; it has name, metric, function, "),
     ],
