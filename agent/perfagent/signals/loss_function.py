@@ -41,7 +41,7 @@ _MEAN = 1  # of torch's `reduction`
 def loss_function(root: Any) -> dict[str, Any]:
     """Returns what is known, {} where nothing is: `kind` of the loss; of a cross entropy `classes`, and `mean` where it is
     averaged; `fed_by`: softmax or sigmoid, where it takes logits; `broadcast`: the shape of the prediction and
-    that of the difference. root: where a backward pass begins."""
+    that of the difference. root: the tensor on which backward is called."""
     found: dict[str, Any] = {}
     for node in _nodes(root):
         name = node.name()
@@ -63,7 +63,7 @@ def loss_function(root: Any) -> dict[str, Any]:
 
 def _nodes(root: Any) -> Iterator[Any]:
     """Those nearest to the root first."""
-    waiting = [root.node if hasattr(root, "node") else root.grad_fn]
+    waiting = [root.grad_fn]
     for _ in range(_MOST_NODES):
         if not waiting:
             return

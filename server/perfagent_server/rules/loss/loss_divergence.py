@@ -26,10 +26,6 @@ _UNTRAINED = 5  # values that say what the loss of the untrained model is
 _FEWEST = 20  # values
 _LEAST_TIMES, _TIMES_OF_NOISE, _MOST_TIMES = 1.1, 12.0, 3.0
 """Of its first values, from which on a loss is above where it began: the more, the more it jumps from step to step."""
-_LOST, _LOST_IF_RAISED = {2: 10.0, 4: 3.0}, {8: 10.0}
-"""Blocks of 25 values -> how many times its best a cross entropy then is for good (backstop.py), also where the learning rate was
-raised since: a warm restart. Of other losses nobody knows: a temporal difference grows with the rewards."""
-_RAISED = 1.25
 _TINY = 0.1  # a loss that begins below it (a value before the first reward, a critic) may grow by any factor
 
 
@@ -138,10 +134,10 @@ class LossDivergence(Rule):
     def _is_lost(
         self, window: Window, series: str, track: StepSeries, state: dict[str, Any], value: float
     ) -> Finding | None:
-        lost = backstop.follow(state["backstop"], value, window.at, window.value("lr"), _LOST, _LOST_IF_RAISED, _RAISED)
+        lost = backstop.follow(state["backstop"], value, window.at, window.value("lr"))
         told = [*window.events("loss")]
         if lost is None or not told or told[-1].data.get("kind") != "cross_entropy":
-            return None
+            return None  # of other losses nobody knows: a temporal difference grows with the rewards
         return self.found(
             "warning",
             cause="far above its best",

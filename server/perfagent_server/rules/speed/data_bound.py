@@ -69,8 +69,10 @@ class DataBound(Rule):
             return None
         if sum(waits.last(_KEPT)) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
-        usual, rare = self._usual(window, waits, took), self._now_and_then(window, waits, took)
-        return rare if usual is None or (rare is not None and usual.severity != "critical") else usual
+        usual = self._usual(window, waits, took)
+        if usual is not None and usual.severity == "critical":
+            return usual
+        return self._now_and_then(window, waits, took) or usual
 
     def _usual(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
         if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
@@ -103,11 +105,11 @@ class DataBound(Rule):
             return None
         usual_s = median(row.time_s for row in rows)
         long = [row for row in rows if row.wait_s > _LONG_TIMES * usual_s]
+        is_rare = _FEWEST_LONG <= len(long) <= _MOST_LONG_SHARE * len(rows)
         if (
-            not _FEWEST_LONG <= len(long) <= _MOST_LONG_SHARE * len(rows)
-            or len(long) * machine.of_rank >= len(rows) / 2
-        ):
-            return None  # workers that deliver together make every so many steps wait
+            not is_rare or len(long) * machine.of_rank >= len(rows) / 2
+        ):  # workers that deliver together make such waits, too
+            return None
         wait_s, all_s = sum(row.wait_s for row in long), sum(row.time_s for row in rows)
         share, busy = 100 * wait_s / all_s, busy_pct(window, took.time, all_s)
         if share < self.critical_pct or (busy is not None and busy >= self.busy_pct):

@@ -328,8 +328,7 @@ def _cause(window: Window, growth: _Growth) -> str:
 def _is_crowded(now: CpuLoad, own_before: float, others_before: float, times: float) -> bool:
     """Whether others took from the run: the cores are full and it gets less of them than before, or others use more.
     Where others use a good part of them all the time, a little more or less speed is theirs, too; where they use most
-    of
-    full cores, any speed."""
+    of full cores, any speed."""
     is_starved = now.busy >= _FULL * now.cores and now.own * times <= own_before * (1 + 0.25 * (times - 1))
     is_fuller = now.busy >= _HALF_FULL * now.cores and now.others - others_before >= _MORE * now.cores
     is_shared = now.busy >= _HALF_FULL * now.cores and now.others >= _MUCH * now.cores and times < _LITTLE_TIMES
