@@ -11,6 +11,9 @@ from typing import Any
 
 from injected import FAULTS
 from records import chosen_on
+from sick import by_rule
+from sick import results as sick_results
+from sick.batches import all_programs
 from tables import replace, table
 
 from perfagent.demo import faults as demo_faults
@@ -150,7 +153,13 @@ def plain(found: dict[str, Summary], docs: Path) -> dict[str, Any]:
     }  # fmt: skip
     for rule, named in _named_in_demo(docs / DEMO_FAULTS).items():
         figures.setdefault(rule, {})["demo"] = named
+    for rule, of in _of_programs(docs).items():
+        figures.setdefault(rule, {})["programs"] = by_rule.plain(of)
     return figures
+
+
+def _of_programs(docs: Path) -> dict[str, by_rule.OfPrograms]:
+    return by_rule.by_rule(all_programs(), sick_results.read(docs / sick_results.RESULTS.name))
 
 
 def _named_in_demo(file: Path) -> dict[str, dict[str, Any]]:
@@ -181,24 +190,34 @@ def _rules(results: Results, docs: Path) -> str:
     on_healthy = Counter(
         rule.id for rule in all_rules() for run in results["healthy"] for _ in _counted(rule, run["alerts"])
     )
+    of_programs = _of_programs(docs)
     rows = []
     for rule in all_rules():
         one = found.get(rule.id)
         named = f"; {seen_in_demo(demo[rule.id])}" if rule.id in demo else ""
+        programs = _programs(of_programs.get(rule.id))
         if one is not None:
             chosen = f"{one.steps - one.tested_steps:,}", str(one.false - one.tested_false)
             figures = *chosen, f"{one.tested_steps:,}", str(one.tested_false), _precision(one), _of(one)
             measured_on = ", ".join(dict.fromkeys(one.on)) + named
-            rows.append((f"`{rule.id}`", *figures, _steps(one.latencies), measured_on))
+            rows.append((f"`{rule.id}`", *figures, _steps(one.latencies), *programs, measured_on))
         else:
-            words = "not yet seen on a card" if rule.needs_card else "no labeled data: tested on synthetic series"
+            words = "not yet seen on a card" if rule.needs_card else "no recorded runs: tested on synthetic series"
             words = f"named in a job on {rule.seen_on}" if rule.seen_on else words
-            rows.append((f"`{rule.id}`", "", "", "", str(on_healthy[rule.id] or ""), "", "", "", words + named))
+            rows.append(
+                (f"`{rule.id}`", "", "", "", str(on_healthy[rule.id] or ""), "", "", "", *programs, words + named)
+            )
     head = (
         "rule", "healthy steps, chosen", "false alerts, chosen", "healthy steps, tested", "false alerts, tested",
-        "precision", "recall", "steps", "measured on",
+        "precision", "recall", "steps", "programs named", "false alarms in programs", "measured on",
     )  # fmt: skip
     return f"{_how_much_is_tested(results, found)}\n\n{table(head, rows)}"
+
+
+def _programs(one: by_rule.OfPrograms | None) -> tuple[str, str]:
+    if one is None:
+        return "", ""
+    return f"{one.named} of {one.should}" if one.should else "", str(one.false or "")
 
 
 def _how_much_is_tested(results: Results, found: dict[str, Summary]) -> str:

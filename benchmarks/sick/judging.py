@@ -20,13 +20,16 @@ Finding = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Judgment:
-    """faults: why it is not right. notes: what else is to be known. silent: no alert at warning or critical. state and
-    verdict: those that count. latency_s: from the onset that the program told to the first right alert. cause: whether
-    the finding names what the expectation says that a good one names; "" where it says nothing."""
+    """faults: why it is not right. notes: what else is to be known. silent: no alert at warning or critical. named: the
+    accepted rules that spoke, false: those whose alerts nothing explains. state and verdict: those that count. latency_s:
+    from the onset that the program told to the first right alert. cause: whether the finding names what the expectation
+    says that a good one names; "" where it says nothing."""
 
     faults: tuple[str, ...]
     notes: tuple[str, ...]
     silent: bool
+    named: tuple[str, ...]
+    false: tuple[str, ...]
     state: str
     verdict: str
     message: str
@@ -53,11 +56,14 @@ def judged(record: Mapping[str, Any], expected: Expectation) -> Judgment:
     right = [one for one in loud if is_accepted(one, expected)]
     fitting = [one for part in parts if (one := part.get("verdict")) and is_accepted(one, expected)]
     best = (*right, *reversed(fitting), {})[0]
+    strange = _strange(expected, loud)
     verdict = (*reversed(fitting), parts[-1].get("verdict") or {})[0]
     return Judgment(
-        faults=tuple(_faults(expected, loud, fitting, parts[-1].get("state", ""))),
+        faults=tuple(_faults(expected, right, fitting, strange, parts[-1].get("state", ""))),
         notes=tuple(_notes(record, expected, best)),
         silent=not loud,
+        named=tuple(sorted({one["rule"] for one in (*right, *fitting)})),
+        false=strange,
         state=parts[-1].get("state", ""),
         verdict=verdict.get("rule", ""),
         message=verdict.get("message", ""),
@@ -67,17 +73,24 @@ def judged(record: Mapping[str, Any], expected: Expectation) -> Judgment:
     )
 
 
-def _faults(expected: Expectation, loud: Sequence[Finding], fitting: Sequence[Finding], state: str) -> Iterator[str]:
-    right = [one for one in loud if is_accepted(one, expected)]
+def _strange(expected: Expectation, loud: Sequence[Finding]) -> tuple[str, ...]:
+    if expected.alert == "no":
+        return tuple(sorted({one["rule"] for one in loud}))
+    allowed = (one["rule"] in expected.also or is_accepted(one, expected) for one in loud)
+    return tuple(sorted({one["rule"] for one, is_allowed in zip(loud, allowed, strict=True) if not is_allowed}))
+
+
+def _faults(
+    expected: Expectation, right: Sequence[Finding], fitting: Sequence[Finding], strange: Sequence[str], state: str
+) -> Iterator[str]:
     if not state:
         yield "no such run"
     if not fitting and not right:
         yield "not found"
     if expected.alert == "yes" and not right:
         yield "no alert of it"
-    tolerated = () if expected.alert == "no" else (*right, *(one for one in loud if one["rule"] in expected.also))
-    if strange := {one["rule"] for one in loud if one not in tolerated}:
-        yield f"false alarm: {', '.join(sorted(strange))}"
+    if strange:
+        yield f"false alarm: {', '.join(strange)}"
     if expected.state and state not in expected.state:
         yield f"state {state or 'unknown'}, not {' or '.join(expected.state)}"
 

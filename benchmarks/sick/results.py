@@ -22,7 +22,7 @@ def outcome(judgment: Judgment) -> dict[str, Any]:
     """What is kept of a judgment."""
     return {
         "right": judgment.right, "silent": judgment.silent, "verdict": judgment.verdict, "faults": [*judgment.faults],
-        "latency_s": judgment.latency_s, "cause": judgment.cause,
+        "named": [*judgment.named], "false": [*judgment.false], "latency_s": judgment.latency_s, "cause": judgment.cause,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sick.batches import PROGRAMS, Program, all_programs, chosen
+from sick.by_rule import OfPrograms, by_rule
 from sick.expectations import Expectation, WrongExpectationError, expectation, read
 from sick.judging import Judgment, judged
 from sick.page import section
@@ -152,3 +153,4 @@ def test_a_first_try_stays_beside_the_newest_runs() -> None:
         in text
     )
     assert "unmeasured" not in text
+    assert by_rule(programs, kept) == {"loss_spike": OfPrograms(healthy=1, should=1, named=1, false=1, healthy_false=1)}

@@ -229,17 +229,21 @@ def tally() -> str:
     """How many rules were tested in which way. README.md says the same."""
     rules = all_rules()
     figures = _figures()
-    rated = [rule for rule in rules if "total" in figures.get(rule.id, {})]
+    rated = [rule for rule in rules if _is_rated(figures.get(rule.id, {}))]
     seen = [rule for rule in rules if rule.seen_on and rule not in rated]
     unseen = [rule for rule in rules if rule.needs_card and not rule.seen_on and rule not in rated]
     rest = [rule for rule in rules if rule not in (*rated, *seen, *unseen)]
     demo = sum("demo" in figures.get(rule.id, {}) for rule in rest)
     return (
-        f"Of the {len(rules)} rules, {len(rated)} have a measured precision and recall. {len(seen)} others named a fault "
+        f"Of the {len(rules)} rules, {len(rated)} have figures on labeled runs or programs. {len(seen)} others named a fault "
         f"in a job on {' or '.join({rule.seen_on for rule in seen if rule.seen_on})}. {len(unseen)} need a GPU, and none "
         f"of these has been seen on one. {len(rest)} have no labeled data: they were tested on synthetic series, and "
         f"{demo} of them also named their fault in a training of the demo."
     )
+
+
+def _is_rated(found: dict[str, Any]) -> bool:
+    return "total" in found or bool(found.get("programs", {}).get("should"))
 
 
 def _figures() -> dict[str, dict[str, Any]]:
@@ -247,9 +251,13 @@ def _figures() -> dict[str, dict[str, Any]]:
 
 
 def measured(rule: Rule) -> str:
-    """What scripts/detection and the demo showed of a rule, in a sentence."""
+    """What scripts/detection, the sick programs and the demo showed of a rule, in a sentence."""
     found = _figures().get(rule.id, {})
     demo = f"{seen_in_demo(found['demo'])}; " if "demo" in found else ""
+    if programs := found.get("programs"):
+        demo = f"{_of_programs(programs)}; {demo}"
+        if programs["should"] and "total" not in found:
+            return f"{demo.removesuffix('; ')} ([detection.md](detection.md#sick-trainings))."
     if "total" in found:
         return f"{demo}{_shares(found)} ([detection.md](detection.md))."
     if rule.seen_on:
@@ -258,6 +266,13 @@ def measured(rule: Rule) -> str:
     if rule.needs_card:
         return f"{demo}not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
     return f"{demo}no labeled data: tested on synthetic series."
+
+
+def _of_programs(found: dict[str, Any]) -> str:
+    """named in 4 of 5 sick programs; no false alarm in 74 healthy ones"""
+    false = some(found["healthy_false"], "false alarm") if found["healthy_false"] else "no false alarm"
+    named = f"named in {found['named']} of {some(found['should'], 'sick program')}; " if found["should"] else ""
+    return f"{named}{false} in {some(found['healthy'], 'healthy program')}"
 
 
 def seen_in_demo(named: dict[str, Any]) -> str:

@@ -109,7 +109,7 @@ def test_every_rule_has_a_row_with_or_without_data(tmp_path: Path) -> None:
     rows = {line.split("|")[1].strip(" `"): line for line in sections["rules"].splitlines() if line.startswith("| `")}
     assert set(rows) == {rule.id for rule in all_rules()}
     assert "| `loss_spike` | 1,000 | 1 | 20 | 1 | 0.600 (3/5) | 0.750 (3/4) |" in rows["loss_spike"]
-    assert "no labeled data: tested on synthetic series" in rows["host_memory_leak"]
+    assert "no recorded runs: tested on synthetic series" in rows["host_memory_leak"]
     assert "not yet seen on a card" in rows["xid"]
     assert sections["healthy"].count("- `loss_spike` (warning) in step 7 of a: up | down\n") == 1
 
@@ -123,6 +123,11 @@ def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.Monk
         "healthy steps: thresholds were chosen with a look at them ([detection.md](detection.md))."
     )
     assert handbook.measured(Straggler()) == "no labeled data: tested on synthetic series."
+    figures["straggler"] = {"programs": {"should": 3, "named": 2, "healthy": 9, "healthy_false": 0}}
+    handbook.MEASURED.write_text(json.dumps(figures))
+    assert handbook.measured(Straggler()) == (
+        "named in 2 of 3 sick programs; no false alarm in 9 healthy programs ([detection.md](detection.md#sick-trainings))."
+    )
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
 
 
