@@ -10,7 +10,7 @@ from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.step_shares import share_elsewhere
 from perfagent_server.rules.window import Window
 
-__all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
+__all__ = ["NEVER_HEALTHY", "SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
 
 _COMPUTE = ("forward", "backward", "optimizer")
 _WORDS = {
@@ -29,7 +29,7 @@ _WITHIN = ("comm", "h2d", "rollout", "other")
 """Phases that every step may have, without being compute."""
 _OF_THE_RUN = "of the whole run"
 """The cause of what these rules say of the whole run."""
-_NEVER_HEALTHY, _THIRD, _MOST = 0.10, 1 / 3, 0.5
+NEVER_HEALTHY, _THIRD, _MOST = 0.20, 1 / 3, 0.5
 """Of the wall time beside training; of the step for a phase that is not compute, and for all of these together: from
 then on no verdict is healthy."""
 _FEWEST_STEPS, _ENOUGH_S = 20, 60.0
@@ -115,7 +115,7 @@ def standing_s(window: Window) -> float:
 
 
 def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
-    """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a tenth of the
+    """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a fifth of the
     wall time, a phase other than compute took a third of the step, or all of these together took half of it."""
     if standing_s(window):
         return _standing(window)
@@ -128,9 +128,9 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
 
 
 def _beside_training(window: Window, shares: TimeShares, beside: dict[str, float]) -> Finding | None:
-    """Evaluations, saves, waits and stops, where they took a tenth of the wall time together."""
+    """Evaluations, saves, waits and stops, where they took a fifth of the wall time together."""
     stopped_s = shares.seconds.get("stopped", 0.0)
-    if sum(beside.values()) + stopped_s < _NEVER_HEALTHY * shares.wall_s:
+    if sum(beside.values()) + stopped_s < NEVER_HEALTHY * shares.wall_s:
         return None
     largest = max(beside, key=lambda phase: beside[phase], default="")
     if stopped_s >= beside.get(largest, 0.0):
@@ -162,7 +162,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
     """beside: seconds of the phases that together are more than a verdict passes over."""
     spent_s = shares.phases[phase]
     share, is_once = 100 * spent_s / in_steps_s, shares.often.get(phase) == 1
-    is_one_of_many = bool(beside) and not is_once and share < 100 * _NEVER_HEALTHY
+    is_one_of_many = bool(beside) and not is_once and share < 100 * NEVER_HEALTHY
     return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
         cause=_OF_THE_RUN if phase in _RULE_OF or phase == "other" else "rollouts" if phase == "rollout" else "own phase",

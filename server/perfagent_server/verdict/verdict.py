@@ -4,7 +4,7 @@ A decision tree over what the rules found: what spoils the result comes before w
 run that diverges has no use for advice on its data loader; of both, the most severe first, then in the order of the
 rules. Among slow ones, the cause comes before what follows from it: a loader that keeps the step waiting is also why the
 GPU idles.
-Where no rule found anything, the wall time is asked: a run that spends a tenth of it beside training is not called
+Where no rule found anything, the wall time is asked: a run that spends a fifth of it beside training is not called
 healthy. A run that ended keeps the verdict of how it ended, or of what held it back at its end or most of the time,
 and says what else happened in it. Pure: a window and findings in, a finding out.
 """
@@ -26,7 +26,7 @@ from perfagent_server.rules.texts import Language, sentence
 from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.rules.window import Window
 from perfagent_server.verdict.healthy import Healthy
-from perfagent_server.verdict.time_shares import SHARE_RULES, TimeShares, held_back_by, time_shares
+from perfagent_server.verdict.time_shares import NEVER_HEALTHY, SHARE_RULES, TimeShares, held_back_by, time_shares
 
 __all__ = ["Happened", "verdict", "worst_first"]
 
@@ -139,9 +139,8 @@ def _is_share(finding: Finding) -> bool:
     """Whether a remark says that a good part of the time is no training, or that the run waits for the cores most of it:
     then the run is not called healthy."""
     gain_pct, waits_pct = finding.gain_pct or 0.0, finding.evidence.get("pressure_pct", 0.0)
-    return finding.rule in SHARE_RULES or (
-        finding.severity == "info" and (gain_pct >= _GOOD_PART_PCT or waits_pct >= _MOST_WAITS_PCT)
-    )
+    is_share = finding.rule in SHARE_RULES and finding.evidence.get("share_pct", 0.0) >= 100 * NEVER_HEALTHY
+    return is_share or (finding.severity == "info" and (gain_pct >= _GOOD_PART_PCT or waits_pct >= _MOST_WAITS_PCT))
 
 
 def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:
