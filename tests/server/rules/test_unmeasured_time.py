@@ -9,7 +9,7 @@ from timed_job import TimedJob
 
 from perfagent_server.rules.speed.unmeasured_time import UnmeasuredTime
 
-TWO = {"forward": 0.04, "other": 0.06}
+TWO, MOST = {"forward": 0.04, "other": 0.06}, {"forward": 0.04, "other": 0.07}
 
 
 def job(*parts: tuple[int, dict[str, float]], times: int = 1, **readings: float) -> TimedJob:
@@ -30,12 +30,25 @@ def test_30_percent_of_the_step_in_no_phase_are_said_as_a_fact(other_s: float, f
         assert one.evidence["usual_s"] == pytest.approx(other_s)
 
 
-def test_lines_that_the_agent_met_then_are_named() -> None:
-    made = job((50, TWO))
-    lines = [{"line": "train.py:88", "in": "plot", "count": 57}, {"line": "train.py:12", "in": "<module>", "count": 3}]
+@pytest.mark.parametrize(
+    ("phases", "plots", "severity"),
+    [
+        (MOST, 57, "warning"),
+        (MOST, 30, "info"),
+        (TWO, 57, "info"),
+        (MOST | {"rollout": 0.0001}, 57, "info"),
+    ],
+)
+def test_most_of_the_time_at_one_line_is_a_warning(phases: dict[str, float], plots: int, severity: str) -> None:
+    """Not of a loop whose model plays: there it is the game."""
+    made = job((50, phases))
+    lines = [
+        {"line": "train.py:88", "in": "plot", "count": plots}, {"line": "train.py:12", "in": "<module>", "count": 60 - plots},
+    ]  # fmt: skip
     made.event("lines", {"looks": 120, "lines": lines})
-    made.train(200, TWO)
-    [found] = made.found("unmeasured_time")
+    made.train(200, phases)
+    [found] = made.found("unmeasured_time")[-1:]
+    assert found.severity == severity
     assert "train.py:88 (plot)" in found.message
     assert found.evidence["lines"] == lines
 

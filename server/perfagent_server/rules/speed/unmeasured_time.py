@@ -11,6 +11,7 @@ from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, 
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
+from perfagent_server.rules.wall_time import Spent
 from perfagent_server.rules.window import Window
 
 __all__ = ["UnmeasuredTime"]
@@ -18,18 +19,22 @@ __all__ = ["UnmeasuredTime"]
 
 @dataclass(frozen=True, kw_only=True)
 class UnmeasuredTime(Rule):
-    """phase/other_s takes a large share of the steps. Info only: a simulation in the loop is as unmeasured as a plot
-    that nobody needs. If the GPUs are busy, the host only waits for their work.
+    """phase/other_s takes a large share of the steps. If the GPUs are busy, the host only waits for their work.
+
+    A simulation in the loop is as unmeasured as a plot that nobody needs, so this is a remark, but for most of the time spent
+    at one line of a script whose model does not act between its steps (as it does where it plays or generates).
     """
 
     share_pct: float = 30.0
+    warning_pct: float = 60.0
+    warning_s: float = 8.0
     steps: int = within(20, least=2, most=64)
     least_s: float = 0.001
     busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "unmeasured_time"
-    severities = ("info",)
+    severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("step_time_tail",)
     reads = (Every(5.0), Events("lines"), *step_shares.READS, UTILIZATION)
@@ -57,8 +62,9 @@ class UnmeasuredTime(Rule):
         usual_s = _usual_s(window)
         bursts = usual_s < 0.25 * mean_s
         lines = told_lines(window, "lines")
+        is_much = share >= self.warning_pct / 100 and spent.wall_s >= self.warning_s
         return self.found(
-            "info",
+            "warning" if is_much and _is_at_one_line(lines) and not _acts(spent) else "info",
             cause="now and then" if bursts else "",
             since_step=window.at,
             evidence={
@@ -75,6 +81,15 @@ class UnmeasuredTime(Rule):
             return True
         newest = sum(other.last(64)) / max(sum(took.last(64)), 1e-9)
         return max(newest, window.wall.whole().share("other")) < 0.5 * self.share_pct / 100
+
+
+def _is_at_one_line(lines: list[dict[str, Any]]) -> bool:
+    """Whether most looks found the script there."""
+    return bool(lines) and 2 * lines[0]["count"] > sum(line["count"] for line in lines)
+
+
+def _acts(spent: Spent) -> bool:
+    return 2 * max(spent.often.get("rollout", 0), spent.often.get("eval", 0)) > spent.steps
 
 
 def _named(line: dict[str, Any]) -> str:
