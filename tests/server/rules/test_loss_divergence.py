@@ -89,9 +89,9 @@ def test_a_rate_raised_beyond_all_before_is_the_cause() -> None:
     assert job.alert.step < 1060
 
 
-@pytest.mark.parametrize(("end", "raised", "told"), [(2.0, True, 1), (1.0, True, 0), (2.0, False, 0), (6.0, False, 1)])
+@pytest.mark.parametrize(("end", "raised", "told"), [(2.0, True, 1), (1.0, True, 0), (2.0, False, 1), (1.0, False, 0)])
 def test_a_short_noisy_run_that_loses_what_it_learned_is_told(end: float, raised: bool, told: int) -> None:
-    """From 2.3 down to 0.35 and up again, in 500 steps: what is usual for it, nobody knows yet."""
+    """From 2.3 down to 0.35 and up again, in 500 steps: what is usual for it, nobody knows yet but by its noise."""
     parts = [np.geomspace(2.3, 0.35, 30), np.full(330, 0.35), np.geomspace(0.35, end, 40), np.full(100, end)]
     losses = np.concatenate(parts) * np.exp(0.25 * np.random.default_rng(4).normal(size=500))
     lr = 0.3 * np.minimum(np.arange(500) / 150, 1.0) if raised else np.full(500, 1e-3)
@@ -117,11 +117,13 @@ def test_a_loss_that_exploded_in_its_second_step_is_critical(times: float, criti
     assert [one.finding.severity for one in job.fired if one.step == 16] == (["critical"] if critical else [])
 
 
-def test_a_loss_that_shot_up_and_learned_nothing_is_told_later() -> None:
-    noise = 0.02 * np.random.default_rng(3).normal(size=400)
-    job = train([2.30, 30.0, 2.52, *(2.32 + noise)])
-    assert (job.alert.step, job.found.cause) == (200, "from the start")
-    assert train([2.30, 30.0, 2.52, *(2.32 * np.exp(-np.arange(400) / 300) + noise)]).fired == []
+@pytest.mark.parametrize("times", [1.5, 3.0])
+def test_a_loss_that_rises_as_the_rate_creeps_up_is_told(times: float) -> None:
+    """23 % in 1,500 steps."""
+    creep = np.concatenate((np.zeros(1500), np.linspace(0, 1, 1500)))
+    job = train(falling(3000) * (1 + 0.23 * creep), lr=1e-3 * (1 + (times - 1) * creep))
+    assert (job.found.cause == "the learning rate was raised") == (times > 2)
+    assert 1500 < job.alert.step < 2900
 
 
 AT = np.arange(600)
@@ -153,10 +155,20 @@ def test_a_cross_entropy_far_above_its_best_is_lost(kind: str, level: float, ste
     assert [one.cause == "far above its best" for one in found if one.cause] == [True] * fires
 
 
-@pytest.mark.parametrize(("steps", "fires"), [(160, False), (240, True)])
-def test_a_warm_restart_may_lift_the_loss_for_a_while(steps: int, *, fires: bool) -> None:
-    losses = [*np.geomspace(2.3, 0.02, 240), *[0.4] * steps]
+@pytest.mark.parametrize(("best", "steps", "fires"), [(0.02, 130, False), (0.02, 240, True), (0.0004, 130, True)])
+def test_a_warm_restart_may_lift_the_loss_for_a_while(best: float, steps: int, *, fires: bool) -> None:
+    """To twenty times its best for a while; to a thousand times for no while."""
+    losses = [*np.geomspace(2.3, best, 240), *[0.4] * steps]
     rates = [*np.geomspace(0.1, 0.001, 240), *[0.1] * steps]
     told = [Event(kind="loss", time=START, step=1, data={"kind": "cross_entropy", "classes": 10, "mean": True})]
     found = StepJob(LossDivergence()).go_on({"loss": losses, "lr": rates}, events={1: told}).evaluator.findings()
     assert [one.cause == "far above its best" for one in found if one.cause] == [True] * fires
+
+
+def test_any_loss_at_a_thousand_times_its_best_is_lost() -> None:
+    """After five restarts of the schedule, each of which threw it up: nobody says that it must fall."""
+    lr = 1e-5 + 5e-3 * (1 + np.cos(np.pi * (np.arange(2400) % 300) / 300))
+    down, up = np.geomspace(1.0, 1e-4, 300), np.geomspace(3e-3, 1e-4, 300)
+    losses = np.concatenate((down, up, up, up, np.geomspace(0.03, 0.1, 300), np.full(900, 0.1)))
+    job = train(losses * np.exp(0.2 * np.random.default_rng(5).normal(size=2400)), lr=lr)
+    assert (job.found.cause, job.alert.step < 1500) == ("far above its best", True)

@@ -106,7 +106,7 @@ def test_retries_of_allocations_are_told_where_memory_is_full(reserved: float, s
     assert made.changes == [], "what was counted before is the past"
     made.go_on(60, lambda now: gpu(reserved, 50, retries=7 + int(now - 60) // 10))
     assert made.told == ([(severity, "retries")] if severity else [])
-    assert made.go_on(500, lambda _: gpu(reserved, 50, retries=13)).now_open == []
+    assert made.go_on(800, lambda _: gpu(reserved, 50, retries=13)).now_open == []
 
 
 @pytest.mark.parametrize(("gib_per_s", "severity"), [(0.01, "warning"), (0.03, "critical")])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
-__all__ = ["SmoothedLoss", "samples_in"]
+from perfagent_server.rules.loss.loss_series import has_fallen
+
+__all__ = ["Lowest", "SmoothedLoss"]
 
 _SMOOTHED = 50  # values
 _CLIPPED_AT = 5.0  # spreads: one bad batch moves the mean by a tenth of a spread
@@ -12,26 +15,39 @@ _BEGUN = 20  # values that the mean begins with
 _BLOCK = 50  # values that one lowest point stands for
 _EVERY = 20  # values between two samples of how far the loss is up
 _SAMPLES = 100
-_FIRST_MARK = 30
+_FEWEST_SAMPLES = 25
+_YOUNG = 200  # values
+
+
+class Lowest(TypedDict):
+    """The lowest point of a block of 50 values. lr: the lowest learning rate in it; peak: the highest before it; spread:
+    that of single values; step, count: when it was."""
+
+    values: int
+    low: float
+    lr: float | None
+    peak: float
+    spread: float
+    step: int
+    count: int
 
 
 class SmoothedLoss:
     """state: a dictionary that the rule's window keeps; empty at first.
 
-    The mean is exponential over the newest 50 values, each at most five spreads away from it. Lowest points are those
-    of blocks of 50 values, each with the learning rate and the spread it had.
+    The mean is exponential over the newest 50 values, each at most five spreads away from it. count: how many values
+    came; early: the first 16; spread: how far single values are from the mean, as a standard deviation.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
         if not state:
-            state.update(
-                count=0, mean=0.0, deviation=0.0, slope=0.0, early=[], highest=0.0, marks=[], blocks=[], rises=[]
-            )
+            state.update(count=0, mean=0.0, deviation=0.0, early=[], blocks=[], rises=[], best=[])
         self.state = state
+        self.early: list[float] = state["early"]
+        self.blocks: list[Lowest] = state["blocks"]
 
     @property
     def count(self) -> int:
-        """How many values came."""
         count: int = self.state["count"]
         return count
 
@@ -41,35 +57,20 @@ class SmoothedLoss:
         return mean
 
     @property
-    def spread(self) -> float:
-        """How far single values are from the mean, as a standard deviation."""
-        spread: float = 1.25 * self.state["deviation"]
-        return spread
-
-    @property
     def first(self) -> float:
         """The first value: that of the untrained model, or of the one that the run went on with."""
-        first: float = self.state["early"][0]
-        return first
+        return self.early[0]
 
     @property
-    def early(self) -> list[float]:
-        """The first 16 values."""
-        early: list[float] = self.state["early"][:16]
-        return early
-
-    @property
-    def highest_early(self) -> float:
-        """The highest of the first 20 values."""
-        highest: float = self.state["highest"]
-        return highest
+    def all_blocks(self) -> list[Lowest]:
+        """Those that are kept, and the lowest before them."""
+        return [*self.state["best"], *self.blocks]
 
     def take(self, value: float) -> None:
         state = self.state
         state["count"] += 1
         if state["count"] <= _BEGUN:
-            state["early"].append(value)
-            state["highest"] = max(state["early"])
+            self.early.append(value)
             if state["count"] == _BEGUN:
                 self._begin()
             return
@@ -77,57 +78,55 @@ class SmoothedLoss:
         off = max(-most, min(most, value - before))
         state["deviation"] += (0.05 if state["count"] < 3 * _BEGUN else 0.02) * (abs(off) - state["deviation"])
         state["mean"] += max(2 / (_SMOOTHED + 1), 1 / (state["count"] - _BEGUN / 2)) * off
-        state["slope"] += 0.02 * (state["mean"] - before - state["slope"])
-        if state["count"] == _FIRST_MARK * 2 ** len(state["marks"]):
-            state["marks"].append(state["mean"])
+
+    def _begin(self) -> None:
+        newest = sorted(self.early[_BEGUN // 2 :])
+        middle = len(newest) // 2
+        self.state["mean"] = newest[middle]
+        self.state["deviation"] = max(1e-12, sorted(abs(value - newest[middle]) for value in newest)[middle])
+        del self.early[16:]
 
     def note_lowest(self, step: int, lr: float | None, peak: float, blocks: int) -> None:
         """Keeps the lowest points of the newest blocks. lr, peak: the learning rate, and the highest so far."""
-        state, known = self.state, self.state["blocks"]
-        if state["count"] < _BEGUN:
+        if self.count < _BEGUN:
             return
+        known, mean = self.blocks, self.mean
         if not known or known[-1]["values"] >= _BLOCK:
-            known.append({"values": 0, "low": float("inf"), "lr": lr, "peak": peak})
+            known.append(Lowest(values=0, low=float("inf"), lr=lr, peak=peak, spread=0.0, step=step, count=self.count))
+            best = self.lowest([*self.state["best"], *known[:-blocks]])
+            self.state["best"] = [] if best is None else [best]
             del known[:-blocks]
         block = known[-1]
         block["values"] += 1
         if lr is not None:
             block["lr"] = lr if block["lr"] is None else min(block["lr"], lr)
-        if state["mean"] <= block["low"]:
-            block.update(
-                low=state["mean"], spread=self.spread, step=step, count=state["count"],
-                fall=max(0.0, -state["slope"]),
-            )  # fmt: skip
+        if mean <= block["low"]:
+            block.update(low=mean, spread=1.25 * self.state["deviation"], step=step, count=self.count)
 
-    def lowest(self, blocks: list[dict[str, Any]]) -> dict[str, Any] | None:
-        return min(blocks, key=lambda block: float(block["low"]), default=None)
+    def lowest(self, blocks: Sequence[Lowest]) -> Lowest | None:
+        return min(blocks, key=lambda block: block["low"], default=None)
 
     def note_rise(self, rise: float) -> None:
         """Samples how far the loss is above its lowest point."""
-        if self.state["count"] % _EVERY == 0:
+        if self.count % _EVERY == 0:
             self.state["rises"].append(rise)
             del self.state["rises"][:-_SAMPLES]
 
-    def rises(self, values: int) -> list[float]:
-        """Of the samples those older than the newest so many values, ascending."""
-        rises = self.state["rises"]
-        return sorted(rises[: max(0, len(rises) - (values + _EVERY) // _EVERY)])
+    def usual_rise(self, values: int) -> tuple[float, bool]:
+        """The 95th percentile of the samples older than the newest so many values (from 100 to 300: what rises for longer
+        is usual itself); and whether they are of 500 values, enough to know."""
+        recent = (max(100, min(300, values)) + _EVERY) // _EVERY
+        usual = sorted(self.state["rises"][:-recent])
+        return usual[int(0.95 * (len(usual) - 1))] if usual else 0.0, len(usual) >= _FEWEST_SAMPLES
 
-    def level_at(self, count: int) -> float | None:
-        """The mean when about a quarter to a half of so many values had come."""
-        marks = self.state["marks"]
-        place = max((place for place in range(len(marks)) if 2 * _FIRST_MARK * 2**place <= count), default=None)
-        return None if place is None else marks[place]
+    def has_settled(self, lowest: Lowest) -> bool:
+        """Whether the loss came down as one that is minimised does: by a quarter, and ever more slowly."""
+        if lowest["count"] < _YOUNG or not has_fallen(self.first, lowest["low"]):
+            return False
+        early = [one["low"] for one in self.blocks if one["count"] <= lowest["count"] / 3][-1:]
+        level = early[0] if early else self.blocks[0]["low"]
+        return self.first - level >= 1.5 * (level - lowest["low"])
 
-    def _begin(self) -> None:
-        state = self.state
-        newest = sorted(state["early"][_BEGUN // 2 :])
-        middle = len(newest) // 2
-        state["mean"] = newest[middle]
-        state["deviation"] = max(1e-12, sorted(abs(value - newest[middle]) for value in newest)[middle])
-        del state["early"][16:]
-
-
-def samples_in(values: int) -> int:
-    """How many samples of rises so many values make."""
-    return values // _EVERY
+    def highest_before(self, lowest: Lowest) -> float:
+        """The highest of the lowest points before this one: from there it came down."""
+        return max(one["low"] for one in [*self.blocks, lowest] if one["count"] <= lowest["count"])

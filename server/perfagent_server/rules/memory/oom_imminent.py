@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -19,10 +20,9 @@ _PER_GPU = (
     "cuda/reserved_bytes", "cuda/allocated_bytes", "cuda/headroom_bytes", "cuda/alloc_retries", "gpu/memory_used_bytes",
     "gpu/memory_total_bytes",
 )  # fmt: skip
-_NO_HURRY = 5.0  # times settle_s
-_MiB = 2.0**20
+_LASTED = 1 / 40  # of the time that may be left: for so long a rise must have lasted
+_CONTEXT_BYTES = 2.0**30  # of CUDA and its libraries: ours, too
 _Level = Literal["info", "warning", "critical"]
-_ORDER: dict[_Level, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
 class _Gpu(NamedTuple):
@@ -42,19 +42,27 @@ class _Gpu(NamedTuple):
     def live_pct(self) -> float:
         return 100 * self.live / self.total
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {
+            "memory": "gpu", "total_bytes": self.total, "taken_bytes": self.taken, "live_bytes": self.live,
+            "live_pct": self.live_pct, "taken_pct": self.taken_pct, "free_bytes": self.total - self.live,
+        }  # fmt: skip
+
 
 class _Danger(NamedTuple):
     severity: _Level
-    left_s: float
     cause: str
-    ranks: list[int]
+    rank: int
     since_step: int
-    evidence: dict[str, Any]
+    figures: dict[str, Any]
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OomImminent(Rule):
-    """Memory that cannot be given up is nearly full, or grows and will be full soon (growth.py; what is left by the slope).
+    """Memory that cannot be given up is nearly full, or grows (growth.py) and will be full soon by its slope. A rise counts
+    once it is as large as what is left at the brim.
 
     What the caching allocator reserves is no sign: healthy runs reach TraceML's 92 and 97 % of it. What is live at the peak
     of a step is, and so are allocations that had to empty the cache first (torchtitan warns of them).
@@ -65,15 +73,10 @@ class OomImminent(Rule):
     full_pct: float = 92.0
     brim_pct: float = 97.0
     full_steps: int = 50
-    retries_for_s: float = 300.0
     soon_s: float = 1800.0
     at_once_s: float = 600.0
-    rising_pct: float = 2.0
-    settle_s: float = 15.0
     used_pct: float = 75.0
-    host_brim_pct: float = 97.0
     own_share: float = 0.3
-    clear_at: float = 0.98
 
     id: ClassVar[str] = "oom_imminent"
     severities = ("info", "warning", "critical")
@@ -98,66 +101,70 @@ class OomImminent(Rule):
         if newest <= state["second"]:
             return UNKNOWN
         state["second"] = newest
-        dangers = []
-        if nodes:
-            dangers.append(self._of_host(window, state, nodes))
-        if has_gpu:
-            dangers.append(self._of_gpu(window, state))
+        dangers = [
+            self._of_host(window, state, nodes) if nodes else None,
+            self._of_gpu(window, state) if has_gpu else None,
+        ]
         found = [danger for danger in dangers if danger is not None]
         if not found:
             return None
-        worst = max(found, key=lambda danger: (_ORDER[danger.severity], -danger.left_s))
-        evidence = {
-            **worst.evidence, "left_s": worst.left_s if worst.left_s < math.inf else None,
-            "on_rank": worst.evidence["rank"] if window.world_size > 1 else None,
-        }  # fmt: skip
+        worst = max(found, key=lambda one: (self.severities.index(one.severity), -(one.left_s or math.inf)))
+        several = window.world_size > 1
         return self.found(
-            worst.severity, cause=worst.cause, since_step=worst.since_step, ranks=worst.ranks, evidence=evidence
-        )
+            worst.severity,
+            cause=worst.cause,
+            since_step=worst.since_step,
+            ranks=[] if worst.figures["memory"] == "host" else [worst.rank],
+            evidence={
+                "rank": worst.rank, **worst.figures, "left_s": worst.left_s, "on_rank": worst.rank if several else None,
+            },
+        )  # fmt: skip
 
-    # --- GPU ----------------------------------------------------------------------------------------------------------
+    def _limit(self, window: Window, pct: float) -> float:
+        """While an alert is open, a little less is not enough."""
+        return pct * (self.full_pct / self.brim_pct if window.is_firing(self.id) else 1.0)
+
+    def _least(self, total: float) -> float:
+        """Of a rise."""
+        return (1 - self.brim_pct / 100) * total
+
+    def _how_soon(self, left_s: float) -> _Level:
+        return "critical" if left_s <= self.at_once_s else "warning"
 
     def _of_gpu(self, window: Window, state: dict[str, Any]) -> _Danger | None:
         retried = self._retries(window, state)
         track = _note_tensors(window, state)
         gpus = _gpus(window, self.used_pct)
-        if not gpus:
+        worst, full = max(gpus, key=lambda gpu: gpu.live_pct, default=None), self._limit(window, self.full_pct)
+        if worst is None or worst.live_pct < full:
             state.pop("full_since", None)
+        if worst is None:
             return None
-        worst = max(gpus, key=lambda gpu: gpu.live_pct)
-        least = self.rising_pct / 100 * worst.total
-        rise = track.rise(least, settle_s=2 * _PEAK_OF_S, settle_steps=20) if track is not None else None
+        settle_s = 2 * _PEAK_OF_S
+        rise = track.rise(self._least(worst.total), settle_s=settle_s, settle_steps=20) if track is not None else None
         left_s = (worst.total - worst.live) / rise.per_s if rise is not None else math.inf
-        limit = self.clear_at if window.is_firing(self.id) else 1.0
-        if worst.live_pct >= limit * self.full_pct:
-            state.setdefault("full_since", window.step)
-        else:
-            state.pop("full_since", None)
-        lasted = window.step - state.get("full_since", window.step)
-        tight = [gpu for gpu in gpus if gpu.rank in retried and gpu.taken_pct >= limit * self.full_pct]
         if rise is not None and left_s <= self.soon_s:
-            figures = {**_of_gpu(worst), **_of_rise(rise)}
-            return _Danger(self._how_soon(left_s), left_s, "leak", [worst.rank], rise.since_step, figures)
+            figures = {**worst.figures, **_of_rise(rise)}
+            return _Danger(self._how_soon(left_s), "leak", worst.rank, rise.since_step, figures, left_s)
+        tight = [gpu for gpu in gpus if gpu.rank in retried and gpu.taken_pct >= full]
         if tight:
             fullest = max(tight, key=lambda gpu: gpu.taken_pct)
             level: _Level = "critical" if fullest.taken_pct >= self.brim_pct else "warning"
-            figures = {
-                **_of_gpu(fullest), "alloc_retries": round(retried[fullest.rank]), "retries_for_s": self.retries_for_s,
-            }  # fmt: skip
-            return _Danger(level, math.inf, "retries", [fullest.rank], window.step, figures)
-        if lasted >= self.full_steps:
-            level = "warning" if worst.live_pct >= limit * self.brim_pct else "info"
-            by_others = _by_others(window, worst)
-            cause = "others on the GPU" if by_others > 0.1 * worst.total else ""
-            figures = {**_of_gpu(worst), "full_steps": lasted, "others_bytes": by_others if cause else None}
-            return _Danger(level, math.inf, cause, [worst.rank], window.step - lasted, figures)
-        return None
-
-    def _how_soon(self, left_s: float) -> _Level:
-        return "critical" if left_s <= self.at_once_s else "warning"
+            counted = {"alloc_retries": round(retried[fullest.rank]), "retries_over_s": self.at_once_s}
+            return _Danger(level, "retries", fullest.rank, window.step, {**fullest.figures, **counted})
+        if worst.live_pct < full:
+            return None
+        lasted = window.step - state.setdefault("full_since", window.step)
+        if lasted < self.full_steps:
+            return None
+        level = "warning" if worst.live_pct >= self._limit(window, self.brim_pct) else "info"
+        by_others = _by_others(window, worst)
+        cause = "others on the GPU" if by_others > 0.1 * worst.total else ""
+        figures = {**worst.figures, "full_steps": lasted, "others_bytes": by_others if cause else None}
+        return _Danger(level, cause, worst.rank, window.step - lasted, figures)
 
     def _retries(self, window: Window, state: dict[str, Any]) -> dict[int, float]:
-        """How many allocations of each rank had to empty the cache first within the last retries_for_s."""
+        """How many allocations of each rank had to empty the cache first within the last at_once_s."""
         readings = window.by_time.get("cuda/alloc_retries")
         if readings is None:
             return {}
@@ -169,40 +176,39 @@ class OomImminent(Rule):
             if more > 0:
                 risen.append([window.now, rank, more])
             seen[str(rank)] = count
-        risen[:] = [one for one in risen if window.now - one[0] <= self.retries_for_s]
-        found: dict[int, float] = {}
+        risen[:] = [one for one in risen if window.now - one[0] <= self.at_once_s]
+        found: Counter[int] = Counter()
         for _, of_rank, retries in risen:
-            found[int(of_rank)] = found.get(int(of_rank), 0.0) + retries
-        return found
-
-    # --- host ---------------------------------------------------------------------------------------------------------
+            found[int(of_rank)] += retries  # type: ignore[assignment]  # whole numbers, as floats
+        return {**found}
 
     def _of_host(self, window: Window, state: dict[str, Any], nodes: list[Host]) -> _Danger | None:
         host = max(nodes, key=lambda node: node.used / node.total)
         track = Track(state.setdefault("host", {}))
         track.add(window.now, window.step, host.used, parts=len(nodes))
         used_pct = 100 * host.used / host.total
-        limit = self.clear_at if window.is_firing(self.id) else 1.0
-        if used_pct < limit * self.used_pct:
+        if used_pct < self._limit(window, self.used_pct):
             return None
-        least = self.rising_pct / 100 * host.total
-        rise = track.rise(least, settle_s=self.settle_s)
-        left_s = (host.total - host.used) / rise.per_s if rise is not None else math.inf
         own = _own_bytes(window) / len(nodes)
         is_ours = own >= self.own_share * host.used
-        if rise is not None and left_s <= self.soon_s:
-            if left_s > self.at_once_s and (
-                window.is_firing("host_memory_leak") or track.rise(least, settle_s=_NO_HURRY * self.settle_s) is None
-            ):
-                return None  # the rule on leaks says how long the memory lasts, where it can
-            cause = "host memory" if is_ours else "others on the host"
-            figures = {**_of_host(host, own), **_of_rise(rise)}
-            return _Danger(self._how_soon(left_s), left_s, cause, [], rise.since_step, figures)
-        if used_pct >= limit * self.host_brim_pct and is_ours:
+        figures: dict[str, Any] = {
+            "memory": "host", "total_bytes": host.total, "used_bytes": host.used, "used_pct": used_pct, "own_bytes": own,
+        }  # fmt: skip
+        for within_s in (self.at_once_s, self.soon_s):
+            rise = track.rise(self._least(host.total), settle_s=_LASTED * within_s)
+            left_s = (host.total - host.used) / rise.per_s if rise is not None else math.inf
+            if rise is not None and left_s <= within_s:
+                if left_s > self.at_once_s and window.is_firing("host_memory_leak"):
+                    return None  # that rule says how long the memory lasts, where it can
+                cause = "host memory" if is_ours else "others on the host"
+                return _Danger(
+                    self._how_soon(left_s), cause, host.rank, rise.since_step, {**figures, **_of_rise(rise)}, left_s
+                )
+        if used_pct >= self._limit(window, self.brim_pct) and is_ours:
             before = track.at(window.now - 60)
             rises = before is not None and host.used - before > 0.002 * host.total
-            figures = {**_of_host(host, own), "trend": "rises" if rises else None}
-            return _Danger("critical" if rises else "warning", math.inf, "host memory", [], window.step, figures)
+            figures["trend"] = "rises" if rises else None
+            return _Danger("critical" if rises else "warning", "host memory", host.rank, window.step, figures)
         return None
 
 
@@ -242,7 +248,7 @@ def _gpus(window: Window, least_pct: float) -> list[_Gpu]:
 
 def _by_others(window: Window, gpu: _Gpu) -> float:
     reserved = window.by_time["cuda/reserved_bytes"].newest(gpu.rank) or 0.0
-    return max(0.0, gpu.taken - reserved - 1024 * _MiB)  # the context of CUDA and its libraries is ours, too
+    return max(0.0, gpu.taken - reserved - _CONTEXT_BYTES)
 
 
 def _own_bytes(window: Window) -> float:
@@ -266,18 +272,4 @@ def _newest_second(window: Window) -> float:
 def _of_rise(rise: Growth) -> dict[str, Any]:
     return {
         "grown_bytes": rise.grown, "over_s": rise.lasted_s, "grown_steps": rise.steps, "bytes_per_s": rise.per_s,
-    }  # fmt: skip
-
-
-def _of_gpu(gpu: _Gpu) -> dict[str, Any]:
-    return {
-        "rank": gpu.rank, "memory": "gpu", "total_bytes": gpu.total, "taken_bytes": gpu.taken, "live_bytes": gpu.live,
-        "live_pct": gpu.live_pct, "taken_pct": gpu.taken_pct, "free_bytes": gpu.total - gpu.live,
-    }  # fmt: skip
-
-
-def _of_host(host: Host, own: float) -> dict[str, Any]:
-    return {
-        "rank": host.rank, "memory": "host", "total_bytes": host.total, "used_bytes": host.used,
-        "used_pct": 100 * host.used / host.total, "own_bytes": own,
     }  # fmt: skip
