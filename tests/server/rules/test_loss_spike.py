@@ -108,10 +108,9 @@ def test_a_spike_that_ends_in_nan_is_not_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "step"), [((480,), 505), ((479, 480), 505), ((300, 420, 480), 505), ((479, 480, 481), None)]
+    ("rows", "step"), [((480,), 505), ((479, 480), 505), ((300, 420, 480), 505), ((479, 480, 481), 505)]
 )
 def test_steps_that_the_scaler_skipped_hide_no_spike(rows: tuple[int, ...], step: int | None) -> None:
-    """Up to two in a row."""
     losses = [math.nan if place in rows else value for place, value in enumerate(jumping(6.0, 40))]
     skipped = [float(sum(row <= place for row in rows)) for place in range(len(losses))]
     job = train(losses, amp_skipped=skipped, amp_scale=[1024.0] * len(losses))

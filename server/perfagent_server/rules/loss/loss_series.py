@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 
-from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.step_series import StepSeries
-from perfagent_server.rules.window import Window
 
-__all__ = ["bad_in_a_row", "finite", "first_value", "has_fallen", "worth_telling"]
+__all__ = ["bad_in_a_row", "finite", "has_fallen", "worth_telling"]
 
 
-def finite(series: StepSeries) -> tuple[list[float], list[int]]:
-    """The values that are kept and are numbers, and their steps. Not all that happens to be in memory: a restarted
-    server has no more than series.size."""
-    values, steps = series.last(series.size), series.last_steps(series.size)
-    if math.isfinite(sum(values)):
-        return values, steps
-    places = [place for place, value in enumerate(values) if math.isfinite(value)]
-    return [values[place] for place in places], [steps[place] for place in places]
+def finite(series: StepSeries) -> list[float]:
+    """The values that are kept and are numbers. Not all that happens to be in memory: a restarted server has no more than
+    series.size."""
+    return [value for value in series.last(series.size) if math.isfinite(value)]
 
 
 def bad_in_a_row(values: list[float]) -> int:
     """How many of the newest values are not finite."""
     return next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
-
-
-def first_value(window: Window, rule: Rule, series: str, track: StepSeries) -> float:
-    """The first finite value of a series in this attempt, kept in the rule's state; NaN if there was none."""
-    firsts: dict[str, float] = window.state_of(rule, {})
-    if series not in firsts:
-        firsts[series] = next((value for value in track.values if math.isfinite(value)), math.nan)
-    return firsts[series]
 
 
 def has_fallen(first: float, level: float, *, to: float = 0.75) -> bool:

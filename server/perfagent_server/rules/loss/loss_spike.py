@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
-from perfagent_server.rules.loss.loss_series import finite, first_value, has_fallen, worth_telling
+from perfagent_server.rules.loss.loss_series import finite, has_fallen, worth_telling
 from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossSpike"]
 
+_SETTLED = 1000  # steps
 _FAR = 0.25  # a loss that fell to this share of its first value did not fall by chance, however noisy it is
 
 
@@ -39,12 +40,9 @@ class LossSpike(Rule):
     than unlearned_times its level: what was next to nothing (the loss of a value before the first reward) may rise to
     anything. A single step cannot move the median: blips stay silent.
 
-    A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is reported the first
-    time and then usual: see _comes_round. Of 249 spikes put into real curves at equal distances, none was taken for
-    such a turn.
-
     Known limits: a loss that jumps up and stays or decays, with nothing else to tell it from a spike, fires (the first
-    turn of a cycle, and every turn of one longer than a thousand logged steps; a curriculum in large steps). On healthy
+    turns of a cycle whose rate is not logged, and every turn of one longer than a thousand steps; a curriculum in large
+    steps). On healthy
     losses of all other kinds (tests/healthy_losses.py) it raised one alert in 1.5 million steps, and on small real
     trainings (GANs, PPO, DQN, VAEs, fine-tuning, restarts ...) one in 143,500.
     """
@@ -65,7 +63,6 @@ class LossSpike(Rule):
     early_unsteady_z: float = 25.0
     unlearned_times: float = 100.0
     unsteady_history: int = 50
-    lost_in_a_row: int = 2
 
     id: ClassVar[str] = "loss_spike"
     severities = ("warning",)
@@ -74,6 +71,7 @@ class LossSpike(Rule):
     reads = (Series(LOSS, keep=1200, judged=True), Series("lr", merge="max"), Series("grad/norm", merge="max"))
     charts = (LOSS,)
     life = Life(clear_steps=30)
+    state_version = 2
     joins = ("loss_divergence",)
 
     def judge(self, window: Window) -> Finding | None:
@@ -81,14 +79,17 @@ class LossSpike(Rule):
         track = None if series is None else window.by_step.get(series)
         if series is None or track is None:
             return None
-        first = first_value(window, self, series, track)
+        state = window.state_of(self, {"first": {}, "jump": None})
+        if series not in state["first"]:
+            state["first"][series] = next((value for value in track.values if math.isfinite(value)), math.nan)
+        first: float = state["first"][series]
         if window.is_firing(self.id):
-            return self._judge_open(window, series, track)
+            return self._judge_open(window, series, track, state["jump"])
         values = self._newest(track)
         if values is None:
             return None
         half = self.long // 2
-        now = sorted(values[self.long :])[self.short // 2]
+        now = _middle(values[self.long :])
         near = sorted(values[self.long - half : self.long])[half // 2]
         rise = self.rise_pct / 100
         if not now - near > 0.5 * rise * abs(near):  # most steps end here
@@ -100,11 +101,11 @@ class LossSpike(Rule):
         if z < self.z_at_least or distance < max(rise * abs(level), worth_telling(first, level)):
             return None
         just_before = sorted(values[self.long - 16 : self.long])[8]
-        history, steps = finite(track)
-        if now - just_before < self.abrupt * distance or not self._unusual(history, first, distance, spread, level):
+        if now - just_before < self.abrupt * distance:
             return None
-        if self._comes_round(history, steps, window.start_step, distance):
+        if not self._unusual(finite(track), first, distance, spread, level):
             return None
+        state["jump"] = {"from": level, "to": now, "at": track.total}
         norms = window.series("grad/norm")
         return self.found(
             "warning",
@@ -116,76 +117,34 @@ class LossSpike(Rule):
             },
         )  # fmt: skip
 
-    def _judge_open(self, window: Window, series: str, track: StepSeries) -> Finding | None:
+    def _judge_open(
+        self, window: Window, series: str, track: StepSeries, jump: dict[str, Any] | None
+    ) -> Finding | None:
         """While its alert is open: whether the loss is still up. It is over when half the way back to where it was
-        expected.
-
-        The steps just before are no measure for that, because a loss that stays up is soon the usual one there. The
-        jump is looked up among the steps that are kept instead; when it is no longer among them (after about a
-        thousand), the new level is the level of this run, which the healthy verdict says. Values that are not finite do
-        not say that the loss came back.
-        """
+        expected; and after a thousand steps, for then this is the level of the run, which the healthy verdict says. Values
+        that are not finite do not say that the loss came back."""
         newest = [value for value in track.last(self.short) if math.isfinite(value)]
-        now = sorted(newest)[len(newest) // 2] if 2 * len(newest) > self.short else math.nan
-        history, _ = finite(track)
-        if math.isfinite(now):
-            jump = self._jump(history)
-            if not (jump is not None and now >= jump[0] + 0.5 * jump[1]) and not self._still_jumps(window, history):
+        if 2 * len(newest) > self.short:
+            now = _middle(newest)
+            if jump is None or track.total - jump["at"] > _SETTLED:
                 return None
+            jump["to"] = max(jump["to"], now)
+            if now < 0.5 * (jump["from"] + jump["to"]):
+                return None
+        else:
+            now = math.nan
         evidence = {"series": series, "loss": now}
         return self.found("warning", cause="not back", since_step=window.at, evidence=evidence)
 
-    def _still_jumps(self, window: Window, history: list[float]) -> bool:
-        """Whether the newest steps would nearly raise the alert again: with a fifth less of all that it takes."""
-        if len(history) < self.long + self.short or window.at < self._armed_at(window):
-            return False
-        distance, spread, level = self._measure(history[-self.long - self.short :])
-        return distance >= 0.8 * self.z_at_least * spread and distance >= 0.8 * self.rise_pct / 100 * abs(level)
-
-    def _jump(self, values: list[float]) -> tuple[float, float] | None:
-        """(level expected before it, height) of the newest jump among these values: of its blocks of `short` the
-        highest one."""
-        need = self.long + self.short
-        ends = range(len(values), self.short - 1, -self.short)
-        middles = [sorted(values[end - self.short : end])[self.short // 2] for end in ends]
-        near = self.long // 2 // self.short
-        newest: int | None = None
-        highest: tuple[float, float] | None = None
-        for place, end in enumerate(ends):
-            if end < need or (newest is not None and place > newest + near):
-                break
-            before = sorted(middles[place + 1 : place + 1 + near])[near // 2]
-            if not middles[place] - before >= 0.5 * self.rise_pct / 100 * abs(before):
-                continue
-            distance, spread, level = self._measure(values[end - need : end])
-            if distance < self.z_at_least * spread or distance < self.rise_pct / 100 * abs(level):
-                continue
-            newest = place if newest is None else newest
-            if highest is None or distance > highest[1]:
-                highest = (level, distance)
-        return highest
-
     def _newest(self, track: StepSeries) -> list[float] | None:
-        """The newest long + short values. Up to lost_in_a_row values in a row that are not finite are left out: steps
-        that a GradScaler skipped, which say nothing about the others. None when the newest is none, or more in a row
-        are none."""
+        """The newest long + short values, without those that are not finite: steps that a GradScaler skipped, which say
+        nothing about the others. None when there are too few, or the newest is none."""
         need = self.long + self.short
         values = track.last(need)
-        if len(values) < need:
-            return None
-        if math.isfinite(sum(values)):
-            return values
-        kept: list[float] = []
-        lost = 0 if math.isfinite(values[-1]) else self.lost_in_a_row
-        for value in reversed(track.last(track.size)):
-            lost = 0 if math.isfinite(value) else lost + 1
-            if lost > self.lost_in_a_row:
-                return None
-            if not lost:
-                kept.append(value)
-                if len(kept) == need:
-                    return kept[::-1]
-        return None
+        if len(values) < need or math.isfinite(sum(values)):
+            return values if len(values) == need else None
+        values = finite(track)[-need:] if math.isfinite(values[-1]) else []
+        return values if len(values) == need else None
 
     def _armed_at(self, window: Window) -> int:
         """The first step that is judged: after max(warm-up, learning-rate warm-up), and not soon after the rate was
@@ -206,8 +165,7 @@ class LossSpike(Rule):
         level = middle + slope * 0.75 * self.long
         quarter = self.long // 4
         spread = max((flat[3 * quarter] - flat[quarter]) / 1.349, self.floor_pct / 100 * abs(level), 1e-12)
-        now = sorted(values[self.long :])[self.short // 2]
-        return now - level, spread, level
+        return _middle(values[self.long :]) - level, spread, level
 
     def _unusual(self, values: list[float], first: float, distance: float, spread: float, level: float) -> bool:
         """Whether such a distance is unusual for this very loss. Only asked when everything else says spike."""
@@ -240,36 +198,6 @@ class LossSpike(Rule):
         ratio = self._measure([math.log(value) for value in values[-self.long - self.short :]])
         return ratio[0] >= self.z_at_least * ratio[1]
 
-    def _comes_round(self, values: list[float], steps: list[int], start: int, distance: float) -> bool:
-        """Whether this jump is the turn of a cycle: the run jumped so before, fell back slowly, and a whole number of
-        such periods lies between its start and now. A spike decays or stays; it neither takes half the way to the next
-        one to be half gone, nor keeps time. Only asked when everything else says spike."""
-        wide, half = 2 * self.short, self.short // 2
 
-        def middle(place: int, count: int) -> float:
-            return sorted(values[place : place + count])[count // 2]
-
-        def edge(first: int, end: int) -> int:
-            """Where between two places the values jump."""
-            return max(range(first, end), key=lambda place: middle(place, half) - middle(place - half, half))
-
-        newest = edge(len(values) - wide, len(values) - half)
-        jumps = {
-            place: middle(place, self.short) - middle(place - wide, wide) for place in range(wide, newest - self.long)
-        }
-        largest = max(jumps.values(), default=0.0)
-        if not largest > 0:
-            return False
-        last = max(place for place, height in jumps.items() if height >= 0.7 * largest)
-        before = edge(max(wide, last - wide), last + self.short)
-        height = middle(before, self.short) - middle(before - wide, wide)
-        above, below = middle(before - wide, wide), middle(newest - wide, wide)  # the feet of the two jumps
-        period = steps[newest] - steps[before]
-        turns = round((steps[newest] - start) / period)
-        return (
-            0.5 * height <= distance <= 2 * height
-            and turns >= 2
-            and abs(steps[newest] - start - turns * period) <= 0.05 * period
-            and below <= above + 0.25 * height
-            and middle((before + newest) // 2 - half, self.short) >= 0.5 * (above + min(above, below)) + 0.25 * height
-        )
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
