@@ -24,7 +24,7 @@ _WHOLE_RUN = {
 _ELSEWHERE = (
     "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number",
     "remedies", "where", "world_size", "ranks", "on_rank", "memory", "troubles", "open_alerts",
-    "at_risk", "doubt", "size_is", "trend", "when",
+    "at_risk", "doubt", "trend", "when",
     "functions", "gave_up_on", "more_given_up", "compiling_pct", "more_slow", "stage_number", "meanwhile", "own_phase",
     "bound_by", "bound_share_pct", "why", "began_step", "gradient_step",
 )  # fmt: skip

@@ -16,10 +16,9 @@ Free = Callable[[float], float]
 
 def filled(
     seconds: float, free: Free, *roles: str, total: float = 1000, every_s: float = 1.0, save_s: float = 0, size: float = 0,
-    long_s: float = 0,
 ) -> Job:  # fmt: skip
     """A job beside disks of `total` GB, which are read every ten seconds; a step takes half a second. save_s: seconds from one
-    checkpoint to the next; size: GB of a checkpoint, if the agent reports it; long_s: seconds that a save takes."""
+    checkpoint to the next; size: GB of a checkpoint, if the agent reports it."""
 
     def readings(now: float) -> dict[str, float]:
         told = {"free_bytes": free(now) * GB, "used_pct": 100 * (1 - free(now) / total)} if now % 10 < 1 else {}
@@ -29,9 +28,9 @@ def filled(
             for name, value in told.items()
         }
 
-    save = {"phase/checkpoint_s": long_s or 2.0} | ({"checkpoint/saved_bytes": size * GB} if size else {})
+    save = {"phase/checkpoint_s": 2.0} | ({"checkpoint/saved_bytes": size * GB} if size else {})
     every_steps = round(2 * save_s)
-    logged = {step + round(2 * long_s): save for step in range(every_steps, 200_000, every_steps)} if save_s else {}
+    logged = dict.fromkeys(range(every_steps, 200000, every_steps), save) if save_s else {}
     return Job(DiskFull(), steps=every(0.5), every_s=every_s).go_on(seconds, readings, logged=logged)
 
 
@@ -44,23 +43,6 @@ def test_the_next_checkpoints_must_fit(free_gb: float, told: list[tuple[str, str
     assert job.told == told
     if told:
         assert job.evaluator.findings()[0].evidence["role"] == "checkpoint"
-
-
-@pytest.mark.parametrize(
-    ("free", "seconds", "save_s", "long_s"),
-    [
-        (lambda now: 100 - 12 * (now // 5000), 35_100, 5000, 0),
-        # a minute of writing, in which the disk is read six times and no step ends
-        (lambda now: 100 - 12 * (now // 2000 + min(1.0, (now % 2000) / 60) - 1), 14_100, 2000, 60),
-    ],
-    ids=["at once", "in a minute"],
-)
-def test_the_size_of_saves_is_known_from_the_room_they_took(
-    free: Free, seconds: float, save_s: float, long_s: float
-) -> None:
-    job = filled(seconds, free, every_s=10.0, save_s=save_s, long_s=long_s)
-    assert job.evaluator.findings()[0].evidence["save_bytes"] == pytest.approx(12 * GB, rel=0.01)
-    assert {severity for severity, cause in job.told if cause == "saves"} <= {"info"}, "it is a guess"
 
 
 @pytest.mark.parametrize(

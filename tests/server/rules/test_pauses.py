@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from timed_job import TimedJob
 
-from perfagent_server.rules.speed.checkpoint_bound import CheckpointBound
-from perfagent_server.rules.speed.eval_bound import EvalBound
+from perfagent_server.rules.speed.pauses import CheckpointBound, EvalBound
 
 STEP = {"forward": 0.04, "backward": 0.05, "other": 0.01}
 RULES = (EvalBound(), CheckpointBound())

@@ -40,8 +40,6 @@ class Ecc(Rule):
     and counts whenever it began.
 
     Limits are those of Meta's GPU cluster monitoring (gcm); there the counts of a lifetime count as well.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
     corrected_errors: float = 5e7

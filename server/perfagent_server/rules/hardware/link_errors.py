@@ -36,8 +36,6 @@ class _Trouble(NamedTuple):
 class LinkErrors(Rule):
     """Any NVLink error counts, as in Meta's gcm; replays_per_min is DCGM's limit. An idle PCIe link slows down to save power,
     so its speed counts only while the device is busy.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
     nvlink_errors: float = 1.0

@@ -32,10 +32,7 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Throttling(Rule):
-    """NVML's clock event reasons other than the power limit: a healthy device under full load runs at that.
-
-    Not yet seen on a card: tested on made-up series.
-    """
+    """NVML's clock event reasons other than the power limit: a healthy device under full load runs at that."""
 
     held_pct: float = 10.0
     hot_c: float = 85.0

@@ -25,10 +25,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Xid(Rule):
-    """The driver reported an Xid error of a device that the run uses. Codes: NVIDIA's Xid catalogue.
-
-    Not yet seen on a card: tested on recorded events.
-    """
+    """The driver reported an Xid error of a device that the run uses. Codes: NVIDIA's Xid catalogue."""
 
     id: ClassVar[str] = "xid"
     severities = ("warning", "critical")

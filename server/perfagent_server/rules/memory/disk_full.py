@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Track
-from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
+from perfagent_server.rules.memory.saves import SAVED_BYTES
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["DiskFull"]
 
 _ROLES = ("checkpoint", "work", "spool")
-_FEWEST_SAVES = 3
-_LEAST_SAVE_BYTES = 10e6
-_MOST_DROPS = 15
-_READ_EVERY_S = 20.0  # or more often: disks are read every ten seconds, and judged as often
 _Severity = Literal["info", "warning", "critical"]
 
 
@@ -42,8 +37,7 @@ class DiskFull(Rule):
     """A disk is short of room against what the run writes.
 
     How full it is says little (4 % of a large one is room for years), so shares count only together with what is free.
-    perfagent's Checkpoint says how large a save is. Else it is a guess: the median of what was gone after each save, less
-    what went as fast before it, since other programs write to a shared disk, too. The trend is that of the lowest use
+    perfagent's Checkpoint says how large a save is; of others it is not known. The trend is that of the lowest use
     (growth.py), so that saves which replace each other are none.
     """
 
@@ -72,7 +66,6 @@ class DiskFull(Rule):
             for role in _ROLES
             for what in ("free_bytes", "used_pct")
         ),
-        SAVES,
         SAVED_BYTES,
     )
     charts = ("disk/checkpoint_used_pct", "disk/work_used_pct", "disk/spool_used_pct")
@@ -83,22 +76,17 @@ class DiskFull(Rule):
         if not disks:
             return None
         state = window.state_of(self, {})
-        saves = follow_saves(window, state.setdefault("saved", {}))
-        found = [one for disk in disks if (one := self._of_disk(window, state, disk, *saves)) is not None]
+        found = [one for disk in disks if (one := self._of_disk(window, state, disk)) is not None]
         return max(found, key=lambda one: self.severities.index(one.severity), default=None)
 
-    def _of_disk(
-        self, window: Window, state: dict[str, Any], disk: _Disk, count: int, saves: list[Save]
-    ) -> Finding | None:
+    def _of_disk(self, window: Window, state: dict[str, Any], disk: _Disk) -> Finding | None:
         track = Track(state.setdefault(disk.role, {}))
         track.add(window.now, window.step, -disk.free)
-        told = max(0.0, window.value(SAVED_BYTES.name) or 0.0)
-        save = 0.0
-        if disk.role == "checkpoint" or (disk.role == "work" and "checkpoint" not in state):  # they may go to this disk
-            save = told or _typical_drop(state.setdefault(f"{disk.role} drops", {}), track, window.now, count, saves)
+        may_hold_saves = disk.role == "checkpoint" or (disk.role == "work" and "checkpoint" not in state)
+        save = max(0.0, window.value(SAVED_BYTES.name) or 0.0) if may_hold_saves else 0.0
         rise = track.rise(self.trend_mib * 2**20, settle_s=self.trend_over_s, blocks=3, lasting_share=0.5)
         left_s = disk.free / rise.per_s if rise is not None else math.inf
-        danger = self._danger(window, disk, save, left_s, is_guess=not told)
+        danger = self._danger(window, disk, save, left_s)
         if danger is None:
             return None
         is_ours_alone = disk.role == "spool"  # the training writes nothing there
@@ -110,62 +98,29 @@ class DiskFull(Rule):
                 "role": disk.role, "rank": disk.rank, "free_bytes": disk.free, "used_pct": disk.used_pct,
                 "on_rank": disk.rank if window.world_size > 1 else None, "at_risk": "figures" if is_ours_alone else "run",
                 "save_bytes": save or None, "more_saves": disk.free / save if save else None,
-                "size_is": "guess" if save and not told else None, "left_s": left_s if left_s < math.inf else None,
+                "left_s": left_s if left_s < math.inf else None,
                 "filled_bytes": rise.grown if rise is not None else None,
                 "filled_over_s": rise.lasted_s if rise is not None else None,
             },
         )  # fmt: skip
 
-    def _danger(self, window: Window, disk: _Disk, save: float, left_s: float, *, is_guess: bool) -> _Danger | None:
-        """The worst that is so. While an alert is open, a little more room is not enough. is_guess: what is said of the
-        size of saves."""
+    def _danger(self, window: Window, disk: _Disk, save: float, left_s: float) -> _Danger | None:
+        """The worst that is so. While an alert is open, a little more room is not enough."""
         more = self.clear_at if window.is_firing(self.id) else 1.0
         fits = disk.free / save / more if save else math.inf
         left_s /= more
         free, used = disk.free / more, disk.used_pct
-        few: _Severity = "info" if is_guess else "warning"
-        none: _Severity = "info" if is_guess else "critical"
         checks: tuple[tuple[bool, _Danger], ...] = (
-            (fits < self.critical_saves, _Danger(none, "saves")),
+            (fits < self.critical_saves, _Danger("critical", "saves")),
             (left_s < self.critical_s, _Danger("critical", "fills up")),
             (_is_short(used, free, self.critical_pct, self.critical_free_gb), _Danger("critical", "")),
-            (fits < self.warning_saves, _Danger(few, "saves")),
+            (fits < self.warning_saves, _Danger("warning", "saves")),
             (left_s < self.warning_s, _Danger("warning", "fills up")),
             (_is_short(used, free, self.warning_pct, self.warning_free_gb), _Danger("warning", "")),
             (_is_short(used, free, self.info_pct, self.info_free_gb), _Danger("info", "")),
         )  # fmt: skip
         found = [danger for is_so, danger in checks if is_so]
         return max(found, key=lambda danger: self.severities.index(danger.severity), default=None)
-
-
-def _typical_drop(state: dict[str, Any], track: Track, now: float, count: int, saves: list[Save]) -> float:
-    """How much less room there is after a save than before it, in the median; 0.0 where that is not known or next to
-    nothing. state: {} at first, in which it is noted. count: of all saves so far; saves: the newest of them."""
-    drops: list[float] = state.setdefault("drops", [])
-    known = state.setdefault("count", count)
-    new = saves[-(count - known) :] if count > known else []
-    if new and not state.get("waits"):
-        state["waits"] = True  # the next reading is one from after the save
-    elif new:
-        earlier = saves[-len(new) - 1].time if len(saves) > len(new) else -math.inf
-        state.update(count=count, waits=False)
-        drops.append(_drop(track, now, new[0], earlier) / len(new))
-        del drops[:-_MOST_DROPS]
-    typical = median(drops) if len(drops) >= _FEWEST_SAVES else 0.0
-    return typical if typical > _LEAST_SAVE_BYTES else 0.0
-
-
-def _drop(track: Track, now: float, save: Save, earlier: float) -> float:
-    """Since before that save, without what went at the same pace before it; 0.0 where it does not stand out of that.
-    earlier: when the save before was."""
-    began = save.time - save.seconds - _READ_EVERY_S
-    before = track.at(began)
-    if before is None:
-        return 0.0
-    long_before = track.at(began - (now - began)) if began - (now - began) > earlier + _READ_EVERY_S else None
-    others = max(0.0, before - long_before) if long_before is not None else 0.0
-    own = track.level - before - others
-    return own if own > others else 0.0
 
 
 def _is_short(used_pct: float, free: float, least_pct: float, most_free_gb: float) -> bool:

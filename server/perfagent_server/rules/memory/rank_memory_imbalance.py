@@ -21,8 +21,6 @@ class RankMemoryImbalance(Rule):
 
     Stages of a pipeline, and shares of a model that cannot be cut evenly, differ in their memory on purpose. Of two ranks
     nobody knows whether they are two stages: that is never more than info.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
     info_more_pct: float = within(20.0, most=10_000)

@@ -35,11 +35,7 @@ class DataloaderWorkers(Rule):
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("cpu_bottleneck",)
-    reads = (
-        Every(5.0),
-        *loader_cores.READS,
-        *bounds.READS,
-    )
+    reads = (Every(5.0), *loader_cores.READS, *bounds.READS)
     charts = (loader_cores.WORKERS, "phase/data_s")
     profile_helps = True
     level = "least_steps"

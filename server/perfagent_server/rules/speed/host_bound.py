@@ -23,8 +23,6 @@ class HostBound(Rule):
 
     A trace shows the gaps themselves (Holistic Trace Analysis calls them host wait). Without a trace this is what is
     left once waits, copies, communication and calls that wait for the device are excluded.
-
-    Not yet seen on a card: tested on made-up series.
     """
 
     info_below_pct: float = 70.0

@@ -46,11 +46,7 @@ class LoadImbalance(Rule):
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("batch_too_small",)
-    reads = (
-        Every(5.0),
-        *own_work.READS,
-        PRESSURE,
-    )
+    reads = (Every(5.0), *own_work.READS, PRESSURE)
     charts = (_WAITED, _TOTAL)
     profile_helps = True
     life = Life(for_s=15.0, clear_s=30.0, restated=True)

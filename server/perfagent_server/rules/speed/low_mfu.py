@@ -40,11 +40,7 @@ class LowMfu(Rule):
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("load_imbalance",)
-    reads = (
-        Series(_MFU, judged=True),
-        Series(_FLOPS, merge="sum"),
-        *bounds.READS,
-    )
+    reads = (Series(_MFU, judged=True), Series(_FLOPS, merge="sum"), *bounds.READS)
     charts = (_MFU,)
     profile_helps = True
     life = Life(clear_steps=20, restated=True)

@@ -1,4 +1,4 @@
-"""What evaluations, or saves, cost: their share of wall time over whole intervals between them."""
+"""eval_bound, checkpoint_bound: what evaluations and saves cost, as a share of wall time over whole intervals between them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import Every, Life, Rule, Series
+from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
-__all__ = ["PauseRule", "Pauses", "pauses", "reads"]
+__all__ = ["CheckpointBound", "EvalBound", "PauseRule", "Pauses", "pauses"]
 
 _MOST_ROWS = 64
 _LEAST_RECENT = 4
@@ -39,13 +39,10 @@ class Pauses:
     is_settled: bool
 
 
-def reads(phase: str) -> tuple[Series | Every, ...]:
+def _reads(phase: str) -> tuple[Series | Every, ...]:
     """Judged where one ended; and now and then, since what stopped happening is told by no step."""
-    return (
-        Series(f"phase/{phase}_s", merge="median", judged=True),
-        Series("step_time_s", merge="median"),
-        Every(15.0),
-    )
+    took = Series("step_time_s", merge="median")
+    return (Series(f"phase/{phase}_s", merge="median", judged=True), took, Every(15.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +56,7 @@ class PauseRule(Rule):
     phase: ClassVar[str]
     counted: ClassVar[str]
     severities = ("info", "warning")
+    question = Question.IS_IT_FAST
     life = Life(clear_s=30.0, restated=True)
 
     def judge(self, window: Window) -> Finding | None:
@@ -78,6 +76,26 @@ class PauseRule(Rule):
             },
             gain_pct=share / 2,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalBound(PauseRule):
+    id: ClassVar[str] = "eval_bound"
+    phase, counted = "eval", "evaluations"
+    after = ("comm_bound",)
+    reads = _reads("eval")
+    charts = ("phase/eval_s", "step_time_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointBound(PauseRule):
+    """What the training waited for counts: a save that is written beside the training costs only the copy."""
+
+    id: ClassVar[str] = "checkpoint_bound"
+    phase, counted = "checkpoint", "saves"
+    after = ("h2d_bound",)
+    reads = _reads("checkpoint")
+    charts = ("phase/checkpoint_s", "step_time_s")
 
 
 def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:

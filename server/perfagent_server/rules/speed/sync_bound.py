@@ -9,17 +9,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
-from perfagent_server.rules.rule import (
-    UNKNOWN,
-    Events,
-    Every,
-    Life,
-    Question,
-    Rule,
-    Series,
-    Unknown,
-    within,
-)
+from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
