@@ -28,6 +28,10 @@ from perfagent_server.rules.wall_time import WallTime
 __all__ = ["TERMINAL", "End", "Noted", "Window", "is_end"]
 
 TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
+_PLAIN = (
+    "attempt", "start_step", "world_size", "state", "now", "at", "step", "stepped", "started", "first_loss", "reported",
+)  # fmt: skip
+"""Of a window: what is stored as it is."""
 _MOST_NAMED_LOSSES = 16
 _STEPPING_S = 10.0
 """A reading is taken while the run makes steps if the last one ended so recently, or within three usual step times."""
@@ -308,10 +312,8 @@ class Window:
         """Plain values for MessagePack. Rows of ranks are not among them: they fill again in some steps, and of
         thousands of ranks they are megabytes."""
         return {
-            "run": self.run, "attempt": self.attempt, "start_step": self.start_step, "world_size": self.world_size,
-            "state": self.state, "now": self.now, "at": self.at, "step": self.step, "stepped": self.stepped,
-            "started": self.started, "firing": sorted(self.firing), "pending": sorted(self.pending),
-            "first_loss": self.first_loss, "reported": self.reported,
+            "run": self.run, **{name: getattr(self, name) for name in _PLAIN},
+            "firing": sorted(self.firing), "pending": sorted(self.pending),
             "by_step": {series.name: series.snapshot() for series in self.by_step.values()},
             "by_family": {prefix: rows.snapshot() for prefix, rows in self.by_family.items()},
             "by_time": {name: series.snapshot() for name, series in self.by_time.items()},
@@ -332,19 +334,7 @@ class Window:
         """The window of a snapshot. A series that no rule reads any more, and the state of a rule that has changed, are
         left out."""
         window = cls(state["run"], plan)
-        for name in (
-            "attempt",
-            "start_step",
-            "world_size",
-            "state",
-            "now",
-            "at",
-            "step",
-            "stepped",
-            "started",
-            "first_loss",
-            "reported",
-        ):
+        for name in _PLAIN:
             setattr(window, name, state[name])
         window.firing, window.pending = set(state["firing"]), set(state["pending"])
         for name, saved in state["by_step"].items():

@@ -48,41 +48,18 @@ class DataBug(Rule):
         took = window.series("step_time_s")
         if took is None or took.total < self.least_steps:
             return None
-        return (
-            self._labels(window)
-            or self._constant(window)
-            or self._one_class(window)
-            or (self._far(window) if took.total >= self.normal_steps else None)
-        )
-
-    def _held(self, window: Window, name: str, at_least: float) -> float | None:
-        """The mean of the newest readings, if all of them are so high."""
-        found = readings(window, name, self.readings)
-        if len(found) < self.readings or min(found) < at_least:
-            return None
-        return sum(found) / len(found)
-
-    def _labels(self, window: Window) -> Finding | None:
-        share = self._held(window, "batch/ignored_pct", self.ignored_pct)
-        if share is None:
-            return None
-        return self._finding(window, "no label counts", ignored_pct=share)
-
-    def _constant(self, window: Window) -> Finding | None:
-        share = self._held(window, "batch/constant_pct", self.constant_pct)
-        if share is None:
-            return None
-        return self._finding(window, "all rows the same", constant_pct=share)
-
-    def _one_class(self, window: Window) -> Finding | None:
-        """Whole numbers beside the inputs are labels where the loss takes classes: else lengths, or anything."""
         told = [*window.events("loss")]
-        if not told or told[-1].data.get("kind") != "cross_entropy":
-            return None
-        share = self._held(window, "batch/one_class_pct", self.one_class_pct)
-        if share is None:
-            return None
-        return self._finding(window, "one class a batch", one_class_pct=share)
+        # whole numbers beside the inputs are labels where the loss takes classes: else lengths, or anything
+        has_classes = bool(told) and told[-1].data.get("kind") == "cross_entropy"
+        for share, least, cause, can_be in (
+            ("ignored_pct", self.ignored_pct, "no label counts", True),
+            ("constant_pct", self.constant_pct, "all rows the same", True),
+            ("one_class_pct", self.one_class_pct, "one class a batch", has_classes),
+        ):
+            found = readings(window, f"batch/{share}", self.readings)
+            if can_be and len(found) == self.readings and min(found) >= least:
+                return self._finding(window, cause, **{share: sum(found) / len(found)})
+        return self._far(window) if took.total >= self.normal_steps else None
 
     def _far(self, window: Window) -> Finding | None:
         means = readings(window, "batch/input_mean", self.far_readings)
@@ -90,13 +67,12 @@ class DataBug(Rule):
         if len(means) < self.far_readings or len(means) != len(spreads):
             return None
         pairs = list(zip(means, spreads, strict=True))
-        if not all(spread > 0 and self._is_far(mean, spread) for mean, spread in pairs):
+        if not all(
+            spread > 0 and abs(mean) >= min(self.far_spreads * spread, self.far_units) for mean, spread in pairs
+        ):
             return None
         mean, spread = sum(means) / len(means), sum(spreads) / len(spreads)
         return self._finding(window, "not normalized", input_mean=mean, input_std=spread, readings=len(means))
-
-    def _is_far(self, mean: float, spread: float) -> bool:
-        return abs(mean) >= min(self.far_spreads * spread, self.far_units)
 
     def _finding(self, window: Window, cause: str, **evidence: float) -> Finding:
         return self.found(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar
 
-from perfagent.wire import Finding
-from perfagent_server.rules.hardware.counters import follow_gains, newest_of
-from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
+from perfagent.wire import Finding, Severity
+from perfagent_server.rules.hardware.counters import CounterRule, Trouble, as_evidence, follow_gains, newest_of
+from perfagent_server.rules.rule import Every, Life, Series
 from perfagent_server.rules.window import Window
 
 __all__ = ["Ecc"]
@@ -24,18 +24,8 @@ _PENDING, _FAILED = "gpu/remap_pending", "gpu/remap_failed"
 _COUNTERS = (*_UNCORRECTED, *_CORRECTED, *_FLOOD)
 
 
-class _Trouble(NamedTuple):
-    """kind: as its sentence names it; number: of errors, rows or pages."""
-
-    severity: Literal["info", "warning", "critical"]
-    kind: str
-    cause: str
-    ranks: list[int]
-    number: int | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
-class Ecc(Rule):
+class Ecc(CounterRule):
     """Memory errors during the run, on a device that it uses. A row that waits to be replaced, or could not be, is a state,
     and counts whenever it began.
 
@@ -46,13 +36,11 @@ class Ecc(Rule):
 
     id: ClassVar[str] = "ecc"
     severities = ("info", "warning", "critical")
-    question = Question.DOES_IT_MOVE
     after = ("xid",)
     reads = (
         Every(10.0),
         *(Series(name, keep=2, axis="time", ranks="apart") for name in (*_COUNTERS, _PENDING, _FAILED)),
     )
-    needs_card = True
     charts = ("gpu/ecc_uncorrected_volatile", "gpu/ecc_corrected_volatile", _PENDING)
     life = Life(outlives_run=True, restated=True)
 
@@ -67,44 +55,32 @@ class Ecc(Rule):
         if not (gains or pending or failed):
             return None
         found = [*self._troubles(gains), *_states(pending, earlier, failed)]
-        if not found:
-            return None
         found.sort(key=lambda one: self.severities.index(one.severity), reverse=True)
-        worst, several = found[0], window.world_size > 1
-        return self.found(
-            worst.severity,
-            cause=worst.cause,
-            since_step=state.setdefault("since_step", window.step),
-            ranks=sorted({rank for one in found for rank in one.ranks}),
-            evidence={
-                "troubles": [
-                    {"kind": one.kind, "number": one.number, "on": one.ranks if several else []} for one in found
-                ],
-                "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
-                "pending_ranks": sorted(pending), "failed_ranks": sorted(failed), "world_size": window.world_size,
-            },
-        )  # fmt: skip
+        since_step = state.setdefault("since_step", window.step) if found else window.step
+        ranks = {"pending_ranks": sorted(pending), "failed_ranks": sorted(failed)}
+        return self.worst(window, found, since_step, gained=as_evidence(gains), **ranks)
 
-    def _troubles(self, gains: dict[str, dict[int, float]]) -> list[_Trouble]:
-        found: dict[str, _Trouble] = {}  # volatile and aggregate counts of one error are one
-        for names, severity, cause, least in (
-            (_UNCORRECTED, "critical", "", 1.0),
-            (_FLOOD, "warning", "corrected", self.corrected_errors),
+    def _troubles(self, gains: dict[str, dict[int, float]]) -> list[Trouble]:
+        found: dict[str, Trouble] = {}  # volatile and aggregate counts of one error are one
+        checks: tuple[tuple[dict[str, str], Severity, str, float], ...] = (
+            (_UNCORRECTED, "critical", "", 1.0), (_FLOOD, "warning", "corrected", self.corrected_errors),
             (_CORRECTED, "info", "corrected", 1.0),
-        ):
+        )  # fmt: skip
+        for names, severity, cause, least in checks:
             for name, kind in names.items():
                 ranks = sorted(rank for rank, gain in gains.get(name, {}).items() if gain >= least)
                 if ranks and kind not in found:
-                    found[kind] = _Trouble(severity, kind, cause, ranks, round(max(gains[name].values())))  # type: ignore[arg-type]
+                    figures = {"kind": kind, "number": round(max(gains[name].values()))}
+                    found[kind] = Trouble(severity, cause, ranks, figures)
         return list(found.values())
 
 
-def _states(pending: set[int], earlier: set[int], failed: set[int]) -> list[_Trouble]:
+def _states(pending: set[int], earlier: set[int], failed: set[int]) -> list[Trouble]:
     found = []
     if failed:
-        found.append(_Trouble("critical", "failed", "replace", sorted(failed)))
+        found.append(Trouble("critical", "replace", sorted(failed), {"kind": "failed", "number": None}))
     if pending - earlier:
-        found.append(_Trouble("critical", "new", "", sorted(pending - earlier)))
+        found.append(Trouble("critical", "", sorted(pending - earlier), {"kind": "new", "number": None}))
     elif pending:
-        found.append(_Trouble("warning", "pending", "pending", sorted(pending)))
+        found.append(Trouble("warning", "pending", sorted(pending), {"kind": "pending", "number": None}))
     return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.hardware.counters import follow_gains
-from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
+from perfagent_server.rules.hardware.counters import CounterRule, Trouble, as_evidence, follow_gains
+from perfagent_server.rules.rule import Every, Life, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["LinkErrors"]
@@ -24,16 +24,8 @@ _BUSY = "gpu/utilization_min_pct"
 _READINGS = 12  # one in ten seconds
 
 
-class _Trouble(NamedTuple):
-    """figures: of its sentence, with its kind."""
-
-    cause: str
-    ranks: list[int]
-    figures: dict[str, Any]
-
-
 @dataclass(frozen=True, kw_only=True)
-class LinkErrors(Rule):
+class LinkErrors(CounterRule):
     """Any NVLink error counts, as in Meta's gcm; replays_per_min is DCGM's limit. An idle PCIe link slows down to save power,
     so its speed counts only while the device is busy.
     """
@@ -45,7 +37,6 @@ class LinkErrors(Rule):
 
     id: ClassVar[str] = "link_errors"
     severities = ("warning",)
-    question = Question.DOES_IT_MOVE
     after = ("lost_contact",)
     reads = (
         Every(10.0),
@@ -53,7 +44,6 @@ class LinkErrors(Rule):
         *(Series(name, keep=_READINGS, axis="time", ranks="apart") for name in (_REPLAYS, *_SPEED)),
         Series(_BUSY, keep=10 * _READINGS // 4, axis="time", ranks="apart"),
     )
-    needs_card = True
     charts = ("gpu/pcie_replays", "gpu/nvlink_crc_data_errors")
     life = Life(for_s=10.0, clear_s=120.0, restated=True)
 
@@ -63,32 +53,18 @@ class LinkErrors(Rule):
         state = window.state_of(self, {})
         gains = follow_gains(window, state, _NVLINK)
         found = [*self._of_nvlink(gains), *self._replays(window), *self._slower(window, state)]
-        if not found:
-            return None
-        several = window.world_size > 1
-        return self.found(
-            "warning",
-            cause=found[0].cause,
-            since_step=window.step,
-            ranks=sorted({rank for one in found for rank in one.ranks}),
-            evidence={
-                "troubles": [{**one.figures, "on": one.ranks if several else []} for one in found],
-                "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
-                "world_size": window.world_size,
-            },
-        )
+        return self.worst(window, found, window.step, gained=as_evidence(gains))
 
-    def _of_nvlink(self, gains: dict[str, dict[int, float]]) -> list[_Trouble]:
+    def _of_nvlink(self, gains: dict[str, dict[int, float]]) -> list[Trouble]:
         found = []
         for name, what in _NVLINK.items():
             ranks = sorted(rank for rank, gain in gains.get(name, {}).items() if gain >= self.nvlink_errors)
             if ranks:
-                found.append(
-                    _Trouble("", ranks, {"kind": "NVLink", "errors": what, "number": round(max(gains[name].values()))})
-                )
+                figures = {"kind": "NVLink", "errors": what, "number": round(max(gains[name].values()))}
+                found.append(Trouble("warning", "", ranks, figures))
         return found
 
-    def _replays(self, window: Window) -> list[_Trouble]:
+    def _replays(self, window: Window) -> list[Trouble]:
         """Over the newest two minutes, and one at least."""
         readings = window.by_time.get(_REPLAYS)
         rates: dict[int, float] = {}
@@ -101,9 +77,9 @@ class LinkErrors(Rule):
         ranks = sorted(rank for rank, rate in rates.items() if rate >= self.replays_per_min)
         if not ranks:
             return []
-        return [_Trouble("PCIe", ranks, {"kind": "PCIe replays", "per_min": max(rates.values())})]
+        return [Trouble("warning", "PCIe", ranks, {"kind": "PCIe replays", "per_min": max(rates.values())})]
 
-    def _slower(self, window: Window, state: dict[str, Any]) -> list[_Trouble]:
+    def _slower(self, window: Window, state: dict[str, Any]) -> list[Trouble]:
         found = []
         for name, kind in _SPEED.items():
             readings = window.by_time.get(name)
@@ -117,7 +93,7 @@ class LinkErrors(Rule):
             if slow:
                 rank = min(slow, key=lambda one: slow[one])
                 figures = {"kind": kind, "now": slow[rank], "before": best[str(rank)]}
-                found.append(_Trouble("PCIe", sorted(slow), figures))
+                found.append(Trouble("warning", "PCIe", sorted(slow), figures))
         return found
 
     def _is_busy(self, window: Window, rank: int) -> bool:

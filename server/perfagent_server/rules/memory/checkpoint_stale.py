@@ -8,7 +8,7 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, Save, follow_saves
+from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, follow_saves
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
@@ -59,7 +59,8 @@ class CheckpointStale(Rule):
         age_s, age_steps = window.now - saves[-1].time, window.step - saves[-1].step
         if age_s < self.least_s:
             return None
-        steps, seconds = _intervals(saves)
+        steps = [later.step - earlier.step for earlier, later in pairwise(saves)]
+        seconds = [later.time - earlier.time for earlier, later in pairwise(saves)]
         is_even = max(steps) <= self.uneven_at * min(steps)
         longest = self.longest_times if is_even else self.uneven_times
         if any(
@@ -89,9 +90,3 @@ class CheckpointStale(Rule):
             since_step=window.start_step,
             evidence={"age_steps": steps, "age_s": age_s, "saves": 0},
         )
-
-
-def _intervals(saves: list[Save]) -> tuple[list[int], list[float]]:
-    """Steps and seconds between the saves."""
-    steps = [later.step - earlier.step for earlier, later in pairwise(saves)]
-    return steps, [later.time - earlier.time for earlier, later in pairwise(saves)]

@@ -11,17 +11,8 @@ from perfagent_server.rules.rule import Series
 from perfagent_server.rules.window import Window
 
 __all__ = [
-    "BUSY",
-    "CORES",
-    "OWN",
-    "PRESSURE",
-    "READS",
-    "THROTTLED",
-    "CpuLoad",
-    "cpu_load",
-    "is_crowded",
-    "ranks_of_nodes",
-]
+    "BUSY", "CORES", "OWN", "PRESSURE", "READS", "THROTTLED", "CpuLoad", "cpu_load", "is_crowded", "ranks_of_nodes",
+]  # fmt: skip
 
 _KEPT_S = 180  # for a minute of stepping in it, whatever pauses there are between the steps
 PRESSURE = Series("host/cpu_pressure_pct", keep=_KEPT_S, axis="time", ranks="apart")

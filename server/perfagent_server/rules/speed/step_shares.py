@@ -10,16 +10,8 @@ from perfagent_server.rules.rule import Series
 from perfagent_server.rules.window import Window
 
 __all__ = [
-    "ON_DEVICE",
-    "PAUSES",
-    "READS",
-    "UTILIZATION",
-    "busy_pct",
-    "means_over",
-    "seconds_by_step",
-    "seconds_in",
-    "share_elsewhere",
-]
+    "ON_DEVICE", "PAUSES", "READS", "UTILIZATION", "busy_pct", "means_over", "seconds_by_step", "seconds_in", "share_elsewhere",
+]  # fmt: skip
 
 READS = (Series("step_time_s", merge="median"), *(Series(f"phase/{phase}_s", merge="median") for phase in TIMED_PHASES))
 UTILIZATION = Series("gpu/utilization_pct", keep=60, axis="time")
@@ -55,16 +47,12 @@ def share_elsewhere(window: Window) -> float | None:
 def means_over(window: Window, steps: set[int]) -> dict[str, float]:
     """Mean seconds that each phase takes of these steps. A step without a phase (it saved no checkpoint) spent none in
     it; phases that none of them had are absent."""
+    tracks = {phase: window.by_step.get(f"phase/{phase}_s") for phase in TIMED_PHASES}
     return {
         phase: seconds_in(window, phase, steps) / len(steps)
-        for phase in TIMED_PHASES
-        if has_phase(window, phase, steps)
+        for phase, track in tracks.items()
+        if track is not None and not steps.isdisjoint(track.steps)
     }
-
-
-def has_phase(window: Window, phase: str, steps: set[int]) -> bool:
-    track = window.by_step.get(f"phase/{phase}_s")
-    return track is not None and not steps.isdisjoint(track.steps)
 
 
 def seconds_in(window: Window, phase: str, steps: set[int]) -> float:
