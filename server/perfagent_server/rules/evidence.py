@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from perfagent_server.rules.texts import TITLE
 from perfagent_server.rules.window import Window
 
-__all__ = ["TITLE", "one_line", "p90", "surroundings", "where"]
+__all__ = ["TITLE", "one_line", "p90", "surroundings", "told_lines", "where"]
+
+_MOST_LINES = 5
 
 
 def surroundings(window: Window) -> dict[str, object]:
@@ -38,3 +41,15 @@ def one_line(text: str) -> str:
     """A text in at most 300 characters, without line breaks."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else line[:297] + "..."
+
+
+def told_lines(window: Window, kind: str) -> list[dict[str, Any]]:
+    """{"line", "count", "in"?} of the newest event of this kind, most frequent first. What an agent says is not trusted to
+    have its usual form."""
+    events = window.events(kind)
+    told = events[-1].data.get("lines") if events else None
+    return [
+        {"line": str(one["line"])[:200], "count": one["count"]} | ({"in": str(one["in"])[:100]} if "in" in one else {})
+        for one in (told if isinstance(told, list) else [])[:_MOST_LINES]
+        if isinstance(one, dict) and isinstance(one.get("count"), int) and "line" in one
+    ]

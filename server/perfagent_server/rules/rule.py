@@ -193,13 +193,10 @@ class Rule:
 
 _UNITS = {
     "pct": "%",
-    "s": "s",
-    "steps": "steps",
     "bytes": "B",
-    "times": "times",
     "mib": "MiB",
     "gb": "GB",
-    "values": "values",
+    **{name: name for name in ("s", "steps", "times", "values")},
 }
 
 

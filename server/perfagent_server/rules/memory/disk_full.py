@@ -27,11 +27,6 @@ class _Disk(NamedTuple):
     used_pct: float
 
 
-class _Danger(NamedTuple):
-    severity: _Severity
-    cause: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class DiskFull(Rule):
     """A disk is short of room against what the run writes.
@@ -89,10 +84,11 @@ class DiskFull(Rule):
         danger = self._danger(window, disk, save, left_s)
         if danger is None:
             return None
+        severity, cause = danger
         is_ours_alone = disk.role == "spool"  # the training writes nothing there
         return self.found(
-            "warning" if is_ours_alone and danger.severity == "critical" else danger.severity,
-            cause=danger.cause,
+            "warning" if is_ours_alone and severity == "critical" else severity,
+            cause=cause,
             since_step=window.step,
             evidence={
                 "role": disk.role, "rank": disk.rank, "free_bytes": disk.free, "used_pct": disk.used_pct,
@@ -104,23 +100,22 @@ class DiskFull(Rule):
             },
         )  # fmt: skip
 
-    def _danger(self, window: Window, disk: _Disk, save: float, left_s: float) -> _Danger | None:
-        """The worst that is so. While an alert is open, a little more room is not enough."""
+    def _danger(self, window: Window, disk: _Disk, save: float, left_s: float) -> tuple[_Severity, str] | None:
+        """The worst that is so, and its cause. While an alert is open, a little more room is not enough."""
         more = self.clear_at if window.is_firing(self.id) else 1.0
         fits = disk.free / save / more if save else math.inf
         left_s /= more
         free, used = disk.free / more, disk.used_pct
-        checks: tuple[tuple[bool, _Danger], ...] = (
-            (fits < self.critical_saves, _Danger("critical", "saves")),
-            (left_s < self.critical_s, _Danger("critical", "fills up")),
-            (_is_short(used, free, self.critical_pct, self.critical_free_gb), _Danger("critical", "")),
-            (fits < self.warning_saves, _Danger("warning", "saves")),
-            (left_s < self.warning_s, _Danger("warning", "fills up")),
-            (_is_short(used, free, self.warning_pct, self.warning_free_gb), _Danger("warning", "")),
-            (_is_short(used, free, self.info_pct, self.info_free_gb), _Danger("info", "")),
-        )  # fmt: skip
-        found = [danger for is_so, danger in checks if is_so]
-        return max(found, key=lambda danger: self.severities.index(danger.severity), default=None)
+        checks: tuple[tuple[bool, _Severity, str], ...] = (
+            (fits < self.critical_saves, "critical", "saves"),
+            (left_s < self.critical_s, "critical", "fills up"),
+            (_is_short(used, free, self.critical_pct, self.critical_free_gb), "critical", ""),
+            (fits < self.warning_saves, "warning", "saves"),
+            (left_s < self.warning_s, "warning", "fills up"),
+            (_is_short(used, free, self.warning_pct, self.warning_free_gb), "warning", ""),
+            (_is_short(used, free, self.info_pct, self.info_free_gb), "info", ""),
+        )
+        return next(((severity, cause) for is_so, severity, cause in checks if is_so), None)
 
 
 def _is_short(used_pct: float, free: float, least_pct: float, most_free_gb: float) -> bool:

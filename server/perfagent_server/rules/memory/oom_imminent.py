@@ -133,7 +133,10 @@ class OomImminent(Rule):
 
     def _of_gpu(self, window: Window, state: dict[str, Any]) -> _Danger | None:
         retried = self._retries(window, state)
-        track = _note_tensors(window, state)
+        allocated, track = window.by_time.get("cuda/allocated_bytes"), Track(state.setdefault("gpu", {}))
+        if allocated is not None:  # of tensors, on the device on which they hold most
+            most = max(allocated.newest(rank) or 0.0 for rank in allocated.ranks)
+            track.add(window.now, window.step, most, parts=len(allocated.ranks))
         gpus = _gpus(window, self.used_pct)
         worst, full = max(gpus, key=lambda gpu: gpu.live_pct, default=None), self._limit(window, self.full_pct)
         if worst is None or worst.live_pct < full:
@@ -141,7 +144,9 @@ class OomImminent(Rule):
         if worst is None:
             return None
         settle_s = 2 * _PEAK_OF_S
-        rise = track.rise(self._least(worst.total), settle_s=settle_s, settle_steps=20) if track is not None else None
+        rise = (
+            track.rise(self._least(worst.total), settle_s=settle_s, settle_steps=20) if allocated is not None else None
+        )
         left_s = (worst.total - worst.live) / rise.per_s if rise is not None else math.inf
         if rise is not None and left_s <= self.soon_s:
             figures = {**worst.figures, **_of_rise(rise)}
@@ -189,7 +194,8 @@ class OomImminent(Rule):
         used_pct = 100 * host.used / host.total
         if used_pct < self._limit(window, self.used_pct):
             return None
-        own = _own_bytes(window) / len(nodes)
+        held = [one.resident for one in (of_processes(window), of_workers(window)) if one is not None]
+        own = sum(held) / len(nodes)
         is_ours = own >= self.own_share * host.used
         figures: dict[str, Any] = {
             "memory": "host", "total_bytes": host.total, "used_bytes": host.used, "used_pct": used_pct, "own_bytes": own,
@@ -210,17 +216,6 @@ class OomImminent(Rule):
             figures["trend"] = "rises" if rises else None
             return _Danger("critical" if rises else "warning", "host memory", host.rank, window.step, figures)
         return None
-
-
-def _note_tensors(window: Window, state: dict[str, Any]) -> Track | None:
-    """The track of what tensors hold, on the device on which they hold most."""
-    allocated = window.by_time.get("cuda/allocated_bytes")
-    if allocated is None:
-        return None
-    track = Track(state.setdefault("gpu", {}))
-    most = max(allocated.newest(rank) or 0.0 for rank in allocated.ranks)
-    track.add(window.now, window.step, most, parts=len(allocated.ranks))
-    return track
 
 
 def _gpus(window: Window, least_pct: float) -> list[_Gpu]:
@@ -249,10 +244,6 @@ def _gpus(window: Window, least_pct: float) -> list[_Gpu]:
 def _by_others(window: Window, gpu: _Gpu) -> float:
     reserved = window.by_time["cuda/reserved_bytes"].newest(gpu.rank) or 0.0
     return max(0.0, gpu.taken - reserved - _CONTEXT_BYTES)
-
-
-def _own_bytes(window: Window) -> float:
-    return sum(held.resident for held in (of_processes(window), of_workers(window)) if held is not None)
 
 
 def _newest_second(window: Window) -> float:

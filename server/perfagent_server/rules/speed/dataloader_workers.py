@@ -8,8 +8,7 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Life, Question, Rule, within
 from perfagent_server.rules.speed import bounds, loader_cores
-from perfagent_server.rules.speed.bounds import Bound, bound_figures, what_bounds
-from perfagent_server.rules.speed.loader_cores import LoaderCores
+from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
 from perfagent_server.rules.window import Window
 
 __all__ = ["DataloaderWorkers"]
@@ -60,33 +59,21 @@ class DataloaderWorkers(Rule):
             and wait_pct / 100 * bound.step_p50_s >= self.least_wait_s
             and (busy is None or busy < _BUSY_PCT)
         )
-        if is_many or (waits and machine.workers > machine.cores):
-            return self._too_many(window, machine, bound, waits=waits)
         wanted = machine.wanted(wait_pct / 100)
-        if bound is None or not waits or wanted <= machine.of_rank:
+        too_many = is_many or (waits and machine.workers > machine.cores)
+        if not too_many and (not waits or wanted <= machine.of_rank):
             return None
-        return self._too_few(window, machine, bound, wait_pct, wanted)
-
-    def _too_many(self, window: Window, machine: LoaderCores, bound: Bound | None, *, waits: bool) -> Finding:
-        return self.found(
-            "warning" if waits else "info", since_step=window.at, evidence=self._evidence(machine, bound, machine.free)
-        )
-
-    def _too_few(self, window: Window, machine: LoaderCores, bound: Bound, wait_pct: float, wanted: int) -> Finding:
-        return self.found(
-            "warning",
-            cause="too few",
-            since_step=window.at,
-            evidence={
-                **self._evidence(machine, bound, wanted), "share_pct": wait_pct, "room_workers": machine.free,
-                "steps": bound.steps,
-            },
-            gain_pct=wait_pct,
-        )  # fmt: skip
-
-    @staticmethod
-    def _evidence(machine: LoaderCores, bound: Bound | None, advised: int) -> dict[str, object]:
-        return {
+        figures: dict[str, object] = {
             "workers": machine.workers, "cores": machine.cores, "ranks": machine.ranks, "workers_of_a_rank": machine.of_rank,
-            "workers_pct": 100 * machine.workers / machine.cores, "advised_workers": advised, **bound_figures(bound),
+            "workers_pct": 100 * machine.workers / machine.cores, **bound_figures(bound),
         }  # fmt: skip
+        if bound is None or too_many:
+            figures["advised_workers"] = machine.free
+            return self.found("warning" if waits else "info", since_step=window.at, evidence=figures)
+        figures |= {
+            "advised_workers": wanted,
+            "share_pct": wait_pct,
+            "room_workers": machine.free,
+            "steps": bound.steps,
+        }
+        return self.found("warning", cause="too few", since_step=window.at, evidence=figures, gain_pct=wait_pct)

@@ -11,21 +11,21 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Unknown, within
 from perfagent_server.rules.speed import own_work
 from perfagent_server.rules.speed.cpu_load import PRESSURE
-from perfagent_server.rules.speed.own_work import lower_median
+from perfagent_server.rules.speed.own_work import OwnWork, OwnWorkRule, lower_median
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
 __all__ = ["LoadImbalance"]
 
-_TOTAL, _WAITED = "step_time_s", "phase/comm_s"
+_TOTAL = "step_time_s"
 _LEAST_LOST_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadImbalance(Rule):
+class LoadImbalance(OwnWorkRule):
     """Own work (the step without the wait for others) of the busiest rank in each step, where that is another rank each
     time.
 
@@ -44,21 +44,15 @@ class LoadImbalance(Rule):
 
     id: ClassVar[str] = "load_imbalance"
     severities = ("info", "warning")
-    question = Question.IS_IT_FAST
     after = ("batch_too_small",)
     reads = (Every(5.0), *own_work.READS, PRESSURE)
-    charts = (_WAITED, _TOTAL)
-    profile_helps = True
     life = Life(for_s=15.0, clear_s=30.0, restated=True)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        took = window.series(_TOTAL)
-        if window.world_size < 2 or took is None or took.total < self.least_steps:
-            return None
-        if len(window.by_rank) < self.least_steps:
-            return UNKNOWN
-        work = own_work.own_work(window, self.steps)
-        if work is None or work.steps < self.least_steps:
+        work = self.own_work(window)
+        if not isinstance(work, OwnWork):
+            return work
+        if work.steps < self.least_steps:
             return UNKNOWN
         ranks, own, total = work.ranks, work.own, work.total
         stages = stages_of(window, ranks, own)

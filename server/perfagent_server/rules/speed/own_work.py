@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from perfagent.wire import LOSS
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import Series
+from perfagent_server.rules.rule import UNKNOWN, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
-__all__ = ["PHASES", "READS", "OwnWork", "lower_median", "own_work"]
+__all__ = ["PHASES", "READS", "OwnWork", "OwnWorkRule", "lower_median"]
 
 _TOTAL, _WAITED = "step_time_s", "phase/comm_s"
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
@@ -24,7 +25,7 @@ READS = (
     *(Series(f"phase/{phase}_s", ranks="apart") for phase in PHASES),
     Series(LOSS),
 )
-"""What a rule must read for own_work(), and for the stages of ranks (stages.py)."""
+"""What a rule must read for its own work, and for the stages of ranks (stages.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,25 @@ class OwnWork:
         return lower_median(self.own, axis=1)
 
 
-def own_work(window: Window, steps: int) -> OwnWork | None:
+class OwnWorkRule(Rule):
+    """What the rules on ranks that wait for each other share. steps, least_steps: how many are looked at."""
+
+    steps: int
+    least_steps: int
+    question = Question.IS_IT_FAST
+    charts = (_WAITED, _TOTAL)
+    profile_helps: ClassVar[bool] = True
+
+    def own_work(self, window: Window) -> OwnWork | Unknown | None:
+        """None where no rank waits for another, or too early; UNKNOWN where too few steps are told."""
+        took = window.series(_TOTAL)
+        if window.world_size < 2 or took is None or took.total < self.least_steps:
+            return None
+        found = _own_work(window, self.steps) if len(window.by_rank) >= self.least_steps else None
+        return UNKNOWN if found is None else found
+
+
+def _own_work(window: Window, steps: int) -> OwnWork | None:
     """Of the steps up to window.at that all ranks have told, the newest `steps` in which nothing else happened than
     training; None where that are fewer than a quarter, or fewer than two ranks. Frames of one rank may be seconds
     ahead of another's."""

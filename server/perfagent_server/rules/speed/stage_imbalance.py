@@ -10,8 +10,8 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
-from perfagent_server.rules.speed.own_work import PHASES, READS, own_work
+from perfagent_server.rules.rule import Every, Life, Unknown, within
+from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
 from perfagent_server.rules.window import Window
@@ -20,7 +20,7 @@ __all__ = ["StageImbalance"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageImbalance(Rule):
+class StageImbalance(OwnWorkRule):
     """The own work of a typical rank of the slowest stage, against that of the fastest.
 
     Stages are known from the ranks; else those that alone have a loss are the last one; else equally large rows of
@@ -36,22 +36,14 @@ class StageImbalance(Rule):
 
     id: ClassVar[str] = "stage_imbalance"
     severities = ("warning",)
-    question = Question.IS_IT_FAST
     after = ("straggler",)
     reads = (Every(3.0), *READS)
-    charts = ("phase/comm_s", "step_time_s")
-    profile_helps = True
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        took = window.series("step_time_s")
-        if window.world_size < 2 or took is None or took.total < self.least_steps:
-            return None
-        if len(window.by_rank) < self.least_steps:
-            return UNKNOWN
-        work = own_work(window, self.steps)
-        if work is None:
-            return UNKNOWN
+        work = self.own_work(window)
+        if not isinstance(work, OwnWork):
+            return work
         stages = stages_of(window, work.ranks, work.own)
         if stages is None:
             return None

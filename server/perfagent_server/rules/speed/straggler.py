@@ -9,9 +9,8 @@ import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
-from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown, within
-from perfagent_server.rules.speed.own_work import PHASES, READS, lower_median, own_work
+from perfagent_server.rules.rule import Every, Life, Unknown, within
+from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule, lower_median
 from perfagent_server.rules.speed.rank_medians import slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
@@ -20,7 +19,7 @@ __all__ = ["Straggler"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggler(Rule):
+class Straggler(OwnWorkRule):
     """A rank's own work (the step without its wait for others) takes slow_times that of a typical rank.
 
     1 / 0.75 is the threshold of NVIDIA Resiliency Extension's relative score. Ranks of other pipeline stages do other
@@ -39,66 +38,41 @@ class Straggler(Rule):
 
     id: ClassVar[str] = "straggler"
     severities = ("warning", "critical")
-    question = Question.IS_IT_FAST
     reads = (Every(3.0), *READS)
-    charts = ("phase/comm_s", "step_time_s")
-    profile_helps = True
     life = Life(for_s=6.0, clear_s=15.0, restated=True)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        took = window.series("step_time_s")
-        if window.world_size < 2 or took is None or took.total < self.least_steps:
-            return None
-        if len(window.by_rank) < self.least_steps:
-            return UNKNOWN
-        work = own_work(window, self.steps)
-        if work is None:
-            return UNKNOWN
+        work = self.own_work(window)
+        if not isinstance(work, OwnWork):
+            return work
         ranks, own = work.ranks, work.typical
         stages = stages_of(window, ranks, work.own)
         typical = np.full(len(own), lower_median(own, axis=0)) if stages is None else stages.peers(work.own)
-        limit = 1 + (self.slow_times - 1) * (self.clear_at if window.is_firing(self.id) else 1.0)
+        slack = self.clear_at if window.is_firing(self.id) else 1.0
+        limit = 1 + (self.slow_times - 1) * slack
         slow = np.flatnonzero((own >= limit * typical) & (typical > 0)).tolist()
         if not slow or len(slow) > max(1, int(self.most_share * len(ranks))):
             return None
         worst = max(slow, key=lambda place: own[place] - typical[place])
         usual = float(typical[worst])
-        often = self.often * (self.clear_at if window.is_firing(self.id) else 1.0)
-        if np.mean(work.own[worst] > 0.5 * (own[worst] + usual)) < often:
+        if np.mean(work.own[worst] > 0.5 * (own[worst] + usual)) < self.often * slack:
             return None  # long sequences fell on it more often than on others
         step_s, lost_s = float(np.median(work.total)), float(own[worst]) - usual
         cost = min(100.0, 100 * lost_s / step_s)
-        if cost < self.cost_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
+        if cost < self.cost_pct * slack:
             return None
-        own_p90_s = p90(sorted(work.own[worst].tolist()))
-        return self._finding(window, ranks, own, slow, worst, usual, own_p90_s, step_s, cost)
-
-    def _finding(
-        self,
-        window: Window,
-        ranks: list[int],
-        own: Floats,
-        slow: list[int],
-        worst: int,
-        typical: float,
-        own_p90_s: float,
-        step_s: float,
-        cost: float,
-    ) -> Finding:
-        rank, times, lost_s = ranks[worst], float(own[worst]) / typical, float(own[worst]) - typical
-        took = window.series("step_time_s")
-        steps = min(self.steps, took.total) if took is not None else 0
+        took, rank = window.series("step_time_s"), ranks[worst]
         phase, more_s = slowest_phase(window, rank, PHASES, self.steps)
-        named = [ranks[place] for place in slow]
         return self.found(
             "critical" if cost >= self.critical_cost_pct else "warning",
             cause=phase if phase in ("data", "other") else "",
             since_step=window.at,
-            ranks=named,
+            ranks=[ranks[place] for place in slow],
             evidence={
-                "rank": rank, "more_slow": len(named) - 1 or None, "own_s": float(own[worst]), "own_p90_s": own_p90_s,
-                "typical_own_s": typical, "times": times, "lost_s": lost_s, "step_time_s": step_s, "share_pct": cost,
-                "phase": phase, "phase_more_s": more_s, "steps": steps,
+                "rank": rank, "more_slow": len(slow) - 1 or None, "own_s": float(own[worst]),
+                "own_p90_s": p90(sorted(work.own[worst].tolist())), "typical_own_s": usual, "times": float(own[worst]) / usual,
+                "lost_s": lost_s, "step_time_s": step_s, "share_pct": cost, "phase": phase, "phase_more_s": more_s,
+                "steps": min(self.steps, took.total) if took is not None else 0,
                 "own_s_by_rank": {str(one): float(value) for one, value in list(zip(ranks, own, strict=True))[:64]},
             },
             gain_pct=cost,

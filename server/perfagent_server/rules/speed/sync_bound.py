@@ -8,10 +8,9 @@ from statistics import median
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.evidence import p90
+from perfagent_server.rules.evidence import p90, told_lines
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import step_shares
-from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
 from perfagent_server.rules.speed.while_stepping import while_stepping
 from perfagent_server.rules.steady_steps import steady_steps

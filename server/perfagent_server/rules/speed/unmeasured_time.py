@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
+from perfagent_server.rules.evidence import told_lines
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, Rule, Unknown, within
 from perfagent_server.rules.speed import step_shares
-from perfagent_server.rules.speed.source_lines import told_lines
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
 from perfagent_server.rules.wall_time import Spent
 from perfagent_server.rules.window import Window
