@@ -37,12 +37,10 @@ class Configured(NamedTuple):
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule with its own thresholds, in the order of verdicts, which is also that of judging."""
-    modules = [
-        importlib.import_module(one.name) for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    ]
-    here = {
-        module.__name__ for module in modules
-    }  # a rule that somebody defines elsewhere judges only where it is given
+    here = [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for module in here:
+        importlib.import_module(module)
+    # a rule that somebody defines elsewhere judges only where it is given
     made = [kind() for kind in _kinds(Rule) if kind.__module__ in here]
     return tuple(_in_order(made))
 

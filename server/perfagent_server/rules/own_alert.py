@@ -285,12 +285,10 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         raise FormError("for_steps", "an alert has a duration: give either for_steps or for_s")
     if for_steps and function == "missing":
         raise FormError("for_steps", "a series is missing for a time: give for_s")
-    if (for_steps and not (isinstance(for_steps, int) and 1 <= for_steps <= _MOST_STEPS)) or isinstance(
-        for_steps, bool
-    ):
-        raise FormError(
-            "for_steps", f"for_steps must be a whole number from 1 to {_MOST_STEPS:,}, not {for_steps!r:.40}"
-        )
+    is_whole = isinstance(for_steps, int) and not isinstance(for_steps, bool)
+    if for_steps and not (is_whole and 1 <= for_steps <= _MOST_STEPS):
+        allowed = f"a whole number from 1 to {_MOST_STEPS:,}"
+        raise FormError("for_steps", f"for_steps must be {allowed}, not {for_steps!r:.40}")
     if for_s and not (_is_number(for_s) and 1 <= for_s <= _MOST_S):
         raise FormError("for_s", f"for_s must be a number from 1 to {_MOST_S:,.0f} (30 days), not {for_s!r:.40}")
 

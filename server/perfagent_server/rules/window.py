@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from perfagent.wire import LOSS, Event, loss_kind
 from perfagent_server.rules.learning_rate import LearningRate
@@ -20,7 +20,6 @@ from perfagent_server.rules.own_series import OwnSeries
 from perfagent_server.rules.plan import Column, Columns, Plan
 from perfagent_server.rules.row_series import FamilyRows, RankRows
 from perfagent_server.rules.rule import Rule
-from perfagent_server.rules.samples import Samples
 from perfagent_server.rules.step_series import Part, StepSeries, in_step_order
 from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.wall_time import WallTime
@@ -41,6 +40,26 @@ def is_end(event: Event) -> bool:
     """Whether a process says that it ended. What the tail holds may be of any type: a list is no state."""
     state = event.data.get("state")
     return event.kind == "state" and isinstance(state, str) and state in TERMINAL
+
+
+class Samples(Protocol):
+    """A group of a frame: series that share their steps. Groups of a run have the same names again and again, so numbers
+    are asked for by the places of their names."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    def step_list(self) -> list[int]:
+        """int64 (rows,)."""
+
+    def time_list(self) -> list[float]:
+        """float64 (rows,), Unix seconds by the sender's clock."""
+
+    def numbers(self, places: Sequence[int]) -> list[Sequence[float]]:
+        """float32 or float64 (rows,) of each name."""
 
 
 @dataclass(slots=True)

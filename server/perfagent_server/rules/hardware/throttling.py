@@ -57,13 +57,16 @@ class Throttling(Rule):
         if temperature is None and not any(f"gpu/throttle_{reason}_pct" in window.by_time for reason in _REASONS):
             return None
         state = window.state_of(self, {"clocks": {}, "until": 0.0})
-        _note_clocks(window, state)
+        for rank, clock in newest_of(window, _CLOCK).items():  # the highest of each device so far
+            state["clocks"][str(rank)] = max(state["clocks"].get(str(rank), 0.0), clock)
         if self._is_any_near(window):
             state["until"] = window.now + _OVER_S
         if window.now > state["until"]:
             return None
         limit = self.clear_at if window.is_firing(self.id) else 1.0
-        held = [one for one in self._devices(window) if one.pct >= limit * self.held_pct or self._is_hot(one)]
+        held = [
+            one for one in self._devices(window) if one.pct >= limit * self.held_pct or (one.hot_c or 0.0) >= self.hot_c
+        ]
         if not held:
             return None
         worst = max(held, key=lambda one: (one.is_hard, one.pct, one.hot_c or 0.0))
@@ -82,12 +85,8 @@ class Throttling(Rule):
         )  # fmt: skip
 
     def _devices(self, window: Window) -> list[_Held]:
-        ranks = {
-            rank
-            for name in (_TEMPERATURE, *(f"gpu/throttle_{reason}_pct" for reason in _REASONS))
-            if (readings := window.by_time.get(name)) is not None
-            for rank in readings.ranks
-        }
+        names = (_TEMPERATURE, *(f"gpu/throttle_{reason}_pct" for reason in _REASONS))
+        ranks = {rank for name in names if name in window.by_time for rank in window.by_time[name].ranks}
         found = []
         for rank in ranks:
             pcts = {reason: self._mean(window, f"gpu/throttle_{reason}_pct", rank) or 0.0 for reason in _REASONS}
@@ -117,9 +116,6 @@ class Throttling(Rule):
         values = [value for second, value in tail if second > since]
         return sum(values) / len(values) if values else None  # of times so large that a minute is nothing
 
-    def _is_hot(self, one: _Held) -> bool:
-        return one.hot_c is not None and one.hot_c >= self.hot_c
-
 
 def _slowdown(window: Window, worst: _Held, ranks: int, clocks: dict[str, float]) -> dict[str, Any]:
     """Figures of the sentence. ranks: how many are held back, for which the others wait."""
@@ -129,10 +125,3 @@ def _slowdown(window: Window, worst: _Held, ranks: int, clocks: dict[str, float]
         "slower_pct": 100 * (1 - clock / top) if top > clock > 0 else None,
         "waiting_ranks": window.world_size - ranks or None,
     }  # fmt: skip
-
-
-def _note_clocks(window: Window, state: dict[str, Any]) -> None:
-    """The highest clock of each device so far."""
-    clocks = state["clocks"]
-    for rank, clock in newest_of(window, _CLOCK).items():
-        clocks[str(rank)] = max(clocks.get(str(rank), 0.0), clock)

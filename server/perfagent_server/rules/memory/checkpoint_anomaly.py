@@ -85,16 +85,16 @@ class CheckpointAnomaly(Rule):
             return None
         if window.now - state.setdefault("damaged", window.now) > self.damaged_for_s:
             return None
-        return self.found(
-            "warning", cause="damaged", since_step=damaged.step, evidence={"damaged": round(damaged.value)}
-        )
+        evidence = {"damaged": round(damaged.value)}
+        return self.found("warning", cause="damaged", since_step=damaged.step, evidence=evidence)
 
     def _large(self, window: Window) -> Finding | None:
         saved = window.series(SAVED_BYTES.name)
         if saved is None:
             return None
         *before, newest = saved.last(SAVED_BYTES.keep)
-        whole = _state_bytes(window)
+        held = [window.by_time[name] for name in _STATE if name in window.by_time]
+        whole = sum(readings.newest(rank) or 0.0 for readings in held for rank in readings.ranks)  # of all ranks
         usual = median(before) if len(before) >= self.fewest_saves else None
         if usual is not None and newest >= max(self.far_times * usual, usual + self.more_mib * 2**20):
             figures = {"times_usual": newest / usual, "usual_bytes": usual, "before": len(before)}
@@ -129,13 +129,3 @@ class CheckpointAnomaly(Rule):
                 "saves": len(rows), "before": len(rows) - 1, "step": step,
             },
         )  # fmt: skip
-
-
-def _state_bytes(window: Window) -> float:
-    """What training holds of parameters and optimizer state, of all ranks; 0 where that is not known."""
-    total = 0.0
-    for name in _STATE:
-        readings = window.by_time.get(name)
-        if readings is not None:
-            total += sum(readings.newest(rank) or 0.0 for rank in readings.ranks)
-    return total

@@ -81,9 +81,8 @@ class GpuFragmentation(Rule):
         )  # fmt: skip
 
     def _is_scattered(self, device: _Device) -> bool:
-        return self._is_full(device) or (
-            device.times >= self.times and 100 * device.reserved >= self.reserved_pct * device.total
-        )
+        is_much = 100 * device.reserved >= self.reserved_pct * device.total
+        return self._is_full(device) or (device.times >= self.times and is_much)
 
     def _is_full(self, device: _Device) -> bool:
         is_full = 100 * device.reserved >= self.full_pct * device.total

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import where
-from perfagent_server.rules.memory.growth import Growth, Track
+from perfagent_server.rules.memory.growth import Track
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
@@ -72,9 +72,7 @@ class GpuMemoryLeak(Rule):
             return None
         grown = {rank: size - first.get(str(rank), size) for rank, size in lowest.items()}
         most = max(grown.values())
-        return self._finding(window, rise, sorted(rank for rank, size in grown.items() if 2 * size >= most))
-
-    def _finding(self, window: Window, rise: Growth, ranks: list[int]) -> Finding:
+        ranks = sorted(rank for rank, size in grown.items() if 2 * size >= most)
         return self.found(
             "warning",
             since_step=rise.since_step,

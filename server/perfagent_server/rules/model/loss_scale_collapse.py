@@ -92,7 +92,8 @@ class LossScaleCollapse(Rule):
         cuts = state["cuts"]
         latest = [one for one in cuts if one[0] > window.at - self.within_steps]
         times = 2 ** sum(cut for _, cut, _ in latest)
-        since = state["busy"] if why == "minimum" else _first(state) if why else latest[0][0]
+        first = min((int(noted[0][0]) for noted in (cuts, state["skips"]) if noted), default=window.at)
+        since = state["busy"] if why == "minimum" else first if why else latest[0][0]
         losses, rose = _losses(window, since)
         return self.found(
             "critical" if why == "minimum" else "warning",
@@ -116,10 +117,6 @@ def _fresh(at: int, scale: float) -> dict[str, Any]:
         "first": at, "step": at, "scale": scale, "highest": scale, "busy": at, "searching": True, "counted": None,
         "cuts": [], "skips": [],
     }  # fmt: skip
-
-
-def _first(state: dict[str, Any]) -> int:
-    return min(int(noted[0][0]) for noted in (state["cuts"], state["skips"]) if noted)
 
 
 def _losses(window: Window, since: int) -> tuple[tuple[float | None, float | None], bool]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from perfagent.wire import LOSS, Finding
+from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.model.layer_rows import LayerRow, layer_rows
 from perfagent_server.rules.model.learning import is_flat, loss_left
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
@@ -106,12 +106,7 @@ class UpdateRatio(Rule):
 
     def _of_model(self, window: Window, whole: LayerRow, cause: str, left: float | None, *, is_sick: bool) -> Finding:
         figures = {"change_pct": 100 * whole.values[-1], "loss_left_pct": None if left is None else 100 * left}
-        return self.found(
-            "warning" if is_sick else "info",
-            cause=cause,
-            since_step=whole.steps[0],
-            evidence=self._evidence(window, whole, figures),
-        )
+        return self._finding(window, "warning" if is_sick else "info", cause, whole, whole.steps[0], figures)
 
     def _of_layers(self, window: Window, rows: list[LayerRow], measured: int, cause: str) -> Finding:
         rows.sort(key=lambda row: row.values[-1], reverse=cause != "small layers")
@@ -121,16 +116,14 @@ class UpdateRatio(Rule):
             "measured": measured, "limit": self.small if cause == "small layers" else self.large,
             "measurements": self.observations,
         }  # fmt: skip
-        return self.found(
-            "warning",
-            cause=cause,
-            since_step=worst.steps[-self.observations],
-            evidence=self._evidence(window, worst, figures),
-        )
+        return self._finding(window, "warning", cause, worst, worst.steps[-self.observations], figures)
 
-    def _evidence(self, window: Window, row: LayerRow, more: dict[str, Any]) -> dict[str, Any]:
+    def _finding(
+        self, window: Window, severity: Severity, cause: str, row: LayerRow, since_step: int, more: dict[str, Any]
+    ) -> Finding:
         ratios = dict(zip(map(str, row.steps), row.values, strict=True))
-        return {**more, "ratio": row.values[-1], "ratios": ratios, "lr": window.value("lr"), "step": row.steps[-1]}
+        evidence = {**more, "ratio": row.values[-1], "ratios": ratios, "lr": window.value("lr"), "step": row.steps[-1]}
+        return self.found(severity, cause=cause, since_step=since_step, evidence=evidence)
 
 
 def _row(track: StepSeries, after: int) -> LayerRow | None:

@@ -65,21 +65,19 @@ class AllocatorChurn(Rule):
         busy = busy_pct(window, took.time if took is not None else None, sum(times))
         if busy is not None and busy >= self.busy_pct:
             return None
-        return self._finding(window, sum(faults) / len(faults), step_s, in_kernel)
+        mean = sum(faults) / len(faults)
+        share = self._share(mean, step_s, in_kernel)
+        return self.found(
+            "warning" if share >= self.warning_pct else "info",
+            since_step=window.step,
+            evidence={
+                "faults_per_step": mean, "step_time_s": step_s, "share_pct": share, "lost_s": share / 100 * step_s,
+                "system_cpu_pct": in_kernel, "bytes_per_step": mean * _PAGE,
+            },
+            gain_pct=share,
+        )  # fmt: skip
 
     def _share(self, faults: float, step_s: float, in_kernel: float | None) -> float:
         """What so many faults take of the step, in percent."""
         most = 1e-4 * faults / step_s
         return min(self.fault_us * most, 100.0) if in_kernel is None else min(self.most_fault_us * most, in_kernel)
-
-    def _finding(self, window: Window, faults: float, step_s: float, in_kernel: float | None) -> Finding:
-        share = self._share(faults, step_s, in_kernel)
-        return self.found(
-            "warning" if share >= self.warning_pct else "info",
-            since_step=window.step,
-            evidence={
-                "faults_per_step": faults, "step_time_s": step_s, "share_pct": share, "lost_s": share / 100 * step_s,
-                "system_cpu_pct": in_kernel, "bytes_per_step": faults * _PAGE,
-            },
-            gain_pct=share,
-        )  # fmt: skip

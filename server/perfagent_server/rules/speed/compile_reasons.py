@@ -42,6 +42,13 @@ class Compiled:
     because: tuple[dict[str, Any], ...]
     limit: int
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {
+            "kind": "gave up" if self.limit else "compiled", "function": self.function, "line": self.line,
+            "times": self.times, "seconds": self.seconds, "because": [*self.because], "limit_reached": bool(self.limit),
+        }  # fmt: skip
+
 
 def compiled_functions(events: Sequence[dict[str, Any]]) -> list[Compiled]:
     """What these events tell, the function that was compiled most often first."""

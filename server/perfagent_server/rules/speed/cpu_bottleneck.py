@@ -11,7 +11,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
-from perfagent_server.rules.speed.cpu_load import BUSY, CpuLoad, ranks_of_nodes
+from perfagent_server.rules.speed.cpu_load import BUSY, ranks_of_nodes
 from perfagent_server.rules.time_series import Seconds
 from perfagent_server.rules.window import Window
 
@@ -64,26 +64,22 @@ class CpuBottleneck(Rule):
                 continue
             cpu, idle = both
             share = 100 * float(np.mean((cpu > self.cpu_above_pct) & (idle < self.gpu_below_pct)))
-            if share >= slack * self.samples_pct:
-                return self._finding(window, load, share, float(cpu.mean()), float(idle.mean()), len(cpu))
+            if share < slack * self.samples_pct:
+                continue
+            bound = what_bounds(window)
+            loads = (bound is not None and bound.kind == "data") or load.workers >= 0.5 * load.own
+            return self.found(
+                "warning" if load.is_own else "info",
+                cause="other programs" if not load.is_own else "data" if loads else "",
+                since_step=window.at,
+                evidence={
+                    "samples_pct": share, "readings": len(cpu), "cpu_pct": float(cpu.mean()),
+                    "utilization_pct": float(idle.mean()), "idle_pct": 100 - float(idle.mean()), "cores": load.cores,
+                    "busy_cores": load.busy, "own_cores": load.own, "workers_cores": load.workers, "other_cores": load.others,
+                    **bound_figures(bound),
+                },
+            )  # fmt: skip
         return UNKNOWN if unknown else None
-
-    def _finding(
-        self, window: Window, load: CpuLoad, share: float, cpu_pct: float, gpu_pct: float, readings: int
-    ) -> Finding:
-        bound = what_bounds(window)
-        loads = bound is not None and bound.kind == "data"
-        cause = "other programs" if not load.is_own else "data" if loads or load.workers >= 0.5 * load.own else ""
-        return self.found(
-            "info" if cause == "other programs" else "warning",
-            cause=cause,
-            since_step=window.at,
-            evidence={
-                "samples_pct": share, "readings": readings, "cpu_pct": cpu_pct, "utilization_pct": gpu_pct,
-                "idle_pct": 100 - gpu_pct, "cores": load.cores, "busy_cores": load.busy, "own_cores": load.own,
-                "workers_cores": load.workers, "other_cores": load.others, **bound_figures(bound),
-            },
-        )  # fmt: skip
 
 
 def _both(cores: Seconds, gpu: Seconds, since: float, own_pct: float) -> tuple[np.ndarray, np.ndarray] | None:

@@ -9,7 +9,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
-from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, CpuLoad, ranks_of_nodes
+from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, ranks_of_nodes
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
 from perfagent_server.rules.speed.while_stepping import while_stepping_by_rank
 from perfagent_server.rules.window import Window
@@ -83,14 +83,10 @@ class CpuOversubscribed(Rule):
         load = cpu_load.cpu_load(window, worst.node, took.time - 2 * self.for_s, took.time)
         if load is None:
             return UNKNOWN
-        return self._finding(window, worst, load, _cause(load, is_throttled=is_throttled))
-
-    def _times_too_much(self, node: _Node) -> float:
-        """As a multiple of its own threshold, in units of both."""
-        return max(node.pressure * self.throttled_pct, node.throttled * self.pressure_pct)
-
-    def _finding(self, window: Window, worst: _Node, load: CpuLoad, cause: str) -> Finding:
-        threads, ranks = _threads(window, load.ranks), len(load.ranks)
+        cause = "quota" if is_throttled else "other programs" if not load.is_own else ""
+        cause = cause or ("workers" if load.workers >= 0.5 * load.own else "")
+        counted, ranks = window.by_time.get(_THREADS), len(load.ranks)
+        threads = sum(counted.newest(rank) or 0.0 for rank in load.ranks) if counted is not None else 0.0
         at_most = max(1, int(load.cores // max(1, ranks)))
         is_much = worst.throttled >= self.warning_throttled_pct or worst.pressure >= self.warning_pressure_pct
         return self.found(
@@ -106,6 +102,10 @@ class CpuOversubscribed(Rule):
             },
         )  # fmt: skip
 
+    def _times_too_much(self, node: _Node) -> float:
+        """As a multiple of its own threshold, in units of both."""
+        return max(node.pressure * self.throttled_pct, node.throttled * self.pressure_pct)
+
 
 def _nodes(window: Window, for_s: float) -> list[_Node]:
     """Those that have told enough."""
@@ -117,16 +117,3 @@ def _nodes(window: Window, for_s: float) -> list[_Node]:
         over_s = max(one.over_s for one in (pressure, quota) if one is not None)
         found.append(_Node(nodes[speaker], pressure.mean if pressure else 0.0, quota.mean if quota else 0.0, over_s))
     return found
-
-
-def _cause(load: CpuLoad, *, is_throttled: bool) -> str:
-    if is_throttled:
-        return "quota"
-    if not load.is_own:
-        return "other programs"
-    return "workers" if load.workers >= 0.5 * load.own else ""
-
-
-def _threads(window: Window, ranks: tuple[int, ...]) -> float:
-    series = window.by_time.get(_THREADS)
-    return sum(series.newest(rank) or 0.0 for rank in ranks) if series is not None else 0.0

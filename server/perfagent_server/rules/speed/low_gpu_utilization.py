@@ -66,11 +66,8 @@ def _shares(window: Window) -> dict[str, float]:
     # What was saved or evaluated after the last step stands under that step's number, beside its time.
     pauses = seconds_by_step(window, PAUSES)
     whole = sum(max(time, pauses.get(step, 0.0)) for step, time in zip(steps, times, strict=True))
-    return (
-        {phase: 100 * len(steps) * value / whole for phase, value in means_over(window, {*steps}).items()}
-        if whole > 0
-        else {}
-    )
+    means = means_over(window, {*steps}) if whole > 0 else {}
+    return {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
 
 
 def _phase_to_look_at(shares: dict[str, float]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Events, Every, Life, Question, Rule, Series, within
-from perfagent_server.rules.speed.compile_reasons import Compiled, compiled_functions
+from perfagent_server.rules.speed.compile_reasons import compiled_functions
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
@@ -62,7 +62,7 @@ class Recompiles(Rule):
                 "seconds": seconds, "compiling_s": seconds if is_much else None, "over_s": over_s,
                 "gave_up_on": given_up[0].function if given_up else None, "times": named[0].times if named else None,
                 "more_given_up": len(given_up) - 1 if len(given_up) > 1 else None,
-                "functions": [_figures(one) for one in named[:_MOST_NAMED]],
+                "functions": [one.figures for one in named[:_MOST_NAMED]],
             },
             gain_pct=100 * share if is_much else None,
         )  # fmt: skip
@@ -111,10 +111,3 @@ class Recompiles(Rule):
         ranks = [one["rank"] for one in state["limits"]] or sorted(event.rank for event in events)
         told = [event.data for event in events if event.rank == ranks[0]] if ranks else []
         return told + [one["data"] for one in state["limits"] if one["data"] not in told]
-
-
-def _figures(one: Compiled) -> dict[str, Any]:
-    return {
-        "kind": "gave up" if one.limit else "compiled", "function": one.function, "line": one.line, "times": one.times,
-        "seconds": one.seconds, "because": [*one.because], "limit_reached": bool(one.limit),
-    }  # fmt: skip

@@ -78,17 +78,13 @@ class StepTimeTail(Rule):
         if not self._count(window, state, step, times, value):
             return UNKNOWN if window.is_firing(self.id) and step % _BLOCK_STEPS else None
         slow = sum(block[1] for block in state["blocks"])
-        least = max(self.outliers_per_1000, self._usual_at_most(state))
+        # of as many slow steps as before, at most so many come: three standard deviations of both counts
+        parts = sum(block[0] for block in state["blocks"]) / state["seen"]
+        expected = (state["usual"] + 0.5) * parts
+        least = max(self.outliers_per_1000, expected + 3 * math.sqrt(expected * (1 + parts)))
         if slow < least * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         return self._finding(window, took, state, slow)
-
-    def _usual_at_most(self, state: dict[str, Any]) -> float:
-        """How many slow steps there would be at most if there were as many as before: three standard deviations of both
-        counts."""
-        parts = sum(block[0] for block in state["blocks"]) / state["seen"]
-        expected = (state["usual"] + 0.5) * parts
-        return float(expected + 3 * math.sqrt(expected * (1 + parts)))
 
     def _learn(self, state: dict[str, Any], times: float) -> None:
         counts = state["counts"]

@@ -60,14 +60,16 @@ class SyncBound(Rule):
         calls = window.value(_CALLS) or window.value(_READS)
         if not calls:
             return None
-        times = steady_steps(window, self.steps)[1] or _step_times(window)
+        took, times = window.series("step_time_s"), steady_steps(window, self.steps)[1]
+        if not times and took is not None:  # where each makes a rollout, none is a steady one
+            times = [value for value in took.last(64) if 0 < value < math.inf]
         if not times:
             return UNKNOWN
         step_s, step_p90_s, reading_s = median(times), p90(sorted(times)), window.value(_READING)
         lost = self._lost_on_device(window, calls) if reading_s is None else _lost_in_loops(window, reading_s, step_s)
         if lost is None:
             return None
-        lost_s, share = lost * step_s, 100 * lost
+        lost_s, share, elsewhere = lost * step_s, 100 * lost, share_elsewhere(window)
         limit = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < limit or lost_s < self.least_s:
             return None
@@ -80,7 +82,7 @@ class SyncBound(Rule):
                 "calls_per_step": calls, "lost_s": lost_s, "step_time_s": step_s, "step_p90_s": step_p90_s,
                 "share_pct": share, "lines": lines, "line": lines[0]["line"] if lines else None,
                 "calls_of_line": lines[0]["count"] if lines else None,
-                "other_share_pct": _pct(share_elsewhere(window)), "steps": len(times),
+                "other_share_pct": None if elsewhere is None else 100 * elsewhere, "steps": len(times),
             },
             gain_pct=share,
         )  # fmt: skip
@@ -99,13 +101,3 @@ def _lost_in_loops(window: Window, reading_s: float, step_s: float) -> float:
     parts = (window.series(f"phase/{part}_s") for part in ("other", "forward"))
     longest_s = max((median(part.last(64)) for part in parts if part is not None), default=0.0)
     return min(reading_s, longest_s) / step_s
-
-
-def _step_times(window: Window) -> list[float]:
-    """Of all steps: where each makes a rollout, none is a steady one."""
-    took = window.series("step_time_s")
-    return [] if took is None else [value for value in took.last(64) if 0 < value < math.inf]
-
-
-def _pct(share: float | None) -> float | None:
-    return None if share is None else 100 * share

@@ -59,7 +59,8 @@ class UnmeasuredTime(Rule):
         busy = busy_pct(window, window.wall.ended, min(60.0, spent.wall_s))
         if busy is not None and busy >= self.busy_pct:
             return None
-        usual_s = _usual_s(window)
+        newest = window.series("phase/other_s")
+        usual_s = 0.0 if newest is None else median(newest.last(64))  # of the newest steps
         bursts = usual_s < 0.25 * mean_s
         lines = told_lines(window, "lines")
         is_much = share >= self.warning_pct / 100 and spent.wall_s >= self.warning_s
@@ -95,9 +96,3 @@ def _acts(spent: Spent) -> bool:
 def _named(line: dict[str, Any]) -> str:
     function = str(line.get("in", ""))
     return f"{line['line']} ({function})" if function not in ("", "<module>") else str(line["line"])
-
-
-def _usual_s(window: Window) -> float:
-    """Of the newest steps, the seconds in no phase of a usual one."""
-    other = window.series("phase/other_s")
-    return 0.0 if other is None else median(other.last(64))
