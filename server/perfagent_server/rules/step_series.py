@@ -218,7 +218,8 @@ class StepSeries:
             self._live += 1
             self._enough_until = -math.inf
         self.ranks[rank] = now
-        if world <= 1 and len(self.ranks) == 1 and not self.pending and steps[0] > self.closed and _rising(steps):
+        alone = world <= 1 and len(self.ranks) == 1 and not self.pending and steps[0] > self.closed
+        if alone and all(a < b for a, b in itertools.pairwise(steps)):
             self.closed = steps[-1]
             for step, value, time in zip(steps, values, times, strict=True):
                 self._rows.append(step, self.merge([value]) if self.of_parts else value, time)
@@ -261,7 +262,7 @@ class StepSeries:
                 return
             del self.pending[step]
             self.closed = step
-            if self.of_parts and len(entry.values) < len(self.ranks) and _all_finite(entry.values):
+            if self.of_parts and len(entry.values) < len(self.ranks) and all(map(math.isfinite, entry.values.values())):
                 continue  # some rank did not measure that step: part of a norm is no norm
             self._rows.append(step, self._merged(entry.values), entry.time)
 
@@ -336,13 +337,3 @@ class StepSeries:
             entry = self.pending[step] = _Pending(since, time)
             entry.values = dict(entries)
         self._oldest = min(self.pending, default=0)
-
-
-def _all_finite(values: dict[int, float]) -> bool:
-    return all(map(math.isfinite, values.values()))
-
-
-def _rising(steps: Sequence[int]) -> bool:
-    if len(steps) == 1:
-        return True
-    return all(a < b for a, b in itertools.pairwise(steps))

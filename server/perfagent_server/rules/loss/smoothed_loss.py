@@ -43,18 +43,10 @@ class SmoothedLoss:
         if not state:
             state.update(count=0, mean=0.0, deviation=0.0, early=[], blocks=[], rises=[], best=[])
         self.state = state
+        self.count: int = state["count"]
+        self.mean: float = state["mean"]
         self.early: list[float] = state["early"]
         self.blocks: list[Lowest] = state["blocks"]
-
-    @property
-    def count(self) -> int:
-        count: int = self.state["count"]
-        return count
-
-    @property
-    def mean(self) -> float:
-        mean: float = self.state["mean"]
-        return mean
 
     @property
     def first(self) -> float:
@@ -67,24 +59,23 @@ class SmoothedLoss:
         return [*self.state["best"], *self.blocks]
 
     def take(self, value: float) -> None:
-        state = self.state
-        state["count"] += 1
-        if state["count"] <= _BEGUN:
+        self.count += 1
+        if self.count < _BEGUN:
             self.early.append(value)
-            if state["count"] == _BEGUN:
-                self._begin()
-            return
-        before, most = state["mean"], _CLIPPED_AT * state["deviation"]
-        off = max(-most, min(most, value - before))
-        state["deviation"] += (0.05 if state["count"] < 3 * _BEGUN else 0.02) * (abs(off) - state["deviation"])
-        state["mean"] += max(2 / (_SMOOTHED + 1), 1 / (state["count"] - _BEGUN / 2)) * off
-
-    def _begin(self) -> None:
-        newest = sorted(self.early[_BEGUN // 2 :])
-        middle = len(newest) // 2
-        self.state["mean"] = newest[middle]
-        self.state["deviation"] = max(1e-12, sorted(abs(value - newest[middle]) for value in newest)[middle])
-        del self.early[16:]
+        elif self.count == _BEGUN:
+            newest = sorted([*self.early[_BEGUN // 2 :], value])
+            self.mean = newest[len(newest) // 2]
+            off = sorted(abs(one - self.mean) for one in newest)
+            self.state["deviation"] = max(1e-12, off[len(off) // 2])
+            del self.early[16:]
+        else:
+            most = _CLIPPED_AT * self.state["deviation"]
+            off_mean = max(-most, min(most, value - self.mean))
+            self.state["deviation"] += (0.05 if self.count < 3 * _BEGUN else 0.02) * (
+                abs(off_mean) - self.state["deviation"]
+            )
+            self.mean += max(2 / (_SMOOTHED + 1), 1 / (self.count - _BEGUN / 2)) * off_mean
+        self.state.update(count=self.count, mean=self.mean)
 
     def note_lowest(self, step: int, lr: float | None, peak: float, blocks: int) -> None:
         """Keeps the lowest points of the newest blocks. lr, peak: the learning rate, and the highest so far."""
