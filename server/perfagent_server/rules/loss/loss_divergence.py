@@ -81,8 +81,9 @@ class LossDivergence(Rule):
         loss = SmoothedLoss(state["loss"])
         loss.take(value)
         is_young = loss.count <= self.warmup_steps
+        lost = self._is_lost(window, track, state, value)
         found = self._run_away(window, track, loss, state) if is_young or state["above"] is not None else None
-        found = found or self._turned(window, track, loss, state) or self._is_lost(window, track, state, value)
+        found = found or self._turned(window, track, loss, state) or lost
         if found is None and is_young and window.is_firing(self.id) and not state["ran"]:
             return UNKNOWN  # its state was lost with the server's: it must learn anew where the loss was
         return found
