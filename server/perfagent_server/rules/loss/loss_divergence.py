@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.evidence import surroundings
 from perfagent_server.rules.loss import backstop
 from perfagent_server.rules.loss.loss_series import has_fallen, worth_telling
 from perfagent_server.rules.loss.smoothed_loss import Lowest, SmoothedLoss
@@ -213,14 +214,12 @@ class LossDivergence(Rule):
         self, window: Window, track: StepSeries, cause: str, since_step: int, figures: dict[str, Any],
         *, is_critical: bool = False,
     ) -> Finding:  # fmt: skip
-        norms = window.series("grad/norm")
         return self.found(
             "critical" if is_critical else "warning",
             cause=cause,
             since_step=since_step,
             evidence={
-                "step": window.at, "series": window.loss_name, **figures, "last_losses": track.last(50),
-                "lr": window.value("lr"), "grad_norms": norms.last(20) if norms else [],
+                "step": window.at, "series": window.loss_name, **figures, "last_losses": track.last(50), **surroundings(window),
             },
         )  # fmt: skip
 

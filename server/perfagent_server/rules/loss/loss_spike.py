@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.evidence import surroundings
 from perfagent_server.rules.loss.loss_series import finite, has_fallen, worth_telling
 from perfagent_server.rules.rule import Life, Question, Rule, Series, within
 from perfagent_server.rules.step_series import StepSeries
@@ -106,14 +107,13 @@ class LossSpike(Rule):
         if not self._unusual(finite(track), first, distance, spread, level):
             return None
         state["jump"] = {"from": level, "to": now, "at": track.total}
-        norms = window.series("grad/norm")
         return self.found(
             "warning",
             since_step=window.at,
             evidence={
                 "step": window.at, "series": series, "loss": now, "expected": level, "spread": spread, "z": z,
                 "above_pct": 100 * distance / abs(level) if level else None, "window_steps": self.long,
-                "last_losses": track.last(50), "lr": window.value("lr"), "grad_norms": norms.last(20) if norms else [],
+                "last_losses": track.last(50), **surroundings(window),
             },
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
-from perfagent_server.rules.speed.rank_medians import rank_medians
+from perfagent_server.rules.speed.own_work import rank_medians
 from perfagent_server.rules.window import Window
 
 __all__ = ["CommBound"]

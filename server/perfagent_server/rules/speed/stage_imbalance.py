@@ -11,8 +11,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
 from perfagent_server.rules.rule import Every, Life, Unknown, within
-from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule
-from perfagent_server.rules.speed.rank_medians import slowest_phase
+from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule, slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
 from perfagent_server.rules.window import Window
 

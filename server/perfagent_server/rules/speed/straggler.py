@@ -10,8 +10,7 @@ import numpy as np
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import Every, Life, Unknown, within
-from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule, lower_median
-from perfagent_server.rules.speed.rank_medians import slowest_phase
+from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule, lower_median, slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
