@@ -34,7 +34,7 @@ _MARGIN = 50
 class Fault:
     """name: in words; rule: that must name it; needs: series that the run must log; history: steps before it that are
     judged, at most; least: fewest of them; pause_s: how long the run stands still just before that step: the alert then
-    fires at the step before; draws: how many are tried in each group of families."""
+    fires at the step before; draws: how many are tried in each group of families; is_remark: the rule makes a remark of it."""
 
     name: str
     rule: str
@@ -45,6 +45,7 @@ class Fault:
     least: int = 220
     pause_s: float = 0.0
     draws: int = 100
+    is_remark: bool = False
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ def _judge(fault: Fault, rule: Rule, moments: Sequence[Moment], place: int, outc
         for age, moment in enumerate(after)
     ]
     onset = moments[place - 1 if fault.pause_s else place].step
-    alerts = [one for one in replay(run, Plan((rule,))).alerts if counts(rule, one)]
+    alerts = [one for one in replay(run, Plan((rule,))).alerts if fault.is_remark or counts(rule, one)]
     outcome.total += 1
     outcome.early += sum(one.first_step < onset for one in alerts)
     steps = [one.first_step - onset for one in alerts if one.first_step >= onset]
@@ -177,7 +178,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="loss stays at its level, with its noise", rule="loss_plateau", within=2500, needs=("loss",), change=_flat,
-        least=1000, draws=30,
+        least=1000, draws=30, is_remark=True,
     ),
     Fault(
         name="gradients grow as in the incident of BLOOM-176B", rule="grad_norm_explosion", within=3, needs=("grad/norm",),

@@ -33,8 +33,8 @@ class LossDivergence(Rule):
     it had come down. Only lowest points at a learning rate like today's count, so a warm restart is no divergence; where
     the rate rose to a new peak since, it takes raised_times as much. A loss that is on its way back is silent.
 
-    A loss that had not settled (come down by a quarter, ever more slowly) must rise by as much above where it came down
-    from: those of GANs and of reinforcement learning swing. Before it is known what is usual (500 values before the rise),
+    A loss that had not settled (come down by a quarter, ever more slowly, or kept steady) must rise by as much above where it came down
+    from: those of GANs and of reinforcement learning swing. Before it is known what is usual (600 values before the rise),
     it is not judged at all, and the noise of a settled one stands for that.
 
     In the first warmup_steps a loss that runs away is judged by itself: all values after the first are lost_times as high,
@@ -174,7 +174,9 @@ class LossDivergence(Rule):
         low, spread = lowest["low"], lowest["spread"]
         if loss.first <= _TINY and not has_fallen(loss.first, low, to=0.25):
             return math.inf
-        (usual, is_known), has_settled = loss.usual_rise(loss.count - lowest["count"]), loss.has_settled(lowest)
+        usual, is_known = loss.usual_rise(loss.count - lowest["count"])
+        is_steady = is_known and usual <= 0.5 * self.warning_pct / 100 * low
+        has_settled = is_steady or loss.has_settled(lowest)
         if not is_known:
             if low <= 0 or not has_settled:
                 return math.inf

@@ -15,7 +15,7 @@ _BEGUN = 20  # values that the mean begins with
 _BLOCK = 50  # values that one lowest point stands for
 _EVERY = 20  # values between two samples of how far the loss is up
 _SAMPLES = 100
-_FEWEST_SAMPLES = 25
+_FEWEST_SAMPLES = 30
 _YOUNG = 200  # values
 
 
@@ -105,7 +105,7 @@ class SmoothedLoss:
 
     def usual_rise(self, values: int) -> tuple[float, bool]:
         """The 95th percentile of the samples older than the newest so many values (from 100 to 300: what rises for longer
-        is usual itself); and whether they are of 500 values, enough to know."""
+        is usual itself); and whether they are of 600 values, enough to know."""
         recent = (max(100, min(300, values)) + _EVERY) // _EVERY
         usual = sorted(self.state["rises"][:-recent])
         return usual[int(0.95 * (len(usual) - 1))] if usual else 0.0, len(usual) >= _FEWEST_SAMPLES
