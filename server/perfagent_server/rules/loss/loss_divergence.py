@@ -33,9 +33,9 @@ class LossDivergence(Rule):
     it had come down. Only lowest points at a learning rate like today's count, so a warm restart is no divergence; where
     the rate rose to a new peak since, it takes raised_times as much. A loss that is on its way back is silent.
 
-    A loss that had not settled (come down by a quarter, ever more slowly, or kept steady) must rise by as much above where it came down
-    from: those of GANs and of reinforcement learning swing. Before it is known what is usual (600 values before the rise),
-    it is not judged at all, and the noise of a settled one stands for that.
+    A loss that had not settled (come down by a quarter, ever more slowly, or kept steady) must rise by as much above where
+    it came down from: those of GANs and of reinforcement learning swing. Before it is known what is usual (600 values before
+    the rise), it is not judged at all, and the noise of a settled one stands for that.
 
     In the first warmup_steps a loss that runs away is judged by itself: all values after the first are lost_times as high,
     or it grows through the newest 30 values, to as much; in a loss that hardly jumps from step to step half of that, in
