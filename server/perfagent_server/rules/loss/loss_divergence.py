@@ -118,7 +118,9 @@ class LossDivergence(Rule):
         lost = backstop.follow(
             state["backstop"], value, window.at, window.value("lr"), self.lost_times, must_fall=must_fall
         )
-        return lost and self._told(
+        if lost is None:
+            return None
+        return self._told(
             window, track, "far above its best", lost.step,
             {"loss": lost.level, "lowest": lost.best, "lowest_step": lost.step, "times": lost.level / lost.best},
         )  # fmt: skip
@@ -154,7 +156,8 @@ class LossDivergence(Rule):
     def _highest(self, window: Window, loss: SmoothedLoss) -> tuple[float, Lowest | None, bool]:
         """(how far the loss is up, as a share of what it takes; the lowest point in question; whether the rate was
         raised since) of the lowest point at a rate like today's, and of that before the rate rose to a new peak."""
-        lr, most = window.value("lr"), (0.0, None, False)
+        lr = window.value("lr")
+        most: tuple[float, Lowest | None, bool] = (0.0, None, False)
         same = [one for one in loss.blocks if lr is None or one["lr"] is None or one["lr"] >= _SAME_RATE * lr]
         before = [one for one in loss.all_blocks if lr is not None and one["peak"] < _SAME_RATE * lr]
         for chosen, is_raised in ((same, False), (before, True)):

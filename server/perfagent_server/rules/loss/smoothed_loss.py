@@ -92,7 +92,7 @@ class SmoothedLoss:
         if lr is not None:
             block["lr"] = lr if block["lr"] is None else min(block["lr"], lr)
         if mean <= block["low"]:
-            block.update(low=mean, spread=1.25 * self.state["deviation"], step=step, count=self.count)
+            block.update({"low": mean, "spread": 1.25 * self.state["deviation"], "step": step, "count": self.count})
 
     def lowest(self, blocks: Sequence[Lowest]) -> Lowest | None:
         return min(blocks, key=lambda block: block["low"], default=None)

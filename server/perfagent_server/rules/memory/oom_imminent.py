@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -182,10 +181,10 @@ class OomImminent(Rule):
                 risen.append([window.now, rank, more])
             seen[str(rank)] = count
         risen[:] = [one for one in risen if window.now - one[0] <= self.at_once_s]
-        found: Counter[int] = Counter()
+        found: dict[int, float] = {}
         for _, of_rank, retries in risen:
-            found[int(of_rank)] += retries  # type: ignore[assignment]  # whole numbers, as floats
-        return {**found}
+            found[int(of_rank)] = found.get(int(of_rank), 0.0) + retries
+        return found
 
     def _of_host(self, window: Window, state: dict[str, Any], nodes: list[Host]) -> _Danger | None:
         host = max(nodes, key=lambda node: node.used / node.total)
