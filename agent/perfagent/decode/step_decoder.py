@@ -51,6 +51,7 @@ class StepReader:
         self.steps = 0
         """How many steps were read."""
         self._names: tuple[str, ...] = ()
+        self._epoch = 0.0
 
     def context(self) -> list[Any]:
         """Returns what a reader in another process must know besides the current notes. (The Unix clock may be set.)"""
@@ -83,11 +84,9 @@ class StepReader:
         if clock is not None:
             entries = with_divisors(entries)
         ended = entries[-1][1]
-        epochs = self.account.batches.epochs
         parts = self.account.read(entries, device=clock is not None)
-        if self.account.batches.epochs != epochs:
-            self.begins.append(note.step)
         values: dict[str, float] = {}
+        self._note_epoch(note.step, values)
         loss = self._loss(note, parts, entries)
         if loss is not None and not self.loss_by_user:
             values["loss"] = loss
@@ -111,6 +110,15 @@ class StepReader:
         names = interned(tuple(values))
         self.delivers(names)
         return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, names, [*values.values()]
+
+    def _note_epoch(self, step: int, values: dict[str, float]) -> None:
+        """The number of an epoch stands in its first step."""
+        batches = self.account.batches
+        epoch = batches.epochs + bool(batches.feeding)
+        if epoch > self._epoch:
+            if self._epoch:
+                self.begins.append(step)
+            values["batch/epoch"] = self._epoch = float(epoch)
 
     def delivers(self, names: tuple[str, ...], steps: int = 1) -> None:
         """So many steps of these series were read."""

@@ -336,6 +336,7 @@ _ROWS: tuple[Metric, ...] = (
         "sum",
     ),
     Metric("batch/distinct", "Different batches", "batches", "different batches of the epoch so far", "neither"),
+    Metric("batch/epoch", "Epoch", "", "number of the epoch that begins with the step", "neither", "max"),
     Metric("amp/scale", "Loss scale", "", "scale of the GradScaler", "neither", "min"),
     Metric("amp/skipped", "Skipped steps", "steps", "steps that the GradScaler skipped so far", "lower", "max"),
     Metric(

@@ -236,15 +236,15 @@ class Evaluator:
         """A new attempt of the run began: what the older one left is no history for this one."""
         window = self.window
         changes = self._close_all("the run was started again")
+        self.window = Window(
+            window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
+        )
+        self.window.go_on_from(window)
         if window.attempt >= 0:
             window.forget_series()
             self._older = Evaluator(window.run, self.plan, on_failure=self.on_failure)
             self._older.window, self._older.machines = window, self.machines
             self.machines = {}
-        self.window = Window(
-            window.run, self.plan, attempt=attempt, world_size=window.world_size, now=window.now, started=window.now
-        )
-        self.window.wall.go_on_from(window.wall, is_restart=window.state != "finished")
         self._clock_due = {rule.id: window.now + seconds for seconds, rule in self.plan.clocked}
         return changes
 

@@ -95,7 +95,8 @@ class Window:
     -> its pipeline stage, where it said; ends: how processes ended; lost: ranks without contact and for how many
     seconds; heard: ranks that ever reported; done: those of them that ended; reported: findings of the agent that were
     not joined to an alert yet; first_loss: the first finite value of `loss`; wall: where the time went; own: the series
-    that users' own alerts watch.
+    that users' own alerts watch. before: learning rate and loss of the attempt before, for a run that goes on from a
+    checkpoint; loss_before: the first loss of all attempts before.
     """
 
     def __init__(
@@ -123,10 +124,19 @@ class Window:
         self.stages: dict[int, int] = {}
         self.reported: list[dict[str, Any]] = []
         self.first_loss: float | None = None
+        self.before: dict[str, StepSeries] = {}
+        self.loss_before: float | None = None
         self._is_timed = False  # whether the agent times the steps of this run
         self._pause_after, self._pause_s = -1, _STEPPING_S  # the longest pause between two steps, as of this step
         self._events: dict[str, list[Noted]] = {}
         self._states: dict[str, Any] = {}
+
+    def go_on_from(self, older: Window) -> None:
+        """The run was started again."""
+        self.wall.go_on_from(older.wall, is_restart=older.state != "finished")
+        known = {name: older.by_step[name] for name in ("lr", older.loss_name) if name in older.by_step}
+        self.before = known or older.before
+        self.loss_before = older.first_loss if older.loss_before is None else older.loss_before
 
     def forget_series(self) -> None:
         """Drops all series: of an attempt that is over, only its ends are still of interest."""
@@ -334,6 +344,7 @@ class Window:
             "run": self.run, **{name: getattr(self, name) for name in _PLAIN},
             "firing": sorted(self.firing), "pending": sorted(self.pending),
             "by_step": {series.name: series.snapshot() for series in self.by_step.values()},
+            "before": {name: series.snapshot() for name, series in self.before.items()}, "loss_before": self.loss_before,
             "by_family": {prefix: rows.snapshot() for prefix, rows in self.by_family.items()},
             "by_time": {name: series.snapshot() for name, series in self.by_time.items()},
             "nonfinite": {kind: noted.snapshot() for kind, noted in self.nonfinite.items()},
@@ -359,6 +370,10 @@ class Window:
         for name, saved in state["by_step"].items():
             if plan.is_signal(name) or loss_kind(name) or plan.is_evaluation(name):
                 window.begin(name).restore(saved)
+        for name, saved in state.get("before", {}).items():
+            window.before[name] = StepSeries(name, plan.series_of(name), judged=False)
+            window.before[name].restore(saved)
+        window.loss_before = state.get("loss_before")
         window._is_timed = "step_time_s" in window.by_step
         for prefix, rows in state["by_family"].items():
             kept = plan.kept(prefix)

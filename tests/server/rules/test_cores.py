@@ -191,19 +191,38 @@ def test_both_rules_on_a_wait_are_one_alert_with_one_number(workers: float, wait
         (2.0, 30, 15.0, ["epochs begin"]),
         (2.0, 30, 5.2, []),
         (None, 30, 15.0, []),
-        (2.0, 100, 15.0, []),
+        (2.0, 80, 40.0, ["epochs begin"]),
+        (2.0, 0, 15.0, []),
         (16.0, 16, 15.0, ["no core is free"]),
     ],
-    ids=["each epoch", "a sixth of the time", "no workers", "now and then", "workers that deliver together"],
+    ids=["each epoch", "a sixth of the time", "no workers", "long epochs", "no epoch", "workers that deliver together"],
 )
 def test_waits_at_the_beginning_of_epochs_are_told(
     workers: float | None, every: int, wait_s: float, causes: list[str]
 ) -> None:
     machine = Machine(DataBound())
-    for second in range(300):
-        wait = wait_s if second % every == 0 else 0.01
-        machine.go_on(1, loaders(workers), phases={**waiting(0.0), "phase/data_s": wait, "step_time_s": 1.0 + wait})
+    for second in range(400):
+        wait = wait_s if second % (every or 30) == 0 else 0.01
+        epoch = {"batch/epoch": second // every + 1.0} if every > 16 and second % every == 0 else {}
+        phases = {**waiting(0.0), **epoch, "phase/data_s": wait, "step_time_s": 1.0 + wait}
+        machine.go_on(1, loaders(workers), phases=phases)
     assert [one.cause for one in machine.found] == causes
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "expected"),
+    [(0.15, 0.0, []), (0.15, 0.15, [70]), (0.3, 0.0, [34])],
+    ids=["a cold cache", "every epoch", "it goes on"],
+)
+def test_waits_of_the_first_epoch_alone_are_none_of_the_run(
+    first: float, later: float, expected: list[int]
+) -> None:
+    machine = Machine(DataBound())
+    for step in range(300):
+        wait = first if step < 60 else later
+        epoch = {"batch/epoch": step // 60 + 1.0} if step % 60 == 0 else {}
+        machine.go_on(1, loaders(2.0), phases={**waiting(0.0), **epoch, "phase/data_s": wait, "step_time_s": 1.0 + wait})
+    assert [one.since_step for one in machine.found] == expected
 
 
 CARD = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
+from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["LrAnomaly"]
@@ -28,7 +30,8 @@ class LrAnomaly(Rule):
     steps of a warm-up by epochs. So a jump counts only when it goes to a new peak, and is a warning only when the
     loss got worse by it: the median of nine of the worse_steps values after it stands loss_pct and loss_spreads of
     their spread above the 48 before. Else it is a remark if the rate had been lowered before, and nothing in a
-    warm-up.
+    warm-up. Where a run goes on from a checkpoint, the rate of the attempt before at the same step, or at the last one
+    before it, is what it must not jump from: no restart of a schedule falls on such a step by chance.
     """
 
     zero_steps: int = 50
@@ -50,6 +53,7 @@ class LrAnomaly(Rule):
     )  # fmt: skip
     charts = ("lr", LOSS)
     life = Life(clear_steps=20, restated=True)
+    state_version = 2
     joins = ("frozen_training", "loss_divergence", "nonfinite_loss")
 
     def judge(self, window: Window) -> Finding | Unknown | None:
@@ -57,9 +61,12 @@ class LrAnomaly(Rule):
         if rates is None or rates.value is None or rates.step is None:
             return UNKNOWN
         # zero: see zero_rate; last, peak: the newest rate, the highest; fell: whether it was ever lowered; jump: the last
-        # one to a new peak: [step, from, to, whether the loss got worse, whether the rate had been lowered before, the
-        # loss above which it is worse]
-        fresh = {"step": -1, "peak": 0.0, "last": 0.0, "fell": False, "jump": None, "zero": dict(zero_rate.FRESH)}
+        # one to a new peak: [step, from, to, whether the loss got worse, whether it is told anyway, as the rate had been
+        # lowered before, the loss above which it is worse, cause]; resumed: whether it may jump where the run went on
+        fresh = {
+            "step": -1, "peak": 0.0, "last": 0.0, "fell": False, "jump": None, "zero": dict(zero_rate.FRESH),
+            "resumed": 0 < window.start_step < rates.step,
+        }  # fmt: skip
         state = window.state_of(self, fresh)
         rate = rates.value
         if not math.isfinite(rate) or rate < 0:
@@ -86,13 +93,18 @@ class LrAnomaly(Rule):
         last, peak = state["last"], state["peak"]
         is_early = step <= window.start_step + self.skip_steps or state["step"] < 0
         if not is_early and peak > 0 and rate > self.jump_times * peak * (1 + 1e-6):
-            state["jump"] = [step, last, rate, False, state["fell"], self._limit(window, step)]
+            state["jump"] = [step, last, rate, False, state["fell"], self._limit(window.by_step, window, step), "jump"]
+        before = window.before["lr"].before(step, 1) if state["resumed"] and "lr" in window.before else []
+        if before and math.isfinite(before[0]):
+            state["resumed"], begun = False, window.start_step
+            if rate > self.jump_times * before[0] > 0:
+                state["jump"] = [begun + 1, before[0], rate, False, True, self._limit(window.before, window, begun), "resume"]
         state["fell"] = state["fell"] or rate < last * (1 - 1e-6)
         state.update(step=step, last=rate, peak=max(peak, rate))
         zero_rate.follow(state["zero"], rate, step, zero_share=self.zero_share)
 
     def _jumped(self, window: Window, state: dict[str, Any]) -> Finding | None:
-        step, before, after, is_worse, fell, limit = state["jump"]
+        step, before, after, is_worse, fell, limit, cause = state["jump"]
         if not is_worse and window.at > step + self.worse_steps:
             state["jump"] = None
             return None
@@ -104,13 +116,13 @@ class LrAnomaly(Rule):
         if not is_worse and not fell:
             return None
         return self._found(
-            window, "warning" if is_worse else "info", "jump", step, before=before, rate=after, jump_times=self.jump_times,
+            window, "warning" if is_worse else "info", cause, step, before=before, rate=after, jump_times=self.jump_times,
             worse_series=window.loss_name if is_worse else None,
         )  # fmt: skip
 
-    def _limit(self, window: Window, step: int) -> float:
+    def _limit(self, series: Mapping[str, StepSeries], window: Window, step: int) -> float:
         """Above which the loss is worse than before this step; infinite if too little came before it."""
-        track = None if window.loss_name is None else window.series(window.loss_name)
+        track = series.get(window.loss_name or LOSS)
         before = sorted(value for value in track.before(step, _BEFORE) if math.isfinite(value)) if track else []
         if len(before) < _BEFORE // 2:
             return math.inf

@@ -1,4 +1,4 @@
-"""overfit: the loss of the evaluation rises while that of the training falls."""
+"""overfit: the loss of the evaluation rises while that of the training falls, or never was below the first one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ class Overfit(Rule):
     dropout) is no overfitting, and neither is an evaluation that rises together with the training loss (a warm
     restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its
     one. A loss that is not positive is measured by how far it had come down.
+
+    An evaluation that never was below the first loss of the training, when learned_share of that is left in training,
+    learned nothing of what training did: BatchNorm in evaluation mode, or other data. Where it only has other units (a
+    sum), the two keep their ratio; it must have grown by apart_times since the first evaluation.
     """
 
     evaluations: int = within(3, least=1, most=_KEPT - 1)
     risen_pct: float = within(3.0, most=10_000)
     gap_pct: float = within(10.0, most=10_000)
     noise_times: float = 3.0
+    learned_share: float = 0.1
+    apart_times: float = 4.0
     clear_at: float = 0.8  # of what it takes to fire
 
     id: ClassVar[str] = "overfit"
@@ -47,6 +53,7 @@ class Overfit(Rule):
     reads = (Series(EVALUATION_LOSS, keep=_KEPT, judged=True), Series(LOSS, keep=_TRAINED), Series("lr", merge="max"))
     charts = (LOSS,)
     life = Life(restated=True)
+    state_version = 2
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         evaluated = window.series(EVALUATION_LOSS)
@@ -56,23 +63,24 @@ class Overfit(Rule):
             return UNKNOWN
         trained = self._trained(window, evaluated.step)
         # rows: [step, evaluation, training] of the newest evaluations; best: that of the lowest; first: of the first
-        state = window.state_of(self, {"rows": [], "best": None, "first": evaluated.value})
+        state = window.state_of(self, {"rows": [], "best": None, "first": None})
         rows = state["rows"]
         if trained is None or (rows and evaluated.step <= rows[-1][0]):
             return UNKNOWN
         rows.append([evaluated.step, evaluated.value, trained])
         del rows[:-_KEPT]
+        state["first"] = state["first"] or rows[0]
         if state["best"] is None or evaluated.value < state["best"][1]:
             state["best"] = rows[-1]
         if len(rows) <= self.evaluations:
             return UNKNOWN
-        return self._judge(window, state)
+        return self._never_good(window, state) or self._judge(window, state)
 
     def _judge(self, window: Window, state: dict[str, Any]) -> Finding | None:
         rows, (best_step, best, best_trained) = state["rows"], state["best"]
         newest, is_firing = rows[-self.evaluations :], window.is_firing(self.id)
         now, trained = newest[-1][1], newest[-1][2]
-        scale = best if best > 0 else state["first"] - best
+        scale = best if best > 0 else state["first"][1] - best
         needed = max(self.risen_pct / 100 * scale, self.noise_times * _noise([row[1] for row in rows]))
         risen = sorted(row[1] - best for row in newest)
         if is_firing:  # it goes on until most of the newest evaluations are nearly as good as the best one
@@ -81,16 +89,30 @@ class Overfit(Rule):
             is_up = risen[0] >= needed and newest[0][0] > best_step and now >= newest[0][1]
         if scale <= 0 or not is_up or trained >= best_trained or now - trained < self.gap_pct / 100 * abs(trained):
             return None
-        count = sum(1 for row in rows if row[0] > best_step)
+        return self._finding(
+            window, rows, "", best_step, best_step=best_step, best=best, training_at_best=best_trained,
+            since_best=sum(1 for row in rows if row[0] > best_step),
+            worse_pct=100 * (now - best) / best if best > 0 else None,
+        )  # fmt: skip
+
+    def _never_good(self, window: Window, state: dict[str, Any]) -> Finding | None:
+        rows, (step, evaluated, trained_at), best = state["rows"], state["first"], state["best"][1]
+        (_, now, trained), began = rows[-1], window.loss_before if window.start_step else window.first_loss
+        if began is None or not 0 < trained <= self.learned_share * began or not 0 < evaluated or trained_at <= 0:
+            return None
+        if best < began or now * trained_at < self.apart_times * evaluated * trained:
+            return None
+        return self._finding(window, rows, "never good", step, best=best, began=began)
+
+    def _finding(self, window: Window, rows: list[list[float]], cause: str, since: int, **figures: Any) -> Finding:
         series = window.loss_name or LOSS
         track = window.series(series)
         return self.found(
             "warning",
-            since_step=best_step,
+            cause=cause,
+            since_step=since,
             evidence={
-                "step": newest[-1][0], "best_step": best_step, "best": best, "evaluation": now, "training": trained,
-                "training_at_best": best_trained, "since_best": count,
-                "worse_pct": 100 * (now - best) / best if best > 0 else None, "series": series,
+                "step": rows[-1][0], "evaluation": rows[-1][1], "training": rows[-1][2], "series": series, **figures,
                 "evaluations": [row[:2] for row in rows], "lr": window.value("lr"),
                 "last_losses": track.last(50) if track else [],
             },

@@ -19,6 +19,8 @@ _FAMILY = "grad_norm/"
 _GIVEN_UP = 40  # measurements after which a run that learns has begun to
 _GIVEN_UP_STEPS = 1000
 _FEWEST_LAYERS = 4
+_RESUMED, _BEFORE = 3, 48  # losses after a restart, and before it
+_TOLD_STEPS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,10 @@ class PoorInit(Rule):
     is so in the first step only (LoRA's B, residual branches that begin at zero) is no fault, and what begins later
     was not there at the start. A run whose loss falls by fallen_pct is well, whatever its gradients; where the first
     loss_steps only undid the beginning, that is a remark.
+
+    A run that goes on from a checkpoint begins with weights, too: where the first three losses are above all before
+    the checkpoint, and lost_share of what was learned until then is gone, they were not restored. (Its first loss is that
+    of the restored weights, whatever the optimizer does.)
     """
 
     observations: int = 5
@@ -40,6 +46,7 @@ class PoorInit(Rule):
     least_steps: int = 60
     loss_steps: int = 20
     hockey_times: float = 3.0
+    lost_share: float = 0.5
 
     id: ClassVar[str] = "poor_init"
     severities = ("info", "warning")
@@ -48,12 +55,14 @@ class PoorInit(Rule):
     reads = (Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
     charts = ("grad/vanishing_share", LOSS)
     life = Life(clear_steps=1, restated=True)
+    state_version = 2
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         # losses: those of the first 20 steps and of some around step 200; measured: how many steps' gradients; steep: how
         # many of the newest in a row; silent: layers without any gradient so far; over: nothing more to judge
         fresh = {
             "loss_step": -1, "count": 0, "losses": [], "step": -1, "measured": 0, "steep": 0, "silent": None, "over": False,
+            "lost": None,
         }  # fmt: skip
         state = window.state_of(self, fresh)
         if state["over"] and not window.is_firing(self.id):
@@ -67,6 +76,10 @@ class PoorInit(Rule):
             state["count"] += 1
             if state["count"] <= self.loss_steps + 5 or 180 <= state["count"] <= 220:
                 state["losses"].append(track.value)
+            if state["count"] == _RESUMED and window.start_step:
+                state["lost"] = self._lost(window, series, state["losses"])
+        if state["lost"] is not None and window.at <= window.start_step + _TOLD_STEPS:
+            return self._found(window, series, state, "warning", "not restored", **state["lost"])
         self._follow_gradients(window, state)
         if state["count"] > 220 and (state["measured"] >= _GIVEN_UP or state["count"] > _GIVEN_UP_STEPS):
             state["over"] = True
@@ -79,6 +92,17 @@ class PoorInit(Rule):
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:
             return UNKNOWN
         return self._found_in_gradients(window, series, state, now)
+
+    def _lost(self, window: Window, series: str, losses: list[float]) -> dict[str, float] | None:
+        known = window.before.get(series)
+        before = [one for one in known.before(window.start_step, _BEFORE) if math.isfinite(one)] if known else []
+        first, now = window.loss_before, min(losses)
+        if len(before) < _BEFORE // 2 or first is None or now <= max(before):
+            return None
+        level = median(before)
+        share = (now - level) / (first - level) if first > level else 0.0
+        figures = {"level": level, "first_loss": first, "now": median(losses), "lost_pct": min(100.0, 100 * share)}
+        return figures if share >= self.lost_share else None
 
     def _follow_gradients(self, window: Window, state: dict[str, Any]) -> None:
         family = window.by_family.get(_FAMILY)

@@ -28,7 +28,8 @@ class HostMemoryLeak(Rule):
     """Memory of the processes, of their workers, or of the host beside both grows (growth.py), over a stretch of any length
     that ends now.
 
-    What fills up (a cache, a pool of the allocator) has ended after settle_s and settle_steps, or grows less. Of very large
+    What fills up (a cache, a pool of the allocator) has ended after settle_s and settle_steps, or grows less. A rise that
+    fills its machine within full_in_s cannot be left to end: soon_s is enough of it. Of very large
     processes least_pct of what they hold must be added, of a host that others use too least_host_pct of its memory. Growth
     that was given back once (outputs kept for an epoch) must be exceeded by given_back_times.
     """
@@ -36,6 +37,8 @@ class HostMemoryLeak(Rule):
     leaked_mib: float = 190.0
     settle_s: float = 40.0
     settle_steps: int = 180
+    full_in_s: float = 600.0
+    soon_s: float = 12.0
     least_pct: float = 0.5
     least_host_pct: float = 0.5
     given_back_times: float = 1.3
@@ -63,7 +66,7 @@ class HostMemoryLeak(Rule):
         state["second"] = held.second
         nodes = hosts(window)
         tracks = self._follow(window, state, held, nodes)
-        leak = self._leak(state, tracks, sum(node.total for node in nodes))
+        leak = self._leak(state, tracks, nodes)
         early = window.now - state["began"] < _EARLY_S
         return None if leak is None else self._finding(leak, tracks, nodes, early=early)
 
@@ -82,10 +85,15 @@ class HostMemoryLeak(Rule):
                 track.add(window.now, window.step, level[0], parts=level[1])
         return tracks
 
-    def _leak(self, state: dict[str, Any], tracks: dict[str, Track], hosts_bytes: float) -> _Leak | None:
+    def _leak(self, state: dict[str, Any], tracks: dict[str, Track], nodes: list[Host]) -> _Leak | None:
+        hosts_bytes = sum(node.total for node in nodes)
         for name, track in tracks.items():
             least = self._least(name, track, state, hosts_bytes)
             rise = track.rise(least, settle_s=self.settle_s, settle_steps=self.settle_steps)
+            if rise is None and name != "host":
+                rise = track.rise(least, settle_s=self.soon_s)
+                left_s = None if rise is None else _left_s(rise, tracks, nodes)
+                rise = rise if left_s is not None and left_s < self.full_in_s else None
             self._note_given_back(state, name, track, rise)
             if rise is not None and not (name == "host" and _is_ours(rise, tracks)):
                 return _Leak(name, rise)
@@ -106,9 +114,8 @@ class HostMemoryLeak(Rule):
             given_back[name] = max(given_back.get(name, 0.0), tops.pop(name)[1])
 
     def _finding(self, leak: _Leak, tracks: dict[str, Track], nodes: list[Host], *, early: bool) -> Finding:
-        rise, left_s = leak.rise, None
-        if len(nodes) == 1:
-            left_s = max(0.0, nodes[0].total - nodes[0].used) / max(rise.per_s, _slope_of_host(rise, tracks))
+        rise = leak.rise
+        left_s = _left_s(rise, tracks, nodes)
         return self.found(
             "info" if leak.of == "host" else "warning",
             cause=_CAUSES[leak.of],
@@ -132,7 +139,10 @@ def _is_ours(rise: Growth, tracks: dict[str, Track]) -> bool:
     return grown > 0.5 * rise.grown
 
 
-def _slope_of_host(rise: Growth, tracks: dict[str, Track]) -> float:
-    """Bytes a second that the host lost over the same time; 0 where that is not known."""
+def _left_s(rise: Growth, tracks: dict[str, Track], nodes: list[Host]) -> float | None:
+    """Until the machine is full, if it goes on so, or as its host did; None where several machines are in it."""
+    if len(nodes) != 1:
+        return None
     before = tracks["host"].at(rise.since) if "host" in tracks else None
-    return 0.0 if before is None else (tracks["host"].level - before) / rise.lasted_s
+    of_host = 0.0 if before is None else (tracks["host"].level - before) / rise.lasted_s
+    return max(0.0, nodes[0].total - nodes[0].used) / max(rise.per_s, of_host)

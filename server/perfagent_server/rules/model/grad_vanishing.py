@@ -17,8 +17,8 @@ __all__ = ["GradVanishing"]
 
 @dataclass(frozen=True, kw_only=True)
 class GradVanishing(Rule):
-    """The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and compared with the other layers of the
-    same step, for a norm grows with the number of parameters. A gradient of exactly zero is no vanished one: frozen
+    """The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and compared with the layers of the same step
+    that get the most (alive_share of them: where depth kills a gradient, it is next to nothing in most layers). A gradient of exactly zero is no vanished one: frozen
     layers, experts that got no token, LoRA's A before B has moved. Nor is that of a bias whose weight learns: what a
     normalization or a softmax comes after has no use for one. Warm-up is left out, and a run in which all layers are
     as small (then it is the loss that is scaled down). sparse_observations: for an agent that measures layers now and
@@ -27,6 +27,7 @@ class GradVanishing(Rule):
 
     vanished_norm: float = 1e-6
     vanished_share: float = 1e-4
+    alive_share: float = 0.1
     observations: int = 20
     sparse_observations: int = 8
     sparse_steps: int = 100
@@ -67,7 +68,7 @@ class GradVanishing(Rule):
             evidence={
                 "layers": {layer.removeprefix("grad_norm/"): newest.get(layer) for layer in vanished[:64]},
                 "vanished": len(vanished), "measured": len(layers), "since_step": since,
-                "median_norm": float(np.nanmedian(norms[:, -1])),
+                "median_norm": float(np.nanmedian(norms[:, -1])), "largest_norm": float(np.nanmax(norms[:, -1])),
             },
         )  # fmt: skip
 
@@ -79,7 +80,8 @@ class GradVanishing(Rule):
 
     def _count(self, state: dict[str, dict[str, int]], layers: list[str], step: int, norms: np.ndarray) -> None:
         known = np.sort(norms[np.isfinite(norms)])
-        limit = min(self.vanished_norm, self.vanished_share * float(known[len(known) // 2])) if len(known) else 0.0
+        alive = float(known[int((1 - self.alive_share) * (len(known) - 1))]) if len(known) else 0.0
+        limit = min(self.vanished_norm, self.vanished_share * alive)
         if not state["rows"] and (not len(known) or known[0] > limit):
             return  # most steps end here
         for layer, norm in zip(layers, norms.tolist(), strict=True):

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import Finding, Severity
 from perfagent_server.rules.evidence import p90
@@ -19,9 +19,9 @@ from perfagent_server.rules.window import Window
 __all__ = ["DataBound"]
 
 _FEWEST_GROUPS = 4
-_KEPT = 64  # steps, in which an epoch that is worth a look begins twice
-_LONG_TIMES, _FEWEST_LONG, _MOST_LONG_SHARE = 5.0, 2, 0.125
-"""Long waits: as many times a usual step; how many of them are a habit, and in what part of the steps they still are single."""
+_EPOCH = "batch/epoch"
+_STARTS = 5  # of epochs: whole ones lie between them
+_HABIT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,11 @@ class DataBound(Rule):
 
     A few long waits (the first batch of an epoch, a busy machine) make a mean that says nothing of a usual step, so
     medians count. The workers of a slow loader deliver together, and one step then waits for all of them: hence groups
-    of as many steps as there are workers. Where long waits come again, as where each epoch starts its workers anew, their
-    sum counts instead, from the critical share on.
+    of as many steps as there are workers. Where each epoch starts its workers anew, the sum of the waits of its first
+    steps counts instead, from the critical share on.
+
+    In the first epoch caches are cold, that of the system or one of the dataset's own: what waits in it counts from
+    first_epoch_s on, and is no part of what later epochs are judged by. A loop without epochs has no such beginning.
 
     On a GPU the wait for data is the host's time, and forward, backward, optimizer and communication are the device's:
     a host that runs ahead waits while the device works. Only what these leave of the step can be gained, and nothing if
@@ -43,6 +46,7 @@ class DataBound(Rule):
     steps: int = within(20, least=2, most=64)
     skip_steps: int = 5
     least_wait_s: float = 0.001
+    first_epoch_s: float = 10.0
     busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
 
@@ -52,6 +56,7 @@ class DataBound(Rule):
     after = ("stage_imbalance",)
     reads = (
         Series("phase/data_s", merge="median", judged=True),
+        Series(_EPOCH, merge="max"),
         *step_shares.READS,
         UTILIZATION,
         *loader_cores.READS,
@@ -65,21 +70,41 @@ class DataBound(Rule):
     def judge(self, window: Window) -> Finding | None:
         waits = window.by_step["phase/data_s"]
         took = window.series("step_time_s")
-        if took is None or waits.total < self.steps + self.skip_steps:
+        # first_s: waited in the first epoch; starts: of later ones, [step, time, seconds beyond a usual wait]
+        state = window.state_of(self, {"first_s": 0.0, "starts": []})
+        since = self._follow_epochs(window, waits, state)
+        if took is None or since is None or waits.total < self.steps + self.skip_steps:
             return None
-        if sum(waits.last(_KEPT)) < self.least_wait_s * (self.steps - 1):
-            return None  # nearly every step of a healthy run ends here
-        usual = self._usual(window, waits, took)
+        usual = self._usual(window, waits, took, since)
         if usual is not None and usual.severity == "critical":
             return usual
-        return self._now_and_then(window, waits, took) or usual
+        return self._at_epoch_starts(window, waits, took, state["starts"]) or usual
 
-    def _usual(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
+    def _follow_epochs(self, window: Window, waits: StepSeries, state: dict[str, Any]) -> int | None:
+        """The step from which on waits count; None in a first epoch in which little was waited so far."""
+        epochs, at, wait = window.by_step.get(_EPOCH), window.at, waits.value or 0.0
+        begun = bisect_right(epochs.steps, at) if epochs is not None else 0
+        if epochs is None or not begun:
+            return 0
+        step, starts = epochs.steps[begun - 1], state["starts"]
+        if epochs.values[begun - 1] <= 1:
+            state["first_s"] += wait if math.isfinite(wait) else 0.0
+            return 0 if state["first_s"] >= self.first_epoch_s else None
+        if at <= step + 1:  # a loop that fetches ahead waits in the step after
+            beyond = max(0.0, wait - median(waits.last(self.steps)))
+            if starts and starts[-1][0] == step:
+                starts[-1][2] = max(starts[-1][2], beyond)
+            else:
+                starts.append([step, waits.time, beyond])
+                del starts[:-_STARTS]
+        return next(begin for begin, epoch in zip(epochs.steps, epochs.values, strict=True) if epoch > 1)
+
+    def _usual(self, window: Window, waits: StepSeries, took: StepSeries, since: int) -> Finding | None:
         if sum(waits.last(self.steps)) < self.least_wait_s * (self.steps - 1):
-            return None
+            return None  # nearly every step of a healthy run ends here
         machine = loader_cores.loader_cores(window)
         workers = max(1, machine.of_rank) if machine is not None else 1
-        rows = _by_step(waits, took, max(self.steps, _FEWEST_GROUPS * workers))
+        rows = _by_step(waits, took, max(self.steps, _FEWEST_GROUPS * workers), since)
         if len(rows) < self.steps // 2:
             return None
         size = min(workers, len(rows) // _FEWEST_GROUPS)
@@ -98,29 +123,27 @@ class DataBound(Rule):
             return None
         return self._finding(window, rows, size, wait_s - gain_s, gain_s, step_s)
 
-    def _now_and_then(self, window: Window, waits: StepSeries, took: StepSeries) -> Finding | None:
-        """Few long waits that take a good part of the time: those at the beginning of each epoch."""
-        rows, machine = _by_step(waits, took, _KEPT), loader_cores.loader_cores(window)
-        if len(rows) < _KEPT // 2 or machine is None or not machine.of_rank:
+    def _at_epoch_starts(
+        self, window: Window, waits: StepSeries, took: StepSeries, starts: list[tuple[int, float, float]]
+    ) -> Finding | None:
+        """The first waits of epochs take a good part of the time: the workers start anew."""
+        if len(starts) < _HABIT or not waits.time:
             return None
-        usual_s = median(row.time_s for row in rows)
-        long = [row for row in rows if row.wait_s > _LONG_TIMES * usual_s]
-        is_rare = _FEWEST_LONG <= len(long) <= _MOST_LONG_SHARE * len(rows)
-        if (
-            not is_rare or len(long) * machine.of_rank >= len(rows) / 2
-        ):  # workers that deliver together make such waits, too
+        machine, (first, since, _), (_, until, _) = loader_cores.loader_cores(window), starts[0], starts[-1]
+        all_s, wait_s = until - since, sum(start[2] for start in starts[1:])
+        is_over = waits.time - until > 2 * all_s / (len(starts) - 1)
+        if machine is None or not machine.of_rank or all_s <= 0 or is_over:
             return None
-        wait_s, all_s = sum(row.wait_s for row in long), sum(row.time_s for row in rows)
-        share, busy = 100 * wait_s / all_s, busy_pct(window, took.time, all_s)
+        share, busy = min(100.0, 100 * wait_s / all_s), busy_pct(window, took.time, all_s)
         if share < self.critical_pct or (busy is not None and busy >= self.busy_pct):
             return None
         return self.found(
             "warning",
             cause="epochs begin",
-            since_step=long[0].step,
+            since_step=first,
             evidence={
-                "share_pct": share, "long_wait_s": wait_s / len(long), "long_waits": len(long), "steps": len(rows),
-                "step_time_s": usual_s, "workers": machine.of_rank,
+                "share_pct": share, "long_wait_s": wait_s / (len(starts) - 1), "long_waits": len(starts) - 1,
+                "steps": starts[-1][0] - first, "step_time_s": median(took.last(self.steps)), "workers": machine.of_rank,
             },
             gain_pct=share,
         )  # fmt: skip
@@ -177,10 +200,11 @@ def _typical(values: list[float], size: int) -> float:
     return median(sum(values[end - size : end]) / size for end in range(len(values), size - 1, -size))
 
 
-def _by_step(waits: StepSeries, took: StepSeries, count: int) -> list[_Row]:
-    """The newest steps of which both is known; not simply the newest step times: all of a frame's may be seen before
-    its first wait is judged."""
+def _by_step(waits: StepSeries, took: StepSeries, count: int, since: int) -> list[_Row]:
+    """The newest steps from `since` on of which both is known; not simply the newest step times: all of a frame's may be
+    seen before its first wait is judged."""
     steps, values = waits.last_steps(count), waits.last(count)
     begin, end = bisect_left(took.steps, steps[0]), bisect_right(took.steps, steps[-1], hi=took.seen)
     times = dict(zip(took.steps[begin:end], took.values[begin:end], strict=True))
-    return [_Row(step, wait, times[step]) for step, wait in zip(steps, values, strict=True) if step in times]
+    known = (row for row in zip(steps, values, strict=True) if row[0] >= since and row[0] in times)
+    return [_Row(step, wait, times[step]) for step, wait in known]
