@@ -214,14 +214,14 @@ def test_waits_at_the_beginning_of_epochs_are_told(
     [(0.15, 0.0, []), (0.15, 0.15, [70]), (0.3, 0.0, [34])],
     ids=["a cold cache", "every epoch", "it goes on"],
 )
-def test_waits_of_the_first_epoch_alone_are_none_of_the_run(
-    first: float, later: float, expected: list[int]
-) -> None:
+def test_waits_of_the_first_epoch_alone_are_none_of_the_run(first: float, later: float, expected: list[int]) -> None:
     machine = Machine(DataBound())
     for step in range(300):
         wait = first if step < 60 else later
         epoch = {"batch/epoch": step // 60 + 1.0} if step % 60 == 0 else {}
-        machine.go_on(1, loaders(2.0), phases={**waiting(0.0), **epoch, "phase/data_s": wait, "step_time_s": 1.0 + wait})
+        machine.go_on(
+            1, loaders(2.0), phases={**waiting(0.0), **epoch, "phase/data_s": wait, "step_time_s": 1.0 + wait}
+        )
     assert [one.since_step for one in machine.found] == expected
 
 

@@ -38,6 +38,12 @@ def test_only_steps_in_which_layers_are_measured_count(every: int, silent: int, 
     assert train(SICK, every=every, steps=fires).found.since_step == since
 
 
+def test_depth_that_kills_the_gradient_of_most_layers_is_told() -> None:
+    """Thirty sigmoid layers: a tenth is left from one to the next."""
+    job = train({f"layers.{depth}.weight": 0.3 * 0.1 ** (30 - depth) for depth in range(30)})
+    assert (job.found.severity, job.found.evidence["vanished"]) == ("warning", 22)
+
+
 @pytest.mark.parametrize(
     ("norms", "named"),
     [

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from judging import START
 from over_time import Job, Readings, every
 
 from perfagent_server.rules.memory.host_memory_leak import HostMemoryLeak
@@ -64,6 +65,15 @@ def test_a_leak_of_ten_mb_a_second_is_told_with_its_figures() -> None:
     evidence = job.found.evidence
     assert (evidence["of"], evidence["bytes_per_step"]) == ("processes", pytest.approx(MB, rel=0.02))
     assert evidence["left_s"] == pytest.approx((12 * GB - 10 * MB * job.now_s) / (10 * MB), rel=0.03)
+
+
+@pytest.mark.parametrize(("epoch", "told_s"), [(2, 43), (1, 61)])
+def test_the_sooner_the_machine_is_full_the_sooner_it_is_told(epoch: int, told_s: float) -> None:
+    """60 MB a second on a machine with 24 GB, in steps of half a second."""
+    used = lambda now: {"process/rss_bytes": GB + 60 * MB * now, "host/memory_used_bytes": 3 * GB + 60 * MB * now}  # noqa: E731
+    job = Job(HostMemoryLeak(), steps=every(0.5))
+    job.go_on(90, lambda now: {**used(now), "host/memory_total_bytes": 24 * GB}, logged={1: {"batch/epoch": epoch}})
+    assert (job.told, job.fired[0].time - START) == ([("warning", "")], pytest.approx(told_s, abs=6))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judging import fired, frame, restored, state
 from step_job import StepJob
 
 from perfagent_server.rules.loss.lr_anomaly import LrAnomaly
@@ -60,6 +61,24 @@ def test_a_rate_that_more_than_doubles_and_harms_is_told(to: float, rise: float,
 def test_a_jump_without_harm_is_a_remark_after_a_decay() -> None:
     assert train([*np.linspace(1e-3, 1e-4, 500), *[5e-3] * 500]).severities == ["info"]
     assert train([*[1e-3] * 500, *[5e-3] * 500]).changes == []
+
+
+@pytest.mark.parametrize(
+    ("start", "rate", "harm", "told"),
+    [
+        (500, 1e-3, 2.0, ["warning"]), (500, 1e-3, 0.0, ["info"]), (470, 1e-3, 2.0, ["warning"]), (500, 4e-5, 2.0, []),
+        (0, 1e-3, 2.0, []),
+    ],
+    ids=["harm", "no harm", "steps made again", "the rate of before", "another training"],
+)  # fmt: skip
+def test_a_rate_that_jumps_where_a_run_goes_on_is_told(start: int, rate: float, harm: float, told: list[str]) -> None:
+    job = train(np.geomspace(1e-3, 2e-5, 500), 3 + 0.01 * np.random.default_rng(1).normal(size=500))
+    again = frame({}, [], attempt=2, ident=1000, events=[state("starting", start_step=start)])
+    judge = restored(job.evaluator)
+    judge.take(again)
+    columns = {"lr": [rate] * 100, "loss": [3.0 + harm] * 100}
+    changes = judge.take(frame(columns, range(start + 1, start + 101), attempt=2, ident=1001))
+    assert [(one.finding.severity, one.finding.cause) for one in fired(changes)] == [(one, "resume") for one in told]
 
 
 @pytest.mark.parametrize(

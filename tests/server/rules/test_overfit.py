@@ -90,6 +90,25 @@ def test_what_is_no_overfitting_is_silent(kind: str) -> None:
     assert train(*HEALTHY[kind]).changes == []
 
 
+@pytest.mark.parametrize(
+    ("evaluations", "causes"),
+    [
+        (5 + 2 * np.exp(-np.arange(30) / 10), ["never good"]),
+        (40 * 0.995 ** np.arange(0, 30 * EVERY, EVERY), []),
+        (np.linspace(2.2, 2.0, 30), []),
+    ],
+    ids=["BatchNorm", "a sum over the batch", "a hard task"],
+)
+def test_evaluations_no_better_than_at_the_start_are_told(evaluations: Any, causes: list[str]) -> None:
+    job = StepJob(Overfit())
+    losses = 2.3 * 0.995 ** np.arange(30 * EVERY) + 1e-4
+    for number, value in enumerate(evaluations, 1):
+        job.go_on(
+            {"loss": losses[(number - 1) * EVERY : number * EVERY]}, measured={number * EVERY: {"val/loss": value}}
+        )
+    assert [change.finding.cause for change in job.fired] == causes
+
+
 def test_it_is_over_when_the_evaluation_is_good_again() -> None:
     assert train(trained(30), [*evaluated(20, 0.05), *[0.75] * 10]).kinds == ["fire", "resolve"]
     assert train(trained(30) - 3, evaluated(30, 0.05) - 3).kinds == ["fire"], "below zero, by how far it came down"

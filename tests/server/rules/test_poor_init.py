@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judging import fired, frame, state
 from step_job import StepJob
 
 from perfagent_server.rules.loss.poor_init import PoorInit
@@ -60,6 +61,14 @@ HEALTHY: dict[str, tuple[Sequence[float], Norms]] = {
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_beginnings_are_silent(kind: str) -> None:
     assert train(*HEALTHY[kind]).changes == []
+
+
+@pytest.mark.parametrize(("loss", "causes"), [(2.2, ["not restored"]), (0.5, []), (0.2, [])])
+def test_weights_that_were_not_restored_are_told(loss: float, causes: list[str]) -> None:
+    judge = train(FALLING).evaluator
+    judge.take(frame({}, [], attempt=2, ident=1000, events=[state("starting", start_step=390)]))
+    changes = judge.take(frame({"loss": [loss] * 50}, range(391, 441), attempt=2, ident=1001))
+    assert [one.finding.cause for one in fired(changes)] == causes
 
 
 def test_it_is_over_when_the_loss_falls() -> None:

@@ -98,7 +98,15 @@ class LrAnomaly(Rule):
         if before and math.isfinite(before[0]):
             state["resumed"], begun = False, window.start_step
             if rate > self.jump_times * before[0] > 0:
-                state["jump"] = [begun + 1, before[0], rate, False, True, self._limit(window.before, window, begun), "resume"]
+                state["jump"] = [
+                    begun + 1,
+                    before[0],
+                    rate,
+                    False,
+                    True,
+                    self._limit(window.before, window, begun),
+                    "resume",
+                ]
         state["fell"] = state["fell"] or rate < last * (1 - 1e-6)
         state.update(step=step, last=rate, peak=max(peak, rate))
         zero_rate.follow(state["zero"], rate, step, zero_share=self.zero_share)
@@ -113,7 +121,7 @@ class LrAnomaly(Rule):
         if is_worse and window.at > step + 5 * self.worse_steps:
             state["jump"] = None
             return None
-        if not is_worse and not fell:
+        if not is_worse and not (fell and self._is_past(window, step)):
             return None
         return self._found(
             window, "warning" if is_worse else "info", cause, step, before=before, rate=after, jump_times=self.jump_times,
@@ -129,6 +137,11 @@ class LrAnomaly(Rule):
         level, quarter = median(before), len(before) // 4
         spread = (before[-1 - quarter] - before[quarter]) / 1.349
         return level + max(self.loss_pct / 100 * abs(level), self.loss_spreads * spread)
+
+    def _is_past(self, window: Window, step: int) -> bool:
+        """Whether enough losses came after it; where none come, there is nothing to wait for."""
+        track = window.by_step.get(window.loss_name or LOSS)
+        return track is None or (track.seen > 0 and track.last_steps(2 * _AFTER)[0] > step)
 
     def _got_worse(self, window: Window, step: int, limit: float) -> bool:
         track = None if window.loss_name is None else window.series(window.loss_name)

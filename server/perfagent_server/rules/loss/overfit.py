@@ -98,7 +98,7 @@ class Overfit(Rule):
     def _never_good(self, window: Window, state: dict[str, Any]) -> Finding | None:
         rows, (step, evaluated, trained_at), best = state["rows"], state["first"], state["best"][1]
         (_, now, trained), began = rows[-1], window.loss_before if window.start_step else window.first_loss
-        if began is None or not 0 < trained <= self.learned_share * began or not 0 < evaluated or trained_at <= 0:
+        if began is None or not 0 < trained <= self.learned_share * began or min(evaluated, trained_at) <= 0:
             return None
         if best < began or now * trained_at < self.apart_times * evaluated * trained:
             return None

@@ -28,8 +28,9 @@ class HostMemoryLeak(Rule):
     """Memory of the processes, of their workers, or of the host beside both grows (growth.py), over a stretch of any length
     that ends now.
 
-    What fills up (a cache, a pool of the allocator) has ended after settle_s and settle_steps, or grows less. A rise that
-    fills its machine within full_in_s cannot be left to end: soon_s is enough of it. Of very large
+    What fills up (a cache, a pool of the allocator) has ended after settle_s and settle_steps, or grows less. Where the
+    machine would be full within full_in_s, steps do not count, and of settle_s as large a part is enough as is left of
+    that; not in a first epoch, in which a dataset may fill its cache. Of very large
     processes least_pct of what they hold must be added, of a host that others use too least_host_pct of its memory. Growth
     that was given back once (outputs kept for an epoch) must be exceeded by given_back_times.
     """
@@ -38,7 +39,6 @@ class HostMemoryLeak(Rule):
     settle_s: float = 40.0
     settle_steps: int = 180
     full_in_s: float = 600.0
-    soon_s: float = 12.0
     least_pct: float = 0.5
     least_host_pct: float = 0.5
     given_back_times: float = 1.3
@@ -49,7 +49,13 @@ class HostMemoryLeak(Rule):
     severities = ("info", "warning")
     question = Question.WILL_IT_GO_ON
     after = ("gpu_memory_leak",)
-    reads = (Every(3.0), *OF_PROCESSES, *OF_HOSTS, Series("step_time_s", merge="median"))
+    reads = (
+        Every(3.0),
+        *OF_PROCESSES,
+        *OF_HOSTS,
+        Series("step_time_s", merge="median"),
+        Series("batch/epoch", merge="max"),
+    )
     charts = ("process/rss_bytes", "process/workers_rss_bytes", "host/memory_used_bytes")
     life = Life(for_s=6.0, clear_s=60.0, restated=True)
     state_version = 2
@@ -66,7 +72,7 @@ class HostMemoryLeak(Rule):
         state["second"] = held.second
         nodes = hosts(window)
         tracks = self._follow(window, state, held, nodes)
-        leak = self._leak(state, tracks, nodes)
+        leak = self._leak(state, tracks, nodes, is_first_epoch=window.value("batch/epoch") == 1)
         early = window.now - state["began"] < _EARLY_S
         return None if leak is None else self._finding(leak, tracks, nodes, early=early)
 
@@ -85,19 +91,28 @@ class HostMemoryLeak(Rule):
                 track.add(window.now, window.step, level[0], parts=level[1])
         return tracks
 
-    def _leak(self, state: dict[str, Any], tracks: dict[str, Track], nodes: list[Host]) -> _Leak | None:
+    def _leak(
+        self, state: dict[str, Any], tracks: dict[str, Track], nodes: list[Host], *, is_first_epoch: bool
+    ) -> _Leak | None:
         hosts_bytes = sum(node.total for node in nodes)
         for name, track in tracks.items():
             least = self._least(name, track, state, hosts_bytes)
             rise = track.rise(least, settle_s=self.settle_s, settle_steps=self.settle_steps)
             if rise is None and name != "host":
-                rise = track.rise(least, settle_s=self.soon_s)
-                left_s = None if rise is None else _left_s(rise, tracks, nodes)
-                rise = rise if left_s is not None and left_s < self.full_in_s else None
+                rise = self._soon_full(track, least, tracks, nodes, is_first_epoch=is_first_epoch)
             self._note_given_back(state, name, track, rise)
             if rise is not None and not (name == "host" and _is_ours(rise, tracks)):
                 return _Leak(name, rise)
         return None
+
+    def _soon_full(
+        self, track: Track, least: float, tracks: dict[str, Track], nodes: list[Host], *, is_first_epoch: bool
+    ) -> Growth | None:
+        rise = track.rise(least, settle_s=0.0)
+        left_s = None if rise is None else _left_s(rise, tracks, nodes)
+        if left_s is None or left_s >= self.full_in_s:
+            return None
+        return track.rise(least, settle_s=self.settle_s * (1.0 if is_first_epoch else left_s / self.full_in_s))
 
     def _least(self, name: str, track: Track, state: dict[str, Any], hosts_bytes: float) -> float:
         share = self.least_host_pct * hosts_bytes if name == "host" else self.least_pct * track.first()

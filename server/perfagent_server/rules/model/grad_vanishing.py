@@ -18,11 +18,11 @@ __all__ = ["GradVanishing"]
 @dataclass(frozen=True, kw_only=True)
 class GradVanishing(Rule):
     """The measure is SageMaker Debugger's (a mean below 1e-7), taken on norms and compared with the layers of the same step
-    that get the most (alive_share of them: where depth kills a gradient, it is next to nothing in most layers). A gradient of exactly zero is no vanished one: frozen
-    layers, experts that got no token, LoRA's A before B has moved. Nor is that of a bias whose weight learns: what a
-    normalization or a softmax comes after has no use for one. Warm-up is left out, and a run in which all layers are
-    as small (then it is the loss that is scaled down). sparse_observations: for an agent that measures layers now and
-    then only.
+    that get the most (alive_share of them: where depth kills a gradient, it is next to nothing in most layers). A
+    gradient of exactly zero is no vanished one: frozen layers, experts that got no token, LoRA's A before B has moved.
+    Nor is that of a bias whose weight learns: what a normalization or a softmax comes after has no use for one. Warm-up
+    is left out, and a run in which all layers are as small (then it is the loss that is scaled down).
+    sparse_observations: for an agent that measures layers now and then only.
     """
 
     vanished_norm: float = 1e-6
