@@ -16,6 +16,8 @@ Measured = Mapping[int, Mapping[str, float]]
 FLAT = [2.3] * 600
 LEARNING = [2.3 * math.exp(-step / 150) + 0.1 for step in range(600)]
 
+HURT = [loss + 0.6 * (step > 300) for step, loss in enumerate(LEARNING)]
+
 
 def falling(first: float, last: float) -> list[float]:
     draw = random.Random(0)
@@ -40,6 +42,7 @@ def train(measured: Measured, losses: Sequence[float] = FLAT) -> StepJob:
         ({11: {"relu": 0.5}, 200: {"relu": 0.61}}, falling(2.2, 1.8), [(200, "warning", "from the start")]),
         ({11: {"relu": 0.5}, 200: {"relu": 0.59}, 400: {"relu": 0.59}}, falling(2.2, 1.8), [(200, "info", "")]),
         ({11: {"relu": 0.93}, 200: {"relu": 0.95}}, falling(2.2, 1.8), [(101, "info", "")]),
+        ({200: {"a": 0.1}, 400: {"a": 0.78}, 500: {"a": 0.78}}, HURT, [(500, "warning", "")]),
         ({20: {"a": 0.6}, 200: {"a": 0.7}}, [-0.1] * 600, [(200, "info", "")]),
         ({20: {"a": 0.3}, 200: {"a": 0.49}, 400: {"a": 0.6}}, FLAT, []),
         ({5: {"a": 0.98}, 200: {"a": 0.1}}, FLAT, []),
@@ -49,7 +52,8 @@ def train(measured: Measured, losses: Sequence[float] = FLAT) -> StepJob:
     ],
     ids=[
         "half of it, twice", "nearly all, once", "none alive", "it learns", "they died", "a tenth more died", "few more died",
-        "sparse before", "a loss below zero", "few", "only in the first steps", "once", "not in a row", "experts without tokens",
+        "sparse before", "after it had learned", "a loss below zero", "few",
+        "only in the first steps", "once", "not in a row", "experts without tokens",
     ],
 )  # fmt: skip
 def test_dead_layers_are_told(measured: Measured, losses: list[float], told: list[tuple[int, str, str]]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
@@ -15,6 +17,7 @@ __all__ = ["DeadUnits"]
 
 _SHARES = "dead_share/"
 _BY_DESIGN = ("expert", "moe")
+_LOSSES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,8 @@ class DeadUnits(Rule):
     or its square, pretrained networks): where the loss has come down to learned_share of what it was at first, it is
     only a remark, unless next to no unit is left. So it is where the units were dead when they were first measured
     and the loss moves at all, or did not have settled_steps to do so: a pretrained network begins with a low loss.
-    The first skip_steps are left out, and experts that got no token.
+    Where a network grows sparse its loss falls meanwhile; where the loss is above that of the time before the units died,
+    it is no learned sparsity, however low it is. The first skip_steps are left out, and experts that got no token.
     """
 
     dead_pct: float = 50.0
@@ -46,13 +50,13 @@ class DeadUnits(Rule):
     reads = (Series(_SHARES, keep=4, judged=True), Series(LOSS), Every(10.0))
     charts = ("dead/share",)
     life = Life(clear_steps=1, restated=True)
-    state_version = 2
+    state_version = 3
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         if _SHARES not in window.by_family:
             return None
-        # began: of each layer, the share when it was first measured
-        state = window.state_of(self, {"began": {}, "first_loss": None})
+        # began: of each layer, the share when it was first measured; alive: the loss when fewer were dead
+        state = window.state_of(self, {"began": {}, "alive": {}, "first_loss": None})
         left = loss_left(window, state)
         lowered = self.clear_at if window.is_firing(self.id) else 1.0
         rows = [
@@ -64,6 +68,8 @@ class DeadUnits(Rule):
             return UNKNOWN
         for row in layer_rows(window, _SHARES, window.start_step):
             state["began"].setdefault(row.layer, row.values[0])
+            if 100 * row.values[-1] < self.dead_pct and (level := _level(window, row.steps[-1])) is not None:
+                state["alive"][row.layer] = level
         dead = [row for row in rows if self._is_dead(row, lowered)]
         if not dead:
             return None
@@ -76,10 +82,11 @@ class DeadUnits(Rule):
 
     def _harms(self, window: Window, state: dict[str, Any], row: LayerRow, left: float | None) -> bool:
         """Whether it is why the run does not learn, as far as its loss can tell."""
-        share = row.values[-1]
-        if left is None or left <= self.learned_share:
+        share, alive, now = row.values[-1], state["alive"].get(row.layer), _level(window, window.step)
+        has_risen = 100 * (share - state["began"][row.layer]) >= self.rise_pct
+        if left is None or (left <= self.learned_share and not (has_risen and alive and now and now > alive)):
             return False
-        if 100 * (share - state["began"][row.layer]) >= self.rise_pct:
+        if has_risen:
             return True
         has_settled = 100 * share >= self.certain_pct or window.step - window.start_step >= self.settled_steps
         return has_settled and left > self.still_share and is_flat(window)
@@ -112,6 +119,12 @@ class DeadUnits(Rule):
                 "shares": dict(zip(map(str, worst.steps), worst.values, strict=True)),
             },
         )  # fmt: skip
+
+
+def _level(window: Window, step: int) -> float | None:
+    track = window.by_step.get(window.loss_name or LOSS)
+    values = [value for value in track.before(step, _LOSSES) if math.isfinite(value)] if track else []
+    return median(values) if values else None
 
 
 def _is_sparse_by_design(layer: str) -> bool:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import Any
 
-__all__ = ["LevelShift", "Shift", "middle", "newest_above"]
+__all__ = ["LevelShift", "Shift", "middle"]
 
 _GROUP_S = 0.05
 """Where there are enough of them, shorter groups of steps are put together, two and two, until they are so long."""
@@ -113,19 +113,6 @@ class LevelShift:
             times, level, state["level"], state["noise"], state["step"], state["time"], state["count"], state["size"]
         )
 
-    def declare(self, state: dict[str, Any], count: int) -> bool:
-        """Takes the newest `count` groups for a new level that something else tells of, whatever the noise. Whether they
-        are one."""
-        groups = _numbers(state["groups"])
-        before = groups[-count - self.before : -count] if 0 < count < len(groups) else groups[:0]
-        if state["level"] is not None or len(before) < self.least_before:
-            return False
-        usual = middle(before)
-        if not usual > 0 or middle(groups[-count:]) < self.rise_times * usual:
-            return False
-        _split(state, groups, count, usual, _noise(before, usual))
-        return True
-
     def accept(self, state: dict[str, Any]) -> None:
         """From now on the new level is the usual one: the work of a step has changed."""
         self._go_on(state, _numbers(state["since"]))
@@ -148,7 +135,7 @@ class LevelShift:
         if len(before) < self.least_before:
             return False
         usual = middle(before)
-        newest = groups[-newest_above(groups[-count - self.newest[0] :], 0.5 * (usual + middle(groups[-count:]))) :]
+        newest = groups[-_newest_above(groups[-count - self.newest[0] :], 0.5 * (usual + middle(groups[-count:]))) :]
         level = middle(newest)
         if not usual > 0 or len(newest) < count // 2:
             return False
@@ -179,7 +166,7 @@ class LevelShift:
         state.update(groups=kept, since=b"", count=0, level=None, typical_for=0)
 
 
-def newest_above(values: Sequence[float], limit: float) -> int:
+def _newest_above(values: Sequence[float], limit: float) -> int:
     """How many of the newest values are of a level above a limit: from there on most are."""
     best, most, score = 1, 0, 0
     for back in range(1, len(values) + 1):

@@ -12,7 +12,7 @@ from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
-from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle, newest_above
+from perfagent_server.rules.speed.level_shift import LevelShift, Shift, middle
 from perfagent_server.rules.speed.step_shares import UTILIZATION
 from perfagent_server.rules.steady_steps import SKIPPED_STEPS
 from perfagent_server.rules.window import Window
@@ -39,8 +39,6 @@ _OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.02
 _SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
 """What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
 _OF_THE_MACHINE = ("other programs", "every phase", "no more work")
-_JUMP_TIMES, _JUMP_SHARE, _LEAST_JUMP = 1.3, 0.1, 20
-"""A phase that jumped: to so many times its highest note, by this share of the step, for so many steps."""
 
 
 class _Growth(NamedTuple):
@@ -66,7 +64,8 @@ class ThroughputRegression(Rule):
     of the batch. If all cores are full and other programs took more of them as the steps grew, the run itself is no
     slower. What slows a part of the script shows in its phase; where every phase grew, and no GPU is used, it is the
     machine (other programs, other virtual machines of the host, clocks). So it may be without a GPU below critical_times,
-    and where steps grew by less than single ones vary.
+    and where steps grew by less than single ones vary. A loader
+    whose steps wait for it anyway (data_bound) is told by that.
     """
 
     warning_times: float = 1.045
@@ -130,11 +129,8 @@ class ThroughputRegression(Rule):
         if not detector.take(track, step, time, value, value):
             return UNKNOWN
         shift = detector.look(track)
-        if shift is None and _note(window, state):
-            # The noise of the whole step may hide what one phase shows clearly.
-            since = _jumped_alone(window, state["notes"])
-            shift = detector.look(track) if since and detector.declare(track, since // track["size"]) else None
         if shift is None:
+            _note(window, state)
             state["load"] = None
             return None if detector.knows_enough(track) else UNKNOWN
         return self._judge_jump(window, state, shift, time)
@@ -171,52 +167,39 @@ class ThroughputRegression(Rule):
         if growth.phase in _OF_THE_MODEL and growth.before_s < _NEXT_TO_NOTHING * shift.before:
             self._detector.accept(state["track"])  # layers were unfrozen
             return None
-        others = self._others(window, state, shift, growth, time)
-        if others is None:
+        loads = self._loads(window, state, shift, time)
+        if loads is None:
             return UNKNOWN
         if not window.is_firing(self.id) and (shift.times < self.warning_times or time - shift.time < self.least_s):
             return None
-        if others and time - shift.time < self.others_for_s:
-            return None
-        if others:
+        is_crowded = any(_is_crowded(now, *before, shift.times) for before, now in loads)
+        if is_crowded and (not growth.is_alone or growth.phase in _SLOWED_TOGETHER):
+            if time - shift.time < self.others_for_s:
+                return None
             cause = "other programs"
-        elif growth.phase in _OF_THE_MODEL and shift.times < _LITTLE_TIMES and self._waits(window, state, shift, time):
+        elif growth.phase in _OF_THE_MODEL and shift.times < _LITTLE_TIMES and _waits(loads, shift.times):
             cause = "no more work"
         else:
             cause = _cause(window, growth)
         return self._finding(window, shift, growth, cause, state["load"])
 
-    def _others(self, window: Window, state: dict[str, Any], shift: Shift, growth: _Growth, time: float) -> bool | None:
-        """Whether other programs took the cores. None while no reading has come of the time after the jump, and where none
-        had come before it."""
-        nodes = ranks_of_nodes(window)
-        if not nodes or UTILIZATION.name in window.by_time:
-            return False
+    def _loads(
+        self, window: Window, state: dict[str, Any], shift: Shift, time: float
+    ) -> list[tuple[tuple[float, float], CpuLoad]] | None:
+        """Of the nodes of a run without GPU: cores that it and others used before the jump, and the load now. None while no
+        reading has come of the time after the jump, and where none had come before it."""
+        nodes = [] if UTILIZATION.name in window.by_time else ranks_of_nodes(window)
         if state["load"] is None:
             known = (cpu_load.cpu_load(window, node, shift.time - _BEFORE_S, shift.time - 1.0) for node in nodes)
             state["load"] = [[load.own, load.others] if load is not None else [] for load in known]
-        fallen = False
+        found = []
         for node, before in zip(nodes, state["load"], strict=False):
             now = cpu_load.cpu_load(window, node, max(shift.time + 1.0, time - _BEFORE_S), time)
-            if now is None:
-                if time - shift.time < _READINGS_S:
-                    return None
-                continue
-            if not before:  # the jump came so early that the cores had not been read
+            if now is not None and before:
+                found.append((before, now))
+            elif now is not None or time - shift.time < _READINGS_S:
                 return None
-            fallen = fallen or _is_crowded(now, before[0], before[1], shift.times)
-        return fallen and (not growth.is_alone or growth.phase in _SLOWED_TOGETHER)
-
-    def _waits(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> bool:
-        """Whether the processes use hardly more of a core per step than before, without a GPU: then no layer has more to do,
-        and the time went to somebody else."""
-        if UTILIZATION.name in window.by_time or not state["load"]:
-            return False
-        for node, before in zip(ranks_of_nodes(window), state["load"], strict=False):
-            now = cpu_load.cpu_load(window, node, max(shift.time + 1.0, time - _BEFORE_S), time)
-            if now is None or not before or now.own * shift.times > before[0] * (1 + 0.5 * (shift.times - 1)):
-                return False
-        return True
+        return found
 
     def _finding(
         self, window: Window, shift: Shift, growth: _Growth, cause: str, load: list[list[float]] | None
@@ -226,7 +209,8 @@ class ThroughputRegression(Rule):
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
         beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
         is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < beyond
-        is_remark = cause in _OF_THE_MACHINE or is_little
+        is_told = growth.phase == "data" and window.is_firing("data_bound")
+        is_remark = cause in _OF_THE_MACHINE or is_little or is_told
         severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
         return self.found(
             severity,
@@ -248,35 +232,13 @@ def _slower(step: int, before_s: float, now_s: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _note(window: Window, state: dict[str, Any]) -> bool:
-    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure. Whether it is now."""
+def _note(window: Window, state: dict[str, Any]) -> None:
+    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure."""
     state["until_note"] -= 1
-    if state["until_note"] >= 0:
-        return False
-    state["until_note"] = _NOTED_EVERY - 1
-    state["notes"].append([window.at + 1, _typical_now(window, _TYPICAL_STEPS)])
-    del state["notes"][:-_MOST_NOTES]
-    return True
-
-
-def _jumped_alone(window: Window, notes: list[tuple[int, dict[str, float]]]) -> int:
-    """For how many steps one phase has been far above all its notes but the newest two, while no other grew like it; 0
-    where there is none."""
-    now, earlier = notes[-1][1], [note for _, note in notes[:-2]]
-    known = [name for name in now if name not in _RATES and all(name in note for note in earlier)]
-    if len(earlier) < 3 or not known:
-        return 0
-    usual = {name: middle([note[name] for note in earlier]) for name in known}
-    most = max(known, key=lambda name: now[name] - usual[name])
-    grown, whole = now[most] - usual[most], sum(now[name] for name in known)
-    if grown < _JUMP_SHARE * whole or now[most] < _JUMP_TIMES * max(note[most] for note in earlier):
-        return 0
-    others = sum(now[name] - usual[name] for name in known) - grown
-    if others > 0.5 * grown * (sum(usual.values()) - usual[most]) / max(usual[most], 1e-9):
-        return 0
-    values = window.by_step[most].before(window.at, 2 * _TYPICAL_STEPS)
-    steps = newest_above(values, 0.5 * (usual[most] + now[most]))
-    return steps if steps >= _LEAST_JUMP else 0
+    if state["until_note"] < 0:
+        state["until_note"] = _NOTED_EVERY - 1
+        state["notes"].append([window.at + 1, _typical_now(window, _TYPICAL_STEPS)])
+        del state["notes"][:-_MOST_NOTES]
 
 
 def _typical_now(window: Window, steps: int) -> dict[str, float]:
@@ -323,6 +285,12 @@ def _cause(window: Window, growth: _Growth) -> str:
     if growth.is_everywhere and UTILIZATION.name not in window.by_time:
         return "every phase"
     return growth.phase if growth.phase in ("data", "comm", "other") else ""
+
+
+def _waits(loads: list[tuple[tuple[float, float], CpuLoad]], times: float) -> bool:
+    """Whether the processes use hardly more of a core per step than before: no layer has more to do, and the time went to
+    somebody else."""
+    return bool(loads) and all(now.own * times <= own * (1 + 0.5 * (times - 1)) for (own, _), now in loads)
 
 
 def _is_crowded(now: CpuLoad, own_before: float, others_before: float, times: float) -> bool:
