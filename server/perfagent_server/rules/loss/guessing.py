@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 from perfagent.wire.limits import whole
 
-__all__ = ["Guess", "Limits", "follow", "fresh", "guessing"]
+__all__ = ["Guess", "Limits", "guessing"]
 
-_FIRST = 10  # values that say where the loss began
-_MOST_BLOCKS = 64
 _MOST_TIMES = 8.0
 """A flat loss that is more than so many times the guess has another part, which hides what the first one does."""
 _STEADY = ("cross_entropy", "mse", "smooth_l1", "huber")
@@ -42,33 +40,10 @@ class Guess(NamedTuple):
     figures: dict[str, Any]
 
 
-def fresh() -> dict[str, Any]:
-    """blocks: means of `size` values each; part: [count, sum] of the next one."""
-    return {"first": [], "size": 25, "part": [0, 0.0], "blocks": []}
-
-
-def follow(state: dict[str, Any], value: float) -> bool:
-    """Adds a value; whether it filled a block. When there are too many blocks, two become one."""
-    if len(state["first"]) < _FIRST:
-        state["first"].append(value)
-    part, blocks = state["part"], state["blocks"]
-    part[0] += 1
-    part[1] += value
-    if part[0] < state["size"]:
-        return False
-    blocks.append(part[1] / part[0])
-    state["part"] = [0, 0.0]
-    if len(blocks) >= _MOST_BLOCKS:
-        state["blocks"] = [(one + other) / 2 for one, other in zip(blocks[::2], blocks[1::2], strict=True)]
-        state["size"] *= 2
-    return True
-
-
-def guessing(state: Mapping[str, Any], loss: Mapping[str, Any], limits: Limits) -> Guess | None:
-    """loss: what the agent told of it, {} where it told nothing."""
-    blocks, near = state["blocks"], limits.near
-    values = len(blocks) * state["size"]
-    first, lowest, now = fmean(state["first"]), min(blocks), fmean(blocks[-max(1, len(blocks) // 3) :])
+def guessing(first: float, blocks: list[float], values: int, loss: Mapping[str, Any], limits: Limits) -> Guess | None:
+    """first: the mean of the first losses; blocks: the means of as many `values` in a row, oldest first; loss: what the
+    agent told of it, {} where it told nothing."""
+    near, lowest, now = limits.near, min(blocks), fmean(blocks[-max(1, len(blocks) // 3) :])
     chance, fed_by, broadcast = _chance(loss), loss.get("fed_by"), loss.get("broadcast")
     figures = {
         "level": now, "first": first, "lowest": lowest, "values": values, "guess": chance, "fed_by": fed_by,

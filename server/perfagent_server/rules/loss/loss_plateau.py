@@ -15,6 +15,7 @@ __all__ = ["LossPlateau"]
 
 _UPDATES = "update/ratio"
 _MOST_BLOCKS = 128
+_FIRST = 10  # values that say where the loss began
 _LATE_SHARE = 0.05
 
 
@@ -50,7 +51,7 @@ class LossPlateau(Rule):
     )  # fmt: skip
     charts = (LOSS,)
     life = Life(clear_steps=2, restated=True)
-    state_version = 2
+    state_version = 3
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series = window.loss_name
@@ -58,33 +59,36 @@ class LossPlateau(Rule):
         value = None if track is None else track.value
         if series is None or value is None or not math.isfinite(value):
             return UNKNOWN
-        # guess: of guessing.py, and whether it found something last; blocks: [values, their sum, the sum of their squares,
-        # first step]; each holds up to `size` values; first: the sum of the first 10 values; since: the step from which it
-        # is a plateau
+        # guessed: whether it was a guess at the last look; blocks: [values, their sum, the sum of their squares, first step];
+        # each holds up to `size` values; first: the sum of the first 10 values; since: the step from which it is a plateau
         begin = {
-            "series": series, "guess": {**guessing.fresh(), "found": False}, "count": 0, "size": 25, "first": 0.0,
-            "offset": value, "blocks": [], "since": None,
+            "series": series, "guessed": False, "count": 0, "size": 25, "first": 0.0, "offset": value, "blocks": [],
+            "since": None,
         }  # fmt: skip
         state = window.state_of(self, begin)
         if state["series"] != series:
             state.update(begin)
-        guess, plateau = self._guess(window, series, state["guess"], value), self._plateau(window, series, state, value)
-        if isinstance(guess, Finding) or state["guess"]["found"]:
+        is_full = _add(state, value, window.at)
+        guess = self._guess(window, series, state) if is_full else UNKNOWN
+        plateau = self._plateau(window, series, state) if is_full and state["count"] >= self.least_steps else UNKNOWN
+        if isinstance(guess, Finding) or state["guessed"]:
             return guess
         if plateau is UNKNOWN and state["since"] is None and state["count"] >= self.guess_steps:
             return None  # it was no guess at the last look, nor a plateau
         return plateau
 
-    def _guess(self, window: Window, series: str, state: dict[str, Any], value: float) -> Finding | Unknown | None:
+    def _guess(self, window: Window, series: str, state: dict[str, Any]) -> Finding | Unknown | None:
         if window.start_step:
             return None  # it goes on from a checkpoint, which may have learned all there is
         rose = window.learning_rate.last_rise or 0
-        if not guessing.follow(state, value) or (rose > 1 and window.at - rose < self.guess_steps // 2):
+        if rose > 1 and window.at - rose < self.guess_steps // 2:
             return UNKNOWN
         told = [*window.events("loss")]
         limits = guessing.Limits(self.guess_steps, self.flat_steps, self.broadcast_steps, self.near_pct / 100)
-        found = guessing.guessing(state, told[-1].data if told else {}, limits)
-        state["found"] = found is not None
+        means = [state["offset"] + block[1] / block[0] for block in state["blocks"]]
+        loss = told[-1].data if told else {}
+        found = guessing.guessing(state["first"] / _FIRST, means, state["count"], loss, limits)
+        state["guessed"] = found is not None
         if found is None:
             return None
         ratio = window.value(_UPDATES)
@@ -96,10 +100,7 @@ class LossPlateau(Rule):
             evidence={"series": series, **found.figures, "lr": window.value("lr"), "update_ratio": ratio},
         )
 
-    def _plateau(self, window: Window, series: str, state: dict[str, Any], value: float) -> Finding | Unknown | None:
-        is_full = _add(state, value, window.at)
-        if state["count"] < self.least_steps or not is_full:
-            return UNKNOWN  # nothing new since the last full block
+    def _plateau(self, window: Window, series: str, state: dict[str, Any]) -> Finding | Unknown | None:
         found = self._judge(window, series, state)
         state["since"] = None if found is None else window.at if state["since"] is None else state["since"]
         is_new = found is not None and not window.is_firing(self.id)
@@ -121,7 +122,7 @@ class LossPlateau(Rule):
         improved = before - now
         if not -scale < improved < scale - 2 * error:
             return None
-        first = state["first"] / 10
+        first = state["first"] / _FIRST
         never = first - now < max(0.02 * abs(first), 0.5 * spread)
         lr, peak = window.value("lr"), window.learning_rate.peak
         since, over = int(chosen[-1][3]), count + count_before
@@ -143,7 +144,7 @@ class LossPlateau(Rule):
 def _add(state: dict[str, Any], value: float, step: int) -> bool:
     """Adds a value; whether it filled a block. When there are too many blocks, two become one."""
     state["count"] += 1
-    if state["count"] <= 10:
+    if state["count"] <= _FIRST:
         state["first"] += value
     blocks: list[list[float]] = state["blocks"]
     if not blocks or blocks[-1][0] >= state["size"]:

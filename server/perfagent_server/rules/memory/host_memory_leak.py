@@ -15,6 +15,8 @@ __all__ = ["HostMemoryLeak"]
 
 _EARLY_S = 600.0
 _OWN = ("processes", "workers")
+_SOON: dict[str, Any] = {"settle_steps": 1, "blocks": 4, "lasting_share": 0.7}
+"""Of a short rise there are few points."""
 _CAUSES = {"processes": "", "workers": "loader workers", "host": "host"}
 
 
@@ -108,11 +110,12 @@ class HostMemoryLeak(Rule):
     def _soon_full(
         self, track: Track, least: float, tracks: dict[str, Track], nodes: list[Host], *, is_first_epoch: bool
     ) -> Growth | None:
-        rise = track.rise(least, settle_s=0.0)
+        rise = track.rise(least, settle_s=0.0, **_SOON)
         left_s = None if rise is None else _left_s(rise, tracks, nodes)
         if left_s is None or left_s >= self.full_in_s:
             return None
-        return track.rise(least, settle_s=self.settle_s * (1.0 if is_first_epoch else left_s / self.full_in_s))
+        settle_s = self.settle_s * (1.0 if is_first_epoch else left_s / self.full_in_s)
+        return track.rise(least, settle_s=settle_s, **_SOON)
 
     def _least(self, name: str, track: Track, state: dict[str, Any], hosts_bytes: float) -> float:
         share = self.least_host_pct * hosts_bytes if name == "host" else self.least_pct * track.first()
