@@ -73,9 +73,3 @@ def test_weights_that_were_not_restored_are_told(loss: float, causes: list[str])
 
 def test_it_is_over_when_the_loss_falls() -> None:
     assert train([*FLAT[:200], *FALLING[:200]], vanishing).kinds == ["fire", "resolve"]
-
-
-def test_steps_that_only_undo_the_beginning_are_a_remark() -> None:
-    noise = 0.05 * np.random.default_rng(1).normal(size=400)
-    job = train((3.3 + 25 * np.exp(-np.arange(400) / 4) + noise).tolist())
-    assert (job.found.severity, job.found.cause, job.alert.step) == ("info", "first loss", 220)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
+from perfagent_server.rules.loss.loss_series import finite
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -61,11 +63,11 @@ class LrAnomaly(Rule):
         if rates is None or rates.value is None or rates.step is None:
             return UNKNOWN
         # zero: see zero_rate; last, peak: the newest rate, the highest; fell: whether it was ever lowered; jump: the last
-        # one to a new peak: [step, from, to, whether the loss got worse, whether it is told anyway, as the rate had been
-        # lowered before, the loss above which it is worse, cause]; resumed: whether it may jump where the run went on
+        # one: [step, from, to, the loss above which it got worse, whether it did, whether it is told anyway, cause];
+        # resumed: whether it may jump where the run went on
         fresh = {
             "step": -1, "peak": 0.0, "last": 0.0, "fell": False, "jump": None, "zero": dict(zero_rate.FRESH),
-            "resumed": 0 < window.start_step < rates.step,
+            "resumed": "lr" in window.before and 0 < window.start_step < rates.step,
         }  # fmt: skip
         state = window.state_of(self, fresh)
         rate = rates.value
@@ -75,60 +77,49 @@ class LrAnomaly(Rule):
             self._follow(window, state, rate, rates.step)
         if state["peak"] > 0 and zero_rate.stays_zero(window, state["zero"], self.zero_steps):
             return self._found(window, "warning", "zero", state["zero"]["since"], rate=rate, peak=state["peak"])
-        if state["jump"] is not None:
-            jumped = self._jumped(window, state)
-            if jumped is not None:
-                return jumped
+        jumped = self._jumped(window, state) if state["jump"] is not None else None
+        if jumped is not None:
+            return jumped
         if rate >= self.high_rate and window.is_firing("nonfinite_loss") and self._grew(window):
             return self._found(window, "info", "NaN", window.at, rate=rate, peak=state["peak"])
         return None
 
     def _grew(self, window: Window) -> bool:
         """Whether the newest finite losses grew, which a bad sample does not make them do."""
-        track = None if window.loss_name is None else window.series(window.loss_name)
-        known = [value for value in track.last(track.size) if math.isfinite(value)] if track else []
+        known, _ = _losses(window)
         return len(known) > 1 and known[-1] >= self.grown_times * max(min(known[-20:]), 0.0) and known[-1] > known[-2]
 
     def _follow(self, window: Window, state: dict[str, Any], rate: float, step: int) -> None:
-        last, peak = state["last"], state["peak"]
-        is_early = step <= window.start_step + self.skip_steps or state["step"] < 0
+        last, peak, begun = state["last"], state["peak"], window.start_step
+        is_early = step <= begun + self.skip_steps or state["step"] < 0
         if not is_early and peak > 0 and rate > self.jump_times * peak * (1 + 1e-6):
-            state["jump"] = [step, last, rate, False, state["fell"], self._limit(window.by_step, window, step), "jump"]
-        before = window.before["lr"].before(step, 1) if state["resumed"] and "lr" in window.before else []
+            state["jump"] = [step, last, rate, self._limit(window, window.by_step, step), False, state["fell"], "jump"]
+        before = window.before["lr"].before(step, 1) if state["resumed"] else []
         if before and math.isfinite(before[0]):
-            state["resumed"], begun = False, window.start_step
+            state["resumed"] = False
             if rate > self.jump_times * before[0] > 0:
-                state["jump"] = [
-                    begun + 1,
-                    before[0],
-                    rate,
-                    False,
-                    True,
-                    self._limit(window.before, window, begun),
-                    "resume",
-                ]
+                limit = self._limit(window, window.before, begun)
+                state["jump"] = [begun + 1, before[0], rate, limit, False, True, "resume"]
         state["fell"] = state["fell"] or rate < last * (1 - 1e-6)
         state.update(step=step, last=rate, peak=max(peak, rate))
         zero_rate.follow(state["zero"], rate, step, zero_share=self.zero_share)
 
     def _jumped(self, window: Window, state: dict[str, Any]) -> Finding | None:
-        step, before, after, is_worse, fell, limit, cause = state["jump"]
-        if not is_worse and window.at > step + self.worse_steps:
+        step, before, after, limit, is_worse, is_told, cause = state["jump"]
+        losses, steps = _losses(window)
+        since = losses[bisect_right(steps, step) :]
+        is_worse = state["jump"][4] = is_worse or (len(since) >= _AFTER and median(since[-_AFTER:]) > limit)
+        if window.at > step + self.worse_steps * (5 if is_worse else 1):
             state["jump"] = None
             return None
-        if not is_worse and self._got_worse(window, step, limit):
-            is_worse = state["jump"][3] = True
-        if is_worse and window.at > step + 5 * self.worse_steps:
-            state["jump"] = None
-            return None
-        if not is_worse and not (fell and self._is_past(window, step)):
+        if not is_worse and not (is_told and (len(since) >= 2 * _AFTER or window.loss_name is None)):
             return None
         return self._found(
             window, "warning" if is_worse else "info", cause, step, before=before, rate=after, jump_times=self.jump_times,
             worse_series=window.loss_name if is_worse else None,
         )  # fmt: skip
 
-    def _limit(self, series: Mapping[str, StepSeries], window: Window, step: int) -> float:
+    def _limit(self, window: Window, series: Mapping[str, StepSeries], step: int) -> float:
         """Above which the loss is worse than before this step; infinite if too little came before it."""
         track = series.get(window.loss_name or LOSS)
         before = sorted(value for value in track.before(step, _BEFORE) if math.isfinite(value)) if track else []
@@ -138,26 +129,18 @@ class LrAnomaly(Rule):
         spread = (before[-1 - quarter] - before[quarter]) / 1.349
         return level + max(self.loss_pct / 100 * abs(level), self.loss_spreads * spread)
 
-    def _is_past(self, window: Window, step: int) -> bool:
-        """Whether enough losses came after it; where none come, there is nothing to wait for."""
-        track = window.by_step.get(window.loss_name or LOSS)
-        return track is None or (track.seen > 0 and track.last_steps(2 * _AFTER)[0] > step)
-
-    def _got_worse(self, window: Window, step: int, limit: float) -> bool:
-        track = None if window.loss_name is None else window.series(window.loss_name)
-        if track is None or track.seen < _AFTER or track.last_steps(_AFTER)[0] <= step:
-            return False
-        after = [value for value in track.last(_AFTER) if math.isfinite(value)]
-        return 2 * len(after) > _AFTER and median(after) > limit
-
     def _found(self, window: Window, severity: Severity, cause: str, since: int, **figures: Any) -> Finding:
-        series = window.loss_name
-        track = None if series is None else window.series(series)
         rates = window.series("lr")
         return self.found(
             severity, cause=cause, since_step=since,
             evidence={
-                "step": window.at, "since_step": since, "series": series, "lr": window.value("lr"), **figures,
-                "last_lrs": rates.last(50) if rates else [], "last_losses": track.last(50) if track else [],
+                "step": window.at, "since_step": since, "series": window.loss_name, "lr": window.value("lr"), **figures,
+                "last_lrs": rates.last(50) if rates else [], "last_losses": _losses(window)[0][-50:],
             },
         )  # fmt: skip
+
+
+def _losses(window: Window) -> tuple[list[float], list[int]]:
+    """Those that are kept and are numbers, and their steps."""
+    track = window.series(window.loss_name or LOSS)
+    return finite(track) if track else ([], [])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from perfagent.wire import LOSS, Finding, Severity
+from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
@@ -31,8 +31,7 @@ class PoorInit(Rule):
     Norms of healthy networks at their start (transformers, CNNs, LSTMs, MLPs; measured) lie within 50 times the
     median; sick ones (12 sigmoid layers, 20 linear ones with a tenth of the right scale) are at 6,000 and more. What
     is so in the first step only (LoRA's B, residual branches that begin at zero) is no fault, and what begins later
-    was not there at the start. A run whose loss falls by fallen_pct is well, whatever its gradients; where the first
-    loss_steps only undid the beginning, that is a remark.
+    was not there at the start. A run whose loss falls by fallen_pct is well, whatever its gradients.
 
     A run that goes on from a checkpoint begins with weights, too: where the first three losses are above all before
     the checkpoint, and lost_share of what was learned until then is gone, they were not restored. (Its first loss is that
@@ -44,12 +43,10 @@ class PoorInit(Rule):
     zero_share: float = 0.75
     fallen_pct: float = 3.0
     least_steps: int = 60
-    loss_steps: int = 20
-    hockey_times: float = 3.0
     lost_share: float = 0.5
 
     id: ClassVar[str] = "poor_init"
-    severities = ("info", "warning")
+    severities = ("warning",)
     question = Question.DOES_IT_LEARN
     after = ("data_repeats",)
     reads = (Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
@@ -58,8 +55,8 @@ class PoorInit(Rule):
     state_version = 2
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        # losses: those of the first 20 steps and of some around step 200; measured: how many steps' gradients; steep: how
-        # many of the newest in a row; silent: layers without any gradient so far; over: nothing more to judge
+        # losses: the first ones; measured: how many steps' gradients; steep: how many of the newest in a row; silent: layers
+        # without any gradient so far; over: nothing more to judge; lost: what says that weights were not restored
         fresh = {
             "loss_step": -1, "count": 0, "losses": [], "step": -1, "measured": 0, "steep": 0, "silent": None, "over": False,
             "lost": None,
@@ -74,21 +71,19 @@ class PoorInit(Rule):
         if track.step != state["loss_step"] and math.isfinite(track.value or 0.0):
             state["loss_step"] = track.step
             state["count"] += 1
-            if state["count"] <= self.loss_steps + 5 or 180 <= state["count"] <= 220:
+            if state["count"] <= _RESUMED:
                 state["losses"].append(track.value)
-            if state["count"] == _RESUMED and window.start_step:
                 state["lost"] = self._lost(window, series, state["losses"])
         if state["lost"] is not None and window.at <= window.start_step + _TOLD_STEPS:
-            return self._found(window, series, state, "warning", "not restored", **state["lost"])
+            return self._found(window, series, state, "not restored", **state["lost"])
         self._follow_gradients(window, state)
-        if state["count"] > 220 and (state["measured"] >= _GIVEN_UP or state["count"] > _GIVEN_UP_STEPS):
-            state["over"] = True
+        state["over"] = state["measured"] >= _GIVEN_UP or state["count"] > _GIVEN_UP_STEPS
         newest = [value for value in track.last(9) if math.isfinite(value)]
         if not newest or not state["losses"]:
             return UNKNOWN
         first, now = state["losses"][0], median(newest)
         if first - now > self.fallen_pct / 100 * abs(first):
-            return self._hockey_stick(window, series, state) if state["count"] >= 220 else None
+            return None
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:
             return UNKNOWN
         return self._found_in_gradients(window, series, state, now)
@@ -97,7 +92,13 @@ class PoorInit(Rule):
         known = window.before.get(series)
         before = [one for one in known.before(window.start_step, _BEFORE) if math.isfinite(one)] if known else []
         first, now = window.loss_before, min(losses)
-        if len(before) < _BEFORE // 2 or first is None or now <= max(before):
+        if (
+            not window.start_step
+            or len(losses) < _RESUMED
+            or len(before) < _BEFORE // 2
+            or not first
+            or now <= max(before)
+        ):
             return None
         level = median(before)
         share = (now - level) / (first - level) if first > level else 0.0
@@ -127,27 +128,16 @@ class PoorInit(Rule):
         silent = state["silent"] or []
         figures = {"loss": now, "steps": state["count"], "measured": state["measured"], "silent": len(silent)}
         if len(silent) >= self.zero_share * state["layers"]:
-            return self._found(window, series, state, "warning", "zeros", **figures)
+            return self._found(window, series, state, "zeros", **figures)
         if state["steep"] == state["measured"]:
             times = state["largest"] / state["median"]
-            return self._found(window, series, state, "warning", "", times=times, **figures)
+            return self._found(window, series, state, "", times=times, **figures)
         return None
 
-    def _hockey_stick(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:
-        losses = state["losses"]
-        first, soon, later = losses[0], median(losses[self.loss_steps - 5 : self.loss_steps + 5]), median(losses[-41:])
-        fell, falls = first - soon, soon - later
-        if not (first >= self.hockey_times * soon > 0 and 0.6 * soon <= later <= 1.2 * soon and falls <= 0.1 * fell):
-            return None
-        figures = {"soon_steps": self.loss_steps, "soon": soon, "later": later}
-        return self._found(window, series, state, "info", "first loss", **figures)
-
-    def _found(
-        self, window: Window, series: str, state: dict[str, Any], severity: Severity, cause: str, **figures: float
-    ) -> Finding:
+    def _found(self, window: Window, series: str, state: dict[str, Any], cause: str, **figures: float) -> Finding:
         track = window.by_step[series]
         return self.found(
-            severity, cause=cause, since_step=window.start_step + 1,
+            "warning", cause=cause, since_step=window.start_step + 1,
             evidence={
                 "step": window.at, "series": series, "first": state["losses"][0], **figures, "last_losses": track.last(50),
                 "lr": window.value("lr"), "silent_layers": [one.removeprefix(_FAMILY) for one in (state["silent"] or [])[:64]],

@@ -75,10 +75,8 @@ class DataBound(Rule):
         since = self._follow_epochs(window, waits, state)
         if took is None or since is None or waits.total < self.steps + self.skip_steps:
             return None
-        usual = self._usual(window, waits, took, since)
-        if usual is not None and usual.severity == "critical":
-            return usual
-        return self._at_epoch_starts(window, waits, took, state["starts"]) or usual
+        found = self._usual(window, waits, took, since), self._at_epoch_starts(window, waits, took, state["starts"])
+        return max((one for one in found if one is not None), key=lambda one: one.gain_pct or 0.0, default=None)
 
     def _follow_epochs(self, window: Window, waits: StepSeries, state: dict[str, Any]) -> int | None:
         """The step from which on waits count; None in a first epoch in which little was waited so far."""
