@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from perfagent.wire import TIMED_PHASES, Finding, Severity
-from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import cpu_load, drift, step_shares
 from perfagent_server.rules.speed.cpu_load import CpuLoad, ranks_of_nodes
@@ -50,9 +49,6 @@ class _Growth(NamedTuple):
     after_s: float = 0.0
     is_alone: bool = False
     is_everywhere: bool = False
-
-    def figures(self) -> dict[str, object]:
-        return {"phase": self.phase, "phase_before_s": self.before_s, "phase_after_s": self.after_s}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,15 +143,9 @@ class ThroughputRegression(Rule):
         is_crowded = cpu_load.is_crowded(window, time)
         is_own = growth.phase in ("", "other", "rollout")
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(window, growth)
-        return self.found(
-            "info" if is_own or cause in _OF_THE_MACHINE else "warning",
-            cause=cause,
-            since_step=found.step,
-            evidence={
-                **_slower(found.step, found.before, found.level), "drifted_steps": window.at - found.step, **growth.figures(),
-            },
-            gain_pct=100 * (1 - 1 / found.times),
-        )  # fmt: skip
+        severity: Severity = "info" if is_own or cause in _OF_THE_MACHINE else "warning"
+        figures = {"drifted_steps": window.at - found.step}
+        return self._finding(severity, cause, growth, found.step, found.before, found.level, figures)
 
     def _judge_jump(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> Finding | Unknown | None:
         before: dict[str, float] = next((note[1] for note in reversed(state["notes"]) if note[0] <= shift.step), {})
@@ -181,7 +171,14 @@ class ThroughputRegression(Rule):
             cause = "no more work"
         else:
             cause = _cause(window, growth)
-        return self._finding(window, shift, growth, cause, state["load"])
+        is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
+        beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
+        is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < beyond
+        is_told = growth.phase == "data" and window.is_firing("data_bound")
+        is_remark = cause in _OF_THE_MACHINE or is_little or is_told
+        severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
+        figures = {"noise_share": shift.noise, "steps": shift.groups * shift.size, "cores_before": state["load"]}
+        return self._finding(severity, cause, growth, shift.step, shift.before, shift.level, figures)
 
     def _loads(
         self, window: Window, state: dict[str, Any], shift: Shift, time: float
@@ -202,34 +199,27 @@ class ThroughputRegression(Rule):
         return found
 
     def _finding(
-        self, window: Window, shift: Shift, growth: _Growth, cause: str, load: list[list[float]] | None
+        self,
+        severity: Severity,
+        cause: str,
+        growth: _Growth,
+        step: int,
+        before_s: float,
+        now_s: float,
+        figures: dict[str, Any],
     ) -> Finding:
-        took = window.by_step["step_time_s"]
-        newest = sorted(took.last(max(self.steps, min(took.size, shift.groups * shift.size))))
-        is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
-        beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
-        is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < beyond
-        is_told = growth.phase == "data" and window.is_firing("data_bound")
-        is_remark = cause in _OF_THE_MACHINE or is_little or is_told
-        severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
+        times, lost_s = now_s / before_s, now_s - before_s
         return self.found(
             severity,
             cause=cause,
-            since_step=shift.step,
+            since_step=step,
             evidence={
-                **_slower(shift.step, shift.before, shift.level), "p90_s": p90(newest), "noise_share": shift.noise,
-                **growth.figures(), "steps": shift.groups * shift.size, "cores_before": load,
+                "step": step, "step_time_s": now_s, "before_s": before_s, "lost_s": lost_s, "times": times,
+                "longer_pct": 100 * (times - 1), "phase": growth.phase, "phase_before_s": growth.before_s,
+                "phase_after_s": growth.after_s, **figures,
             },
-            gain_pct=100 * (1 - 1 / shift.times),
+            gain_pct=100 * (1 - 1 / times),
         )  # fmt: skip
-
-
-def _slower(step: int, before_s: float, now_s: float) -> dict[str, object]:
-    times = now_s / before_s
-    return {
-        "step": step, "step_time_s": now_s, "before_s": before_s, "lost_s": now_s - before_s, "times": times,
-        "longer_pct": 100 * (times - 1),
-    }  # fmt: skip
 
 
 def _note(window: Window, state: dict[str, Any]) -> None:
@@ -244,14 +234,15 @@ def _note(window: Window, state: dict[str, Any]) -> None:
 def _typical_now(window: Window, steps: int) -> dict[str, float]:
     """Medians of the phases, and of the tokens, samples and FLOPs of a step (under the names of their rates), over the
     newest steps up to the one under judgment."""
-    found = {}
+    found, took = {}, window.by_step["step_time_s"]
     for name in (*(f"phase/{phase}_s" for phase in TIMED_PHASES if phase not in step_shares.PAUSES), *_RATES):
         series = window.by_step.get(name)
         values = series.before(window.at, steps) if series is not None else []
         if series is not None and name in _RATES:
-            times = window.by_step["step_time_s"].before(window.at, steps)
-            same = series.steps_before(window.at, steps) == window.by_step["step_time_s"].steps_before(window.at, steps)
-            values = [rate * time for rate, time in zip(values, times, strict=True)] if same else []
+            same = series.steps_before(window.at, steps) == took.steps_before(window.at, steps)
+            values = (
+                [rate * time for rate, time in zip(values, took.before(window.at, steps), strict=True)] if same else []
+            )
         known = [one for one in values if math.isfinite(one)]
         if known:
             found[name] = middle(known)
