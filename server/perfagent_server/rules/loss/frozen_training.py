@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
+from perfagent_server.rules.loss.loss_series import recent
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -62,15 +63,14 @@ class FrozenTraining(Rule):
         rates = window.series("lr")
         if rates is not None and rates.step is not None and rates.value is not None:
             zero_rate.follow(state["zero"], rates.value, rates.step)
-        series = window.loss_name
-        track = None if series is None else window.series(series)
+        track = window.series(window.loss_name or LOSS)
         if track is not None:
             self._follow_loss(track, state)
         unmoved = self._unmoved_since(window)
         if unmoved is not None:
-            return self._unmoved(window, track, unmoved)
+            return self._unmoved(window, unmoved)
         if zero_rate.stays_zero(window, state["zero"], self.lr_steps):
-            return self._found(window, track, "warning", "learning rate", state["zero"]["since"])
+            return self._found(window, "warning", "learning rate", state["zero"]["since"])
         if track is not None and state["still"] >= self.equal_steps:
             return self._same_loss(window, track, state)
         # where the state was lost with the server's, it must first see anew that something moves
@@ -108,7 +108,7 @@ class FrozenTraining(Rule):
 
     # --- what is found ------------------------------------------------------------------------------------------------
 
-    def _unmoved(self, window: Window, track: StepSeries | None, since: int) -> Finding:
+    def _unmoved(self, window: Window, since: int) -> Finding:
         norm, rate = window.value(_NORM), window.value("lr")
         skipped = window.series("amp/skipped")
         cause = ""
@@ -118,7 +118,7 @@ class FrozenTraining(Rule):
             cause = "no gradients"
         elif skipped is not None and _rises(skipped.last(8)):
             cause = "skipped steps"
-        return self._found(window, track, "warning", cause, since, update_ratio=0.0)
+        return self._found(window, "warning", cause, since, update_ratio=0.0)
 
     def _same_loss(self, window: Window, track: StepSeries, state: dict[str, Any]) -> Finding | None:
         since, value = state["still_since"], state["value"]
@@ -139,18 +139,15 @@ class FrozenTraining(Rule):
             why = "constant"
         is_ill = why in ("no gradient", "froze")
         return self._found(
-            window, track, "warning" if is_ill else "info", "same loss" if is_ill else "constant loss", since,
+            window, "warning" if is_ill else "info", "same loss" if is_ill else "constant loss", since,
             loss=value, values=state["still"], why=why,
         )  # fmt: skip
 
-    def _found(
-        self, window: Window, track: StepSeries | None, severity: Severity, cause: str, since: int, **evidence: Any
-    ) -> Finding:
+    def _found(self, window: Window, severity: Severity, cause: str, since: int, **evidence: Any) -> Finding:
         return self.found(
             severity, cause=cause, since_step=since,
             evidence={
-                "step": window.at, "since_step": since, "over_steps": window.at - since, "series": window.loss_name,
-                "last_losses": track.last(50) if track is not None else [], "lr": window.value("lr"),
+                **recent(window), "step": window.at, "since_step": since, "over_steps": window.at - since,
                 "grad_norm": window.value(_NORM), "update_ratio": window.value(_UPDATE), **evidence,
             },
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import guessing
+from perfagent_server.rules.loss.loss_series import recent
 from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
 
@@ -70,7 +71,7 @@ class LossPlateau(Rule):
             state.update(begin)
         is_full = _add(state, value, window.at)
         guess = self._guess(window, series, state) if is_full else UNKNOWN
-        plateau = self._plateau(window, series, state) if is_full and state["count"] >= self.least_steps else UNKNOWN
+        plateau = self._plateau(window, state) if is_full and state["count"] >= self.least_steps else UNKNOWN
         if isinstance(guess, Finding) or state["guessed"]:
             return guess
         if plateau is UNKNOWN and state["since"] is None and state["count"] >= self.guess_steps:
@@ -100,13 +101,13 @@ class LossPlateau(Rule):
             evidence={"series": series, **found.figures, "lr": window.value("lr"), "update_ratio": ratio},
         )
 
-    def _plateau(self, window: Window, series: str, state: dict[str, Any]) -> Finding | Unknown | None:
-        found = self._judge(window, series, state)
+    def _plateau(self, window: Window, state: dict[str, Any]) -> Finding | Unknown | None:
+        found = self._judge(window, state)
         state["since"] = None if found is None else window.at if state["since"] is None else state["since"]
         is_new = found is not None and not window.is_firing(self.id)
         return UNKNOWN if is_new and window.at - state["since"] < self.held_steps else found
 
-    def _judge(self, window: Window, series: str, state: dict[str, Any]) -> Finding | None:
+    def _judge(self, window: Window, state: dict[str, Any]) -> Finding | None:
         wanted = max(self.least_steps, int(self.run_pct / 100 * state["count"]))
         chosen: list[list[float]] = []
         for block in reversed(state["blocks"]):
@@ -133,10 +134,9 @@ class LossPlateau(Rule):
             cause="never fell" if never else "late" if is_late else "",
             since_step=since,
             evidence={
-                "step": window.at, "since_step": since, "series": series, "mean": now, "mean_before": before,
-                "standard_error": error, "values": over, "first": first, "lr": lr,
-                "lr_peak": peak if lr is not None else None, "lr_left_pct": left_pct,
-                "last_losses": window.by_step[series].last(50),
+                **recent(window), "step": window.at, "since_step": since, "mean": now, "mean_before": before,
+                "standard_error": error, "values": over, "first": first, "lr_peak": peak if lr is not None else None,
+                "lr_left_pct": left_pct,
             },
         )  # fmt: skip
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from perfagent.wire import LOSS
 from perfagent_server.rules.step_series import StepSeries
+from perfagent_server.rules.window import Window
 
-__all__ = ["bad_in_a_row", "finite", "has_fallen", "worth_telling"]
+__all__ = ["bad_in_a_row", "finite", "has_fallen", "recent", "worth_telling"]
 
 
 def finite(series: StepSeries) -> list[float]:
@@ -18,6 +21,12 @@ def finite(series: StepSeries) -> list[float]:
 def bad_in_a_row(values: list[float]) -> int:
     """How many of the newest values are not finite."""
     return next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
+
+
+def recent(window: Window) -> dict[str, Any]:
+    """What evidence shows of the loss and the rate now."""
+    track = window.series(window.loss_name or LOSS)
+    return {"series": window.loss_name, "last_losses": track.last(50) if track else [], "lr": window.value("lr")}
 
 
 def has_fallen(first: float, level: float, *, to: float = 0.75) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
-from perfagent_server.rules.loss.loss_series import finite
+from perfagent_server.rules.loss.loss_series import finite, recent
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -130,14 +130,8 @@ class LrAnomaly(Rule):
         return level + max(self.loss_pct / 100 * abs(level), self.loss_spreads * spread)
 
     def _found(self, window: Window, severity: Severity, cause: str, since: int, **figures: Any) -> Finding:
-        rates = window.series("lr")
-        return self.found(
-            severity, cause=cause, since_step=since,
-            evidence={
-                "step": window.at, "since_step": since, "series": window.loss_name, "lr": window.value("lr"), **figures,
-                "last_lrs": rates.last(50) if rates else [], "last_losses": _losses(window)[0][-50:],
-            },
-        )  # fmt: skip
+        figures |= {"step": window.at, "since_step": since, "last_lrs": window.by_step["lr"].last(50)}
+        return self.found(severity, cause=cause, since_step=since, evidence={**recent(window), **figures})
 
 
 def _losses(window: Window) -> tuple[list[float], list[int]]:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss.loss_series import recent
 from perfagent_server.rules.rule import (
     EVALUATION_LOSS,
     UNKNOWN,
@@ -105,23 +106,19 @@ class Overfit(Rule):
         return self._finding(window, rows, "never good", step, best=best, began=began)
 
     def _finding(self, window: Window, rows: list[list[float]], cause: str, since: int, **figures: Any) -> Finding:
-        series = window.loss_name or LOSS
-        track = window.series(series)
-        return self.found(
-            "warning",
-            cause=cause,
-            since_step=since,
-            evidence={
-                "step": rows[-1][0], "evaluation": rows[-1][1], "training": rows[-1][2], "series": series, **figures,
-                "evaluations": [row[:2] for row in rows], "lr": window.value("lr"),
-                "last_losses": track.last(50) if track else [],
-            },
-        )  # fmt: skip
+        step, evaluation, training = rows[-1]
+        figures |= {
+            "step": step,
+            "evaluation": evaluation,
+            "training": training,
+            "evaluations": [row[:2] for row in rows],
+        }
+        return self.found("warning", cause=cause, since_step=since, evidence={**recent(window), **figures})
 
     def _trained(self, window: Window, step: int) -> float | None:
         """The training loss at an evaluation. Scripts may count evaluations by epochs: a step before all that are kept
         says nothing, and then the newest values count."""
-        track = None if window.loss_name is None else window.series(window.loss_name)
+        track = window.series(window.loss_name or LOSS)
         if track is None:
             return None
         values = track.before(step, _TRAINED) if step >= track.steps[0] else track.last(_TRAINED)

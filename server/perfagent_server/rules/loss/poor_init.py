@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss.loss_series import recent
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
@@ -75,7 +76,7 @@ class PoorInit(Rule):
                 state["losses"].append(track.value)
                 state["lost"] = self._lost(window, series, state["losses"])
         if state["lost"] is not None and window.at <= window.start_step + _TOLD_STEPS:
-            return self._found(window, series, state, "not restored", **state["lost"])
+            return self._found(window, state, "not restored", **state["lost"])
         self._follow_gradients(window, state)
         state["over"] = state["measured"] >= _GIVEN_UP or state["count"] > _GIVEN_UP_STEPS
         newest = [value for value in track.last(9) if math.isfinite(value)]
@@ -86,7 +87,7 @@ class PoorInit(Rule):
             return None
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:
             return UNKNOWN
-        return self._found_in_gradients(window, series, state, now)
+        return self._found_in_gradients(window, state, now)
 
     def _lost(self, window: Window, series: str, losses: list[float]) -> dict[str, float] | None:
         known = window.before.get(series)
@@ -124,23 +125,22 @@ class PoorInit(Rule):
             state["silent"] = sorted(dead if state["silent"] is None else dead.intersection(state["silent"]))
             state.update(layers=len(values), largest=largest, median=middle)
 
-    def _found_in_gradients(self, window: Window, series: str, state: dict[str, Any], now: float) -> Finding | None:
+    def _found_in_gradients(self, window: Window, state: dict[str, Any], now: float) -> Finding | None:
         silent = state["silent"] or []
         figures = {"loss": now, "steps": state["count"], "measured": state["measured"], "silent": len(silent)}
         if len(silent) >= self.zero_share * state["layers"]:
-            return self._found(window, series, state, "zeros", **figures)
+            return self._found(window, state, "zeros", **figures)
         if state["steep"] == state["measured"]:
             times = state["largest"] / state["median"]
-            return self._found(window, series, state, "", times=times, **figures)
+            return self._found(window, state, "", times=times, **figures)
         return None
 
-    def _found(self, window: Window, series: str, state: dict[str, Any], cause: str, **figures: float) -> Finding:
-        track = window.by_step[series]
+    def _found(self, window: Window, state: dict[str, Any], cause: str, **figures: float) -> Finding:
         return self.found(
             "warning", cause=cause, since_step=window.start_step + 1,
             evidence={
-                "step": window.at, "series": series, "first": state["losses"][0], **figures, "last_losses": track.last(50),
-                "lr": window.value("lr"), "silent_layers": [one.removeprefix(_FAMILY) for one in (state["silent"] or [])[:64]],
+                "step": window.at, "first": state["losses"][0], **figures, **recent(window),
+                "silent_layers": [one.removeprefix(_FAMILY) for one in (state["silent"] or [])[:64]],
                 "largest_norm": state.get("largest"), "median_norm": state.get("median"), "layers": state.get("layers"),
             },
         )  # fmt: skip
