@@ -60,6 +60,7 @@ def test_a_loader_that_feeds_no_backward_pass_shifts_no_sizes(record):
         for batch in other:
             batch.mean()
     assert recorded.consumed() == dict.fromkeys(range(2, 21), 4)
+    assert recorded.series("batch/epoch") == {1: 1.0, 5: 2.0, 9: 3.0, 13: 4.0, 17: 5.0}
 
 
 def test_a_batch_that_the_loop_skips_is_none_of_a_step(record):

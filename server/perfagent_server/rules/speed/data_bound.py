@@ -22,6 +22,7 @@ _FEWEST_GROUPS = 4
 _EPOCH = "batch/epoch"
 _STARTS = 5  # of epochs: whole ones lie between them
 _HABIT = 3
+_MUCH = 0.2  # of the cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +153,15 @@ class DataBound(Rule):
         share = min(100.0, 100 * wait_s / step_s)
         cause, machine = self._on_this_machine(window, share)
         ordered = sorted(row.wait_s for row in rows)
+        severity: Severity = "critical" if share >= self.critical_pct else "warning"
         took = window.by_step["step_time_s"].time
-        # Without a GPU a training shares the cores with its loader, and both with whoever else is there.
-        is_crowded = took is not None and UTILIZATION.name not in window.by_time and cpu_load.is_crowded(window, took)
-        milder: Severity = "info" if is_crowded else "warning"
+        # Without a GPU a training shares the cores with its workers, and both with whoever else is there: a wait that is no
+        # larger than what others took is theirs. Samples that the training process loads itself slow down as it does.
+        if took is not None and machine.get("workers") and UTILIZATION.name not in window.by_time:
+            taken = cpu_load.taken_by_others(window, took)
+            severity = "info" if taken >= _MUCH and share <= 100 * taken else severity
         return self.found(
-            "critical" if share >= self.critical_pct else milder,
+            severity,
             cause=cause,
             since_step=window.at,
             evidence={
