@@ -14,22 +14,12 @@ from typing import Any, NamedTuple
 
 from perfagent.wire.limits import whole
 
-__all__ = ["Guess", "Limits", "guessing"]
+__all__ = ["Guess", "guessing"]
 
 _MOST_TIMES = 8.0
 """A flat loss that is more than so many times the guess has another part, which hides what the first one does."""
 _STEADY = ("cross_entropy", "mse", "smooth_l1", "huber")
 """Losses that fall where a model learns. A critic's, or that of two models against each other, need not."""
-
-
-class Limits(NamedTuple):
-    """Values of the loss before it is judged; near: share of the guess in which the newest third must lie, hardly below the
-    third before it; no stretch may have been below by twice that."""
-
-    guess: int
-    flat: int
-    broadcast: int
-    near: float
 
 
 class Guess(NamedTuple):
@@ -40,19 +30,31 @@ class Guess(NamedTuple):
     figures: dict[str, Any]
 
 
-def guessing(first: float, blocks: list[float], values: int, loss: Mapping[str, Any], limits: Limits) -> Guess | None:
+def guessing(
+    first: float,
+    blocks: list[float],
+    values: int,
+    loss: Mapping[str, Any],
+    *,
+    least: int,
+    flat: int,
+    broadcast: int,
+    near: float,
+) -> Guess | None:
     """first: the mean of the first losses; blocks: the means of as many `values` in a row, oldest first; loss: what the
-    agent told of it, {} where it told nothing."""
-    near, lowest, now = limits.near, min(blocks), fmean(blocks[-max(1, len(blocks) // 3) :])
-    chance, fed_by, broadcast = _chance(loss), loss.get("fed_by"), loss.get("broadcast")
+    agent told of it, {} where it told nothing; least, flat, broadcast: values before it is judged; near: share of the
+    guess in which the newest third must lie, hardly below the third before it; no stretch may have been below by twice
+    that."""
+    lowest, now = min(blocks), fmean(blocks[-max(1, len(blocks) // 3) :])
+    chance, fed_by, shapes = _chance(loss), loss.get("fed_by"), loss.get("broadcast")
     figures = {
         "level": now, "first": first, "lowest": lowest, "values": values, "guess": chance, "fed_by": fed_by,
         "classes": whole(loss.get("classes")), "loss_function": loss.get("kind"),
     }  # fmt: skip
-    if isinstance(broadcast, list) and len(broadcast) == 2 and values >= limits.broadcast:
-        shapes = {"prediction_shape": str(broadcast[0]), "difference_shape": str(broadcast[1])}
-        return Guess("broadcast", is_sure=True, figures=figures | shapes)
-    if values < limits.guess:
+    if isinstance(shapes, list) and len(shapes) == 2 and values >= broadcast:
+        figures |= {"prediction_shape": str(shapes[0]), "difference_shape": str(shapes[1])}
+        return Guess("broadcast", is_sure=True, figures=figures)
+    if values < least:
         return None
     is_flat = first - lowest <= 2 * near * abs(first) and abs(now - first) <= 4 * near * abs(first)
     if chance is not None:
@@ -62,7 +64,7 @@ def guessing(first: float, blocks: list[float], values: int, loss: Mapping[str, 
             return Guess("guess fed by softmax" if fed_by else "guess", is_sure=True, figures=figures)
     if fed_by and _stands(blocks, near):
         return Guess("fed by softmax", is_sure=True, figures=figures | {"floor": _floor(loss)})
-    if chance is None and is_flat and loss.get("kind") in _STEADY and values >= limits.flat:
+    if chance is None and is_flat and loss.get("kind") in _STEADY and values >= flat:
         return Guess("flat", is_sure=False, figures=figures)
     return None
 

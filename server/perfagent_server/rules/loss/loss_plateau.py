@@ -85,10 +85,12 @@ class LossPlateau(Rule):
         if rose > 1 and window.at - rose < self.guess_steps // 2:
             return UNKNOWN
         told = [*window.events("loss")]
-        limits = guessing.Limits(self.guess_steps, self.flat_steps, self.broadcast_steps, self.near_pct / 100)
         means = [state["offset"] + block[1] / block[0] for block in state["blocks"]]
         loss = told[-1].data if told else {}
-        found = guessing.guessing(state["first"] / _FIRST, means, state["count"], loss, limits)
+        found = guessing.guessing(
+            state["first"] / _FIRST, means, state["count"], loss, least=self.guess_steps, flat=self.flat_steps,
+            broadcast=self.broadcast_steps, near=self.near_pct / 100,
+        )  # fmt: skip
         state["guessed"] = found is not None
         if found is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Growth, Track
@@ -18,11 +18,6 @@ _OWN = ("processes", "workers")
 _SOON: dict[str, Any] = {"settle_steps": 1, "blocks": 4, "lasting_share": 0.7}
 """Of a short rise there are few points."""
 _CAUSES = {"processes": "", "workers": "loader workers", "host": "host"}
-
-
-class _Leak(NamedTuple):
-    of: str
-    rise: Growth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +71,7 @@ class HostMemoryLeak(Rule):
         tracks = self._follow(window, state, held, nodes)
         leak = self._leak(state, tracks, nodes, is_first_epoch=window.value("batch/epoch") == 1)
         early = window.now - state["began"] < _EARLY_S
-        return None if leak is None else self._finding(leak, tracks, nodes, early=early)
+        return None if leak is None else self._finding(*leak, tracks, nodes, early=early)
 
     def _follow(self, window: Window, state: dict[str, Any], held: Held, nodes: list[Host]) -> dict[str, Track]:
         """Adds a point to the tracks of what can be read."""
@@ -95,7 +90,7 @@ class HostMemoryLeak(Rule):
 
     def _leak(
         self, state: dict[str, Any], tracks: dict[str, Track], nodes: list[Host], *, is_first_epoch: bool
-    ) -> _Leak | None:
+    ) -> tuple[str, Growth] | None:
         hosts_bytes = sum(node.total for node in nodes)
         for name, track in tracks.items():
             least = self._least(name, track, state, hosts_bytes)
@@ -104,7 +99,7 @@ class HostMemoryLeak(Rule):
                 rise = self._soon_full(track, least, tracks, nodes, is_first_epoch=is_first_epoch)
             self._note_given_back(state, name, track, rise)
             if rise is not None and not (name == "host" and _is_ours(rise, tracks)):
-                return _Leak(name, rise)
+                return name, rise
         return None
 
     def _soon_full(
@@ -131,15 +126,14 @@ class HostMemoryLeak(Rule):
             given_back = state.setdefault("given_back", {})
             given_back[name] = max(given_back.get(name, 0.0), tops.pop(name)[1])
 
-    def _finding(self, leak: _Leak, tracks: dict[str, Track], nodes: list[Host], *, early: bool) -> Finding:
-        rise = leak.rise
+    def _finding(self, of: str, rise: Growth, tracks: dict[str, Track], nodes: list[Host], *, early: bool) -> Finding:
         left_s = _left_s(rise, tracks, nodes)
         return self.found(
-            "info" if leak.of == "host" else "warning",
-            cause=_CAUSES[leak.of],
+            "info" if of == "host" else "warning",
+            cause=_CAUSES[of],
             since_step=rise.since_step,
             evidence={
-                "of": leak.of, "bytes": rise.now, "first_bytes": rise.first, "grown_bytes": rise.grown,
+                "of": of, "bytes": rise.now, "first_bytes": rise.first, "grown_bytes": rise.grown,
                 "bytes_per_hour": 3600 * rise.per_s, "bytes_per_step": rise.grown / max(1, rise.steps), "over_s": rise.lasted_s,
                 "steps": rise.steps, "left_s": left_s, "host_bytes": nodes[0].total if left_s else None,
                 "when": "early" if early else None, "now_bytes": {name: one.level for name, one in tracks.items()},

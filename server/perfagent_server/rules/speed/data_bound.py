@@ -151,13 +151,16 @@ class DataBound(Rule):
         self, window: Window, rows: list[_Row], size: int, hidden_s: float, wait_s: float, step_s: float
     ) -> Finding:
         share = min(100.0, 100 * wait_s / step_s)
-        cause, machine = self._on_this_machine(window, share)
-        ordered = sorted(row.wait_s for row in rows)
+        ordered, machine, cause, known = sorted(row.wait_s for row in rows), loader_cores.loader_cores(window), "", {}
+        if machine is not None:  # whether more workers than now have cores here
+            known, wanted = {"cores": machine.cores, "workers": machine.of_rank}, machine.wanted(share / 100)
+            cause = "too few workers" if wanted > machine.of_rank else "no core is free"
+            known |= {"advised_workers": wanted} if wanted > machine.of_rank else {}
         severity: Severity = "critical" if share >= self.critical_pct else "warning"
         took = window.by_step["step_time_s"].time
         # Without a GPU a training shares the cores with its workers, and both with whoever else is there: a wait that is no
         # larger than what others took is theirs. Samples that the training process loads itself slow down as it does.
-        if took is not None and machine.get("workers") and UTILIZATION.name not in window.by_time:
+        if took is not None and machine is not None and machine.of_rank and UTILIZATION.name not in window.by_time:
             taken = cpu_load.taken_by_others(window, took)
             severity = "info" if taken >= _MUCH and share <= 100 * taken else severity
         return self.found(
@@ -168,23 +171,10 @@ class DataBound(Rule):
                 "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "step_without_wait_s": step_s - wait_s,
                 "hidden_wait_s": hidden_s, "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": p90(ordered),
                 "wait_max_s": ordered[-1], "steps": len(rows), "in_groups_of": size if size > 1 else None,
-                "phases_s": means_over(window, {row.step for row in rows}), **machine,
+                "phases_s": means_over(window, {row.step for row in rows}), **known,
             },
             gain_pct=share,
         )  # fmt: skip
-
-    def _on_this_machine(self, window: Window, share: float) -> tuple[str, dict[str, float]]:
-        """The cause: more workers than now have cores here, or not. With the figures that it rests on."""
-        machine = loader_cores.loader_cores(window)
-        if machine is None:
-            return "", {}
-        known = {"cores": machine.cores, "workers": machine.of_rank}
-        wanted = machine.wanted(share / 100)
-        return (
-            ("too few workers", {**known, "advised_workers": wanted})
-            if wanted > machine.of_rank
-            else ("no core is free", known)
-        )
 
 
 class _Row(NamedTuple):
@@ -196,9 +186,7 @@ class _Row(NamedTuple):
 
 
 def _typical(values: list[float], size: int) -> float:
-    """The median of the means of groups of `size` steps, the newest one last; of all steps where that is 1."""
-    if size == 1:
-        return median(values)
+    """The median of the means of groups of `size` steps, the newest one last."""
     return median(sum(values[end - size : end]) / size for end in range(len(values), size - 1, -size))
 
 
