@@ -9,16 +9,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.loss_series import recent
-from perfagent_server.rules.rule import (
-    EVALUATION_LOSS,
-    UNKNOWN,
-    Life,
-    Question,
-    Rule,
-    Series,
-    Unknown,
-    within,
-)
+from perfagent_server.rules.rule import EVALUATION_LOSS, UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["Overfit"]

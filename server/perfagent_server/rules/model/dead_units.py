@@ -59,11 +59,8 @@ class DeadUnits(Rule):
         state = window.state_of(self, {"began": {}, "alive": {}, "first_loss": None})
         left = loss_left(window, state)
         lowered = self.clear_at if window.is_firing(self.id) else 1.0
-        rows = [
-            row
-            for row in layer_rows(window, _SHARES, window.start_step + self.skip_steps)
-            if not _is_sparse_by_design(row.layer)
-        ]
+        known = layer_rows(window, _SHARES, window.start_step + self.skip_steps)
+        rows = [row for row in known if not _is_sparse_by_design(row.layer)]
         if not rows:
             return UNKNOWN
         for row in layer_rows(window, _SHARES, window.start_step):
@@ -78,7 +75,7 @@ class DeadUnits(Rule):
         if not nothing_left and window.step - window.start_step < self.least_steps:
             return UNKNOWN
         is_sick = nothing_left or any(self._harms(window, state, row, left) for row in dead)
-        return self._finding(state, dead, len(rows), left, is_sick=is_sick)
+        return self._finding(state["began"], dead, len(rows), left, is_sick=is_sick)
 
     def _harms(self, window: Window, state: dict[str, Any], row: LayerRow, left: float | None) -> bool:
         """Whether it is why the run does not learn, as far as its loss can tell."""
@@ -98,18 +95,12 @@ class DeadUnits(Rule):
         return len(shares) == self.observations and min(shares) >= lowered * self.dead_pct
 
     def _finding(
-        self,
-        state: dict[str, Any],
-        dead: list[LayerRow],
-        measured: int,
-        left: float | None,
-        *,
-        is_sick: bool,
+        self, began: dict[str, float], dead: list[LayerRow], measured: int, left: float | None, *, is_sick: bool
     ) -> Finding:
         worst = dead[0]
         return self.found(
             "warning" if is_sick else "info",
-            cause="from the start" if is_sick and 100 * state["began"][worst.layer] >= self.dead_pct else "",
+            cause="from the start" if is_sick and 100 * began[worst.layer] >= self.dead_pct else "",
             since_step=worst.steps[0],
             evidence={
                 "layer": worst.layer, "dead_pct": 100 * worst.values[-1], "dead": len(dead), "measured": measured,

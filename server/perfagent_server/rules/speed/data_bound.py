@@ -137,7 +137,7 @@ class DataBound(Rule):
         if share < self.critical_pct or (busy is not None and busy >= self.busy_pct):
             return None
         return self.found(
-            "warning",
+            "info" if _is_of_others(window, share) else "warning",
             cause="epochs begin",
             since_step=first,
             evidence={
@@ -157,14 +157,8 @@ class DataBound(Rule):
             cause = "too few workers" if wanted > machine.of_rank else "no core is free"
             known |= {"advised_workers": wanted} if wanted > machine.of_rank else {}
         severity: Severity = "critical" if share >= self.critical_pct else "warning"
-        took = window.by_step["step_time_s"].time
-        # Without a GPU a training shares the cores with its workers, and both with whoever else is there: a wait that is no
-        # larger than what others took is theirs. Samples that the training process loads itself slow down as it does.
-        if took is not None and machine is not None and machine.of_rank and UTILIZATION.name not in window.by_time:
-            taken = cpu_load.taken_by_others(window, took)
-            severity = "info" if taken >= _MUCH and share <= 100 * taken else severity
         return self.found(
-            severity,
+            "info" if machine is not None and machine.of_rank and _is_of_others(window, share) else severity,
             cause=cause,
             since_step=window.at,
             evidence={
@@ -175,6 +169,16 @@ class DataBound(Rule):
             },
             gain_pct=share,
         )  # fmt: skip
+
+
+def _is_of_others(window: Window, share: float) -> bool:
+    """Whether it is no more than others took of the cores. Without a GPU a training shares them with its workers, and both
+    with whoever else is there. (Samples that the training process loads itself slow down as it does.)"""
+    took = window.by_step["step_time_s"].time
+    taken = (
+        cpu_load.taken_by_others(window, took) if took is not None and UTILIZATION.name not in window.by_time else 0.0
+    )
+    return taken >= _MUCH and share <= 100 * taken
 
 
 class _Row(NamedTuple):

@@ -6,11 +6,11 @@ What a jump detector compares (the newest values with those just before) hardly 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfagent_server.rules.speed.level_shift import middle
 
-__all__ = ["FRESH", "Drift", "drift", "follow"]
+__all__ = ["FRESH", "drift", "follow"]
 
 FRESH: dict[str, Any] = {"count": 0, "newest": [], "marks": [], "from": None}
 """Plain values that a rule keeps. newest: the newest values; marks: [step, level] when there were 16, 32, 64 ... of
@@ -22,18 +22,6 @@ _RISES_TIMES, _TIMES = 1.15, 1.5
 """From mark to mark, and over all marks in question."""
 _OVER_TIMES = 1.25
 _LOOKED_EVERY = 16
-
-
-class Drift(NamedTuple):
-    """step: when the level was last as it was before."""
-
-    step: int
-    before: float
-    level: float
-
-    @property
-    def times(self) -> float:
-        return self.level / self.before
 
 
 def follow(state: dict[str, Any], step: int, value: float) -> bool:
@@ -48,8 +36,9 @@ def follow(state: dict[str, Any], step: int, value: float) -> bool:
     return state["from"] is not None and state["count"] % _LOOKED_EVERY == 0
 
 
-def drift(state: dict[str, Any]) -> Drift | None:
-    """Of the values up to now: what rises, until it has come down again."""
+def drift(state: dict[str, Any]) -> tuple[int, float, float] | None:
+    """Of the values up to now: what rises, until it has come down again. The step at which the level was last as it was
+    before, that level, and the present one."""
     if len(state["newest"]) < _NEWEST:
         return None
     level = middle(state["newest"])
@@ -63,4 +52,4 @@ def drift(state: dict[str, Any]) -> Drift | None:
     if level < _OVER_TIMES * before:
         state["from"] = None
         return None
-    return Drift(step, before, level)
+    return step, before, level

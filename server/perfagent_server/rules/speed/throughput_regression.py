@@ -134,18 +134,20 @@ class ThroughputRegression(Rule):
     def _drifted(self, window: Window, state: dict[str, Any], time: float) -> Finding | None:
         """Only a remark where the script's own code grew: episodes of reinforcement learning get longer as it learns."""
         found = drift.drift(state["drift"]) if state["drift"]["marks"] else None
-        if found is None or (window.at - found.step) * (found.before + found.level) / 2 < _DRIFT_S:
+        if found is None:
+            return None
+        step, usual, level = found
+        if (window.at - step) * (usual + level) / 2 < _DRIFT_S:
             return None
         after = _typical_now(window, _TYPICAL_STEPS)
-        if _has_more_work(state["early"], after, found.times):
+        if _has_more_work(state["early"], after, level / usual):
             return None
-        growth = _growth(state["early"], after, found.level - found.before)
+        growth = _growth(state["early"], after, level - usual)
         is_crowded = cpu_load.is_crowded(window, time)
         is_own = growth.phase in ("", "other", "rollout")
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(window, growth)
         severity: Severity = "info" if is_own or cause in _OF_THE_MACHINE else "warning"
-        figures = {"drifted_steps": window.at - found.step}
-        return self._finding(severity, cause, growth, found.step, found.before, found.level, figures)
+        return self._finding(severity, cause, growth, step, usual, level, {"drifted_steps": window.at - step})
 
     def _judge_jump(self, window: Window, state: dict[str, Any], shift: Shift, time: float) -> Finding | Unknown | None:
         before: dict[str, float] = next((note[1] for note in reversed(state["notes"]) if note[0] <= shift.step), {})
