@@ -11,6 +11,7 @@ from judging import frame, state
 from step_job import StepJob
 
 from perfagent.wire import Finding
+from perfagent_server.rules.speed.data_bound import DataBound
 from perfagent_server.rules.speed.throughput_regression import ThroughputRegression
 
 RULE = ThroughputRegression()
@@ -195,6 +196,15 @@ def test_steps_that_wait_for_cores_of_others_are_a_remark(
     found = crowded(*job)
     assert [(one.severity, one.cause) for _, one in found] == told
     assert all(step < by_step for step, _ in found)
+
+
+def test_a_loader_that_is_told_anyway_is_a_remark() -> None:
+    job = StepJob(RULE, DataBound())
+    times = [*noisy(0.1, 400), *noisy(0.2, 100, seed=1)]
+    train(times, extra=lambda _, time: {"phase/data_s": time - 0.06, "phase/backward_s": 0.06}, job=job)
+    assert [(one.finding.rule, one.finding.severity) for one in job.fired] == [
+        ("data_bound", "critical"), ("throughput_regression", "info"),
+    ]  # fmt: skip
 
 
 def rising(steps: int = 400, first: float = 0.05) -> list[float]:

@@ -144,7 +144,7 @@ class ThroughputRegression(Rule):
             return None
         growth = _growth(state["early"], after, level - usual)
         is_crowded = cpu_load.is_crowded(window, time)
-        is_own = growth.phase in ("", "other", "rollout")
+        is_own = growth.phase in ("", "other", "rollout") or _is_told(window, growth)
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(window, growth)
         severity: Severity = "info" if is_own or cause in _OF_THE_MACHINE else "warning"
         return self._finding(severity, cause, growth, step, usual, level, {"drifted_steps": window.at - step})
@@ -176,8 +176,7 @@ class ThroughputRegression(Rule):
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
         beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
         is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < beyond
-        is_told = growth.phase == "data" and window.is_firing("data_bound")
-        is_remark = cause in _OF_THE_MACHINE or is_little or is_told
+        is_remark = cause in _OF_THE_MACHINE or is_little or _is_told(window, growth)
         severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
         figures = {"noise_share": shift.noise, "steps": shift.groups * shift.size, "cores_before": state["load"]}
         return self._finding(severity, cause, growth, shift.step, shift.before, shift.level, figures)
@@ -278,6 +277,11 @@ def _cause(window: Window, growth: _Growth) -> str:
     if growth.is_everywhere and UTILIZATION.name not in window.by_time:
         return "every phase"
     return growth.phase if growth.phase in ("data", "comm", "other") else ""
+
+
+def _is_told(window: Window, growth: _Growth) -> bool:
+    """Whether it is the wait for data, of which data_bound tells already."""
+    return growth.phase == "data" and window.is_firing("data_bound")
 
 
 def _waits(loads: list[tuple[tuple[float, float], CpuLoad]], times: float) -> bool:
