@@ -64,6 +64,7 @@ class StepReader:
     def restore(self, context: Sequence[Any]) -> None:
         self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *rest = context
         self.account.micro_batches, self.account.divided_later = rest
+        self._epoch = math.inf  # it does not know which one it is in the middle of
 
     def loss_is_bad(self, row: StepRow) -> bool:
         """True if a loss of the step is NaN or infinite and on the host."""
