@@ -222,7 +222,7 @@ def test_waits_no_longer_than_what_others_took_are_theirs(
 
 @pytest.mark.parametrize(
     ("first", "later", "expected"),
-    [(0.15, 0.0, []), (0.15, 0.15, [70]), (0.3, 0.0, [34])],
+    [(0.08, 0.0, []), (0.08, 0.15, [70]), (0.2, 0.0, [25])],
     ids=["a cold cache", "every epoch", "it goes on"],
 )
 def test_waits_of_the_first_epoch_alone_are_none_of_the_run(first: float, later: float, expected: list[int]) -> None:

@@ -47,7 +47,7 @@ class DataBound(Rule):
     steps: int = within(20, least=2, most=64)
     skip_steps: int = 5
     least_wait_s: float = 0.001
-    first_epoch_s: float = 10.0
+    first_epoch_s: float = 5.0
     busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
 

@@ -113,6 +113,17 @@ class LevelShift:
             times, level, state["level"], state["noise"], state["step"], state["time"], state["count"], state["size"]
         )
 
+    def declare(self, state: dict[str, Any], count: int) -> bool:
+        """Takes the newest `count` groups for a new level that something else tells of, whatever the noise. Whether they
+        are one."""
+        groups = _numbers(state["groups"])
+        before = groups[-count - self.before : -count] if 0 < count < len(groups) else groups[:0]
+        usual = middle(before) if len(before) >= self.least_before else 0.0
+        if state["level"] is not None or not usual > 0 or middle(groups[-count:]) < self.rise_times * usual:
+            return False
+        _split(state, groups, count, usual, _noise(before, usual))
+        return True
+
     def accept(self, state: dict[str, Any]) -> None:
         """From now on the new level is the usual one: the work of a step has changed."""
         self._go_on(state, _numbers(state["since"]))

@@ -38,6 +38,8 @@ _OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.02
 _SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
 """What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
 _OF_THE_MACHINE = ("other programs", "every phase", "no more work")
+_JUMP_TIMES, _JUMP_SHARE, _FEWEST_NOTES = 1.3, 0.1, 3
+"""A phase that jumped: to so many times its highest note, by this share of the step."""
 
 
 class _Growth(NamedTuple):
@@ -125,8 +127,10 @@ class ThroughputRegression(Rule):
         if not detector.take(track, step, time, value, value):
             return UNKNOWN
         shift = detector.look(track)
+        if shift is None and _note(window, state) and _jumped_alone(state["notes"]):
+            # The noise of the whole step may hide what one phase shows clearly.
+            shift = detector.look(track) if detector.declare(track, _TYPICAL_STEPS // track["size"]) else None
         if shift is None:
-            _note(window, state)
             state["load"] = None
             return None if detector.knows_enough(track) else UNKNOWN
         return self._judge_jump(window, state, shift, time)
@@ -223,13 +227,29 @@ class ThroughputRegression(Rule):
         )  # fmt: skip
 
 
-def _note(window: Window, state: dict[str, Any]) -> None:
-    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure."""
+def _note(window: Window, state: dict[str, Any]) -> bool:
+    """Now and then, what is typical: of the steps before a jump the series are gone when it is sure. Whether it is now."""
     state["until_note"] -= 1
-    if state["until_note"] < 0:
-        state["until_note"] = _NOTED_EVERY - 1
-        state["notes"].append([window.at + 1, _typical_now(window, _TYPICAL_STEPS)])
-        del state["notes"][:-_MOST_NOTES]
+    if state["until_note"] >= 0:
+        return False
+    state["until_note"] = _NOTED_EVERY - 1
+    state["notes"].append([window.at + 1, _typical_now(window, _TYPICAL_STEPS)])
+    del state["notes"][:-_MOST_NOTES]
+    return True
+
+
+def _jumped_alone(notes: list[tuple[int, dict[str, float]]]) -> bool:
+    """Whether one phase is far above all its notes but the newest two, while no other grew like it."""
+    now, earlier = notes[-1][1], [note for _, note in notes[:-2]]
+    if len(earlier) < _FEWEST_NOTES:
+        return False
+    known = [name for name in now if name not in _RATES and all(name in note for note in earlier)]
+    usual = {name: middle([note[name] for note in earlier]) for name in known}
+    whole = sum(now[name] for name in known)
+    growth = _growth(usual, now, whole - sum(usual.values()))
+    highest = max(note.get(f"phase/{growth.phase}_s", math.inf) for note in earlier)
+    is_far = growth.after_s >= _JUMP_TIMES * highest and growth.after_s - growth.before_s >= _JUMP_SHARE * whole
+    return growth.is_alone and is_far
 
 
 def _typical_now(window: Window, steps: int) -> dict[str, float]:
