@@ -208,12 +208,12 @@ def test_a_loader_that_is_told_anyway_is_a_remark() -> None:
 
 
 def test_a_phase_that_grows_alone_shows_through_the_noise_of_the_step() -> None:
-    own = [0.003 + 0.00003 * step for step in range(700)]
-    times = [model + more for model, more in zip(noisy(0.025, 700, noise=0.5), own, strict=True)]
+    own = [0.0013 + 0.000036 * step for step in range(700)]
+    times = [model + more for model, more in zip(noisy(0.018, 700, noise=0.5), own, strict=True)]
     job = train(
         times, extra=lambda step, time: {"phase/other_s": own[step - 1], "phase/backward_s": time - own[step - 1]}
     )
-    assert ("warning", "other") in [(change.finding.severity, change.finding.cause) for change in job.changes]
+    assert ("critical", "other") in [(change.finding.severity, change.finding.cause) for change in job.changes]
 
 
 def rising(steps: int = 400, first: float = 0.05) -> list[float]:
