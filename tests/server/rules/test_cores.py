@@ -210,13 +210,16 @@ def test_waits_at_the_beginning_of_epochs_are_told(
 
 
 @pytest.mark.parametrize(
-    ("workers", "busy", "wait_s", "severity"),
-    [(1.0, 100.0, 0.4, "info"), (1.0, 100.0, 0.7, "critical"), (1.0, 55.0, 0.4, "critical"), (0.0, 100.0, 0.4, "critical")],
+    ("workers", "busy", "uses", "wait_s", "severity"),
+    [
+        (1.0, 100.0, 40.0, 0.3, "info"), (1.0, 100.0, 40.0, 0.7, "critical"), (1.0, 70.0, 40.0, 0.3, "critical"),
+        (1.0, 100.0, 5.0, 0.3, "critical"), (0.0, 100.0, 40.0, 0.3, "critical"),
+    ],
 )  # fmt: skip
 def test_waits_no_longer_than_what_others_took_are_theirs(
-    workers: float, busy: float, wait_s: float, severity: str
+    workers: float, busy: float, uses: float, wait_s: float, severity: str
 ) -> None:
-    readings = loaders(workers, 2.0) | {"host/cpu_pct": busy, "process/cpu_pct": 90.0, "process/workers_cpu_pct": 10.0}
+    readings = loaders(workers, 2.0) | {"host/cpu_pct": busy, "process/cpu_pct": 90.0, "process/workers_cpu_pct": uses}
     assert [one.severity for one in found(DataBound(), readings, 80, waiting(wait_s))] == [severity]
 
 

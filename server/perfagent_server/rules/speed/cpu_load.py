@@ -11,8 +11,8 @@ from perfagent_server.rules.rule import Series
 from perfagent_server.rules.window import Window
 
 __all__ = [
-    "BUSY", "CORES", "OWN", "PRESSURE", "READS", "THROTTLED", "CpuLoad", "cpu_load", "is_crowded", "ranks_of_nodes",
-    "taken_by_others",
+    "BUSY", "CORES", "OWN", "PRESSURE", "READS", "THROTTLED", "CpuLoad", "cpu_load", "fullest", "is_crowded",
+    "ranks_of_nodes",
 ]  # fmt: skip
 
 _KEPT_S = 180  # for a minute of stepping in it, whatever pauses there are between the steps
@@ -81,13 +81,14 @@ def cpu_load(window: Window, node: tuple[int, tuple[int, ...]], since: float, un
 
 def is_crowded(window: Window, until: float) -> bool:
     """Whether other programs used a good part of some node's cores in the seconds before. `until`: clock of the nodes."""
-    return taken_by_others(window, until) >= _MUCH
+    load = fullest(window, until)
+    return load is not None and load.others >= _MUCH * load.cores
 
 
-def taken_by_others(window: Window, until: float) -> float:
-    """The share of the cores of that node of which other programs took most in the seconds before, 0 to 1."""
-    loads = [cpu_load(window, node, until - _NEWEST_S, until) for node in ranks_of_nodes(window)]
-    return max((load.others / load.cores for load in loads if load is not None), default=0.0)
+def fullest(window: Window, until: float) -> CpuLoad | None:
+    """Of the node of whose cores other programs took most in the seconds before."""
+    loads = (cpu_load(window, node, until - _NEWEST_S, until) for node in ranks_of_nodes(window))
+    return max((load for load in loads if load is not None), key=lambda load: load.others / load.cores, default=None)
 
 
 def _mean(window: Window, name: str, rank: int, since: float, until: float) -> float | None:

@@ -22,7 +22,7 @@ _FEWEST_GROUPS = 4
 _EPOCH = "batch/epoch"
 _STARTS = 5  # of epochs: whole ones lie between them
 _HABIT = 3
-_MUCH = 0.2  # of the cores
+_MUCH = 0.2  # of the cores that others take, and of a core that a worker uses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class DataBound(Rule):
         if share < self.critical_pct or (busy is not None and busy >= self.busy_pct):
             return None
         return self.found(
-            "info" if _is_of_others(window, share) else "warning",
+            "info" if _is_of_others(window, share, machine.of_rank) else "warning",
             cause="epochs begin",
             since_step=first,
             evidence={
@@ -158,7 +158,7 @@ class DataBound(Rule):
             known |= {"advised_workers": wanted} if wanted > machine.of_rank else {}
         severity: Severity = "critical" if share >= self.critical_pct else "warning"
         return self.found(
-            "info" if machine is not None and machine.of_rank and _is_of_others(window, share) else severity,
+            "info" if machine is not None and _is_of_others(window, share, machine.of_rank) else severity,
             cause=cause,
             since_step=window.at,
             evidence={
@@ -171,14 +171,14 @@ class DataBound(Rule):
         )  # fmt: skip
 
 
-def _is_of_others(window: Window, share: float) -> bool:
-    """Whether it is no more than others took of the cores. Without a GPU a training shares them with its workers, and both
-    with whoever else is there. (Samples that the training process loads itself slow down as it does.)"""
+def _is_of_others(window: Window, share: float, workers: int) -> bool:
+    """Whether workers that compute wait for cores, no more than others took of them. Without a GPU a training shares the
+    cores with its workers, and both with whoever else is there. (Samples that it loads itself slow down as it does.)"""
     took = window.by_step["step_time_s"].time
-    taken = (
-        cpu_load.taken_by_others(window, took) if took is not None and UTILIZATION.name not in window.by_time else 0.0
-    )
-    return taken >= _MUCH and share <= 100 * taken
+    load = cpu_load.fullest(window, took) if took is not None and UTILIZATION.name not in window.by_time else None
+    if load is None or not workers or load.workers < _MUCH * len(load.ranks) * workers:
+        return False
+    return load.others >= _MUCH * load.cores and share * load.cores <= 100 * load.others
 
 
 class _Row(NamedTuple):

@@ -249,7 +249,7 @@ def _jumped_alone(notes: list[tuple[int, dict[str, float]]]) -> bool:
     growth = _growth(usual, now, whole - sum(usual.values()))
     highest = max(note.get(f"phase/{growth.phase}_s", math.inf) for note in earlier)
     is_far = growth.after_s >= _JUMP_TIMES * highest and growth.after_s - growth.before_s >= _JUMP_SHARE * whole
-    return growth.is_alone and is_far
+    return is_far and growth.after_s <= (1 - _LEAST_REST) * whole and not growth.is_everywhere
 
 
 def _typical_now(window: Window, steps: int) -> dict[str, float]:
