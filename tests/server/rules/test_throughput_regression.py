@@ -207,7 +207,7 @@ def test_a_loader_that_is_told_anyway_is_a_remark() -> None:
     ]  # fmt: skip
 
 
-def test_a_phase_that_grows_alone_shows_through_the_noise_of_the_step() -> None:
+def test_a_phase_that_grows_alone_shows_through_noise() -> None:
     own = [0.0013 + 0.000036 * step for step in range(700)]
     times = [model + more for model, more in zip(noisy(0.018, 700, noise=0.5), own, strict=True)]
     job = train(

@@ -112,7 +112,8 @@ class LrAnomaly(Rule):
         if window.at > step + self.worse_steps * (5 if is_worse else 1):
             state["jump"] = None
             return None
-        if not is_worse and not (is_told and (len(since) >= 2 * _AFTER or window.loss_name is None)):
+        waits = cause == "resume" and len(since) < 2 * _AFTER and window.loss_name is not None
+        if not is_worse and (waits or not is_told):
             return None
         return self._found(
             window, "warning" if is_worse else "info", cause, step, before=before, rate=after, jump_times=self.jump_times,
