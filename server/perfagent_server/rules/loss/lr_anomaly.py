@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding, Severity
 from perfagent_server.rules.loss import zero_rate
-from perfagent_server.rules.loss.loss_series import finite, recent
+from perfagent_server.rules.loss.loss_series import recent
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
@@ -138,4 +138,8 @@ class LrAnomaly(Rule):
 def _losses(window: Window) -> tuple[list[float], list[int]]:
     """Those that are kept and are numbers, and their steps."""
     track = window.series(window.loss_name or LOSS)
-    return finite(track) if track else ([], [])
+    if track is None:
+        return [], []
+    kept = zip(track.last(track.size), track.last_steps(track.size), strict=True)
+    known = [(value, step) for value, step in kept if math.isfinite(value)]
+    return [value for value, _ in known], [step for _, step in known]
