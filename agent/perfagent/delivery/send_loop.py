@@ -50,7 +50,7 @@ REST_S = 1.0
 READ_S = 4.0
 MOST_DRAFTED = 4096
 """Notes of one tick that are written down as they were noted; more become columns at once."""
-URGENT = ("alert", "finding", "state")
+URGENT = ("alert", "collectives", "finding", "stacks", "state")
 FIRST_PAUSE_S, CALM_S = 0.25, 60.0
 """How long a value that stays NaN does not press again, at first and at most. Five frames a second took 0.7 % of the
 training's time."""

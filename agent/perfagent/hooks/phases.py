@@ -32,7 +32,7 @@ class Span:
     tells: False for parts that happen many times a step and make no event.
     """
 
-    __slots__ = ("_begin_step", "_counts", "_name", "_progress", "_started", "_tells")
+    __slots__ = ("_begin_step", "_counts", "_name", "_outer", "_progress", "_started", "_tells")
 
     def __init__(self, progress: Progress, name: str, *, tells: bool = True) -> None:
         self._progress, self._name, self._tells = progress, name, tells
@@ -42,6 +42,7 @@ class Span:
         p = self._progress
         self._begin_step = p.in_progress()
         self._started = now()
+        self._outer, p.inside = p.inside, self._name
         if self._counts:
             p.phase_depth += 1
 
@@ -49,6 +50,7 @@ class Span:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         p, ended = self._progress, now()
+        p.inside = self._outer
         if self._counts:
             p.phase_depth -= 1
         # within one step: part of its breakdown

@@ -9,6 +9,7 @@ holds the interpreter for up to 0.1 s when it is full, so it is taken only while
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -27,11 +28,12 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 @contained
 def last_collectives() -> dict[str, Any]:
-    """{"groups": [{"group", "backend", "desc", "size"?, "members"?, "seq", "waits", "recent": [[number, name], ...]}],
-    "complete"}, one entry a process group and backend; {} where nothing is known.
+    """{"groups": [{"group", "backend", "desc", "size"?, "members"?, "seq", "waits", "recent": [[number, name], ...],
+    "sizes"?, "is_new"?}], "complete"}, one entry a process group and backend; {} where nothing is known.
 
     seq: how many collectives this rank has called there; waits: whether the last one has not completed; recent: the last
-    ones, oldest first. size, members: how many ranks the group has, and a hash of them, by which two groups of one name
+    ones, oldest first. sizes: of the newest one's input; is_new: this rank has never called it after the one before it.
+    size, members: how many ranks the group has, and a hash of them, by which two groups of one name
     are told apart. complete: nothing was overwritten, so that in a group without a backend none was called.
     """
     torch: Any = sys.modules.get("torch")
@@ -74,17 +76,23 @@ def _entry(name: str, backend: str, entries: list[dict[str, Any]]) -> dict[str, 
     # of several that are coalesced each is recorded, under one number
     numbers = {int(entry["collective_seq_id"]): _operation(entry) for entry in entries}
     last = entries[-1] if entries else {}
+    pairs = [(_shape(one), _shape(other)) for one, other in itertools.pairwise(entries)]
     desc = str((last.get("process_group") or ["", ""])[1])[:64]
     return {
         "group": name, "backend": backend, "desc": "" if desc == "undefined" else desc, "seq": max(numbers, default=0),
         "waits": bool(last) and not last.get("retired") and last.get("state") != "completed",
         "recent": [[number, numbers[number]] for number in sorted(numbers)[-RECENT:]],
+        "sizes": str(last.get("input_sizes", ""))[:200], "is_new": bool(pairs) and pairs[-1] not in pairs[:-1],
     }  # fmt: skip
 
 
 def _operation(entry: dict[str, Any]) -> str:
     """`all_reduce` of "gloo:all_reduce"."""
     return str(entry.get("profiling_name", "")).rpartition(":")[2][:64]
+
+
+def _shape(entry: dict[str, Any]) -> tuple[str, str]:
+    return _operation(entry), str(entry.get("input_sizes"))
 
 
 def _groups() -> dict[str, dict[str, Any]]:

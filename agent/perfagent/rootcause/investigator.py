@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.end_reason import out_of_memory
 from perfagent.rootcause.containment import contained
+from perfagent.rootcause.standstill import Standstill
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Investigator:
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
         self._age_told = 0.0
+        self._standstill = Standstill(self)
 
     # ---- on the training thread
 
@@ -300,6 +302,7 @@ class Investigator:
         """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
         p = self.progress
         age = self.clock() - p.step_end / 1e9 if p.step_end and not p.ended else 0.0
+        self._standstill.poll(p.step_end, age)
         if age >= STEP_AGE_S and age - self._age_told >= 1.0:
             self._age_told = age
             p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))

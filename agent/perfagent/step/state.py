@@ -96,6 +96,7 @@ class Progress(_EveryStep):
         "governor",
         "health",
         "hooks_ns",
+        "inside",
         "inside_roots",
         "investigator",
         "look_at",
@@ -209,6 +210,7 @@ class Progress(_EveryStep):
         self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
+        self.inside = ""  # the part of the loop that a Span times now, by its name
         self.told_phases: dict[str, tuple[float, int]] = {}  # name -> monotonic time (s) and step of its last event
         # log() before the steps are known
         self.early_step = start_step + 1 if start_step else 0

@@ -179,6 +179,12 @@ class StacksData(Struct):
     step: Whole | None = None
     why: str | None = None
     threads: list[Thread | Cut] | None = None
+    look: Count | None = None
+    quiet_s: float | None = None
+    longest_s: float | None = None
+    within: str | None = None
+    goes_on: str | None = None
+    others: dict[str, str] | None = None
 
 
 class ProcessGroup(Struct):
@@ -189,6 +195,8 @@ class ProcessGroup(Struct):
     size: Count | None = None
     members: str | None = None
     waits: bool | None = None
+    sizes: str | None = None
+    is_new: bool | None = None
     recent: list[tuple[Whole, str]] | None = None
 
 

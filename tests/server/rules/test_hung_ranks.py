@@ -52,30 +52,36 @@ def event(kind: str, at: float, step: int, data: dict[str, Any]) -> Event:
 
 
 def answer(
-    evaluator: Evaluator, rank: int, at: float, *, frames: Sequence[str] = (), groups: Sequence[dict[str, Any]] = ()
-) -> list[Change]:
+    evaluator: Evaluator, rank: int, at: float, *, frames: Sequence[str] = (), groups: Sequence[dict[str, Any]] = (),
+    **look: Any,
+) -> list[Change]:  # fmt: skip
     step = evaluator.window.step
     threads = [
         {"name": "pin", "training": False, "main": False, "frames": ["x.py:1 in pin"]},
-        {"name": "MainThread", "training": True, "main": True, "frames": list(frames)},
+        {"name": "MainThread", "training": True, "main": True, "frames": list(frames), "waits_in": "futex_do_wait"},
     ]
     events = []
     if frames:
-        events.append(event("stacks", at, step + 1, {"command": "c", "step": step, "threads": threads}))
+        events.append(event("stacks", at, step + 1, {"command": "c", "step": step, "threads": threads, **look}))
     if groups:
         events.append(event("collectives", at, step + 1, {"command": "c", "groups": list(groups), "complete": True}))
     return evaluator.take(frame({}, [], rank=rank, ident=evaluator.upto + 1, received=at, events=events))
 
 
-def hanging(ranks: int, *, for_s: float = 60.0) -> tuple[Evaluator, float, list[Change]]:
-    """A run of so many ranks that has just been called hanging."""
-    evaluator = make_evaluator(rules=(Hang(for_s=for_s), RankAbsent()))
+def standing(ranks: int) -> Evaluator:
+    """A run of so many ranks that have just ended step 20."""
+    evaluator = make_evaluator(rules=(Hang(), RankAbsent()))
     for rank in range(ranks):
         evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[state("starting", world_size=ranks)]))
     for rank in range(ranks):
         columns = {"step_time_s": [1.0] * 20}
         evaluator.take(frame(columns, range(1, 21), rank=rank, ident=evaluator.upto + 1, received=START))
-    at, changes = START, []
+    return evaluator
+
+
+def hanging(ranks: int) -> tuple[Evaluator, float, list[Change]]:
+    """A run of so many ranks that has just been called hanging."""
+    evaluator, at, changes = standing(ranks), START, []
     while not changes:
         at += 3.0
         changes = evaluator.tick(at)
@@ -125,7 +131,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_then_named() -> None:
     evaluator, at, _ = hanging(3)
     for rank in (0, 1):
         answer(evaluator, rank, at + 1, frames=IN_BACKWARD)
-    evaluator.tick(at + 6)
+    evaluator.tick(at + 3)
     assert "groups" not in evaluator.verdict().evidence
     evaluator.tick(at + 12)
     found = evaluator.verdict()
@@ -164,6 +170,45 @@ def test_stacks_of_a_run_that_trains_are_no_sign_of_a_hang() -> None:
     assert evaluator.window.step == 20, "the event carries the step in progress"
 
 
+IN_SAVE = [MAIN, f"{TORCH}/serialization.py:900 in save: opened_zipfile.write_record(name, storage)"]
+EVALUATES = {"within": "eval"}
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "frames", "ranks"),
+    [
+        ({}, IN_READ, [1]),
+        ({"goes_on": "computes"}, IN_READ, None),
+        (EVALUATES, IN_READ, None),
+        ({}, IN_SAVE, None),
+        ({}, IN_BACKWARD, None),
+        ({"state": "stopped"}, [], [1]),
+        ({"state": "runs"}, [], None),
+    ],
+    ids=["it stands", "it computes", "it evaluates", "it saves", "all wait in one", "it is stopped", "it holds the interpreter"],
+)  # fmt: skip
+def test_two_looks_tell_what_cannot_go_on_from_a_pause(
+    of_rank_1: dict[str, Any], frames: list[str], ranks: list[int] | None
+) -> None:
+    evaluator = standing(3)
+    changes: list[Change] = []
+    for number, quiet in ((1, 5.0), (2, 10.0)):
+        look = {"look": number, "quiet_s": quiet, "longest_s": 1.0, "goes_on": ""}
+        for rank in range(3):
+            if rank == 1 and frames:
+                changes += answer(evaluator, 1, START + quiet, frames=frames, **{**look, **of_rank_1})
+            elif rank != 1:
+                others = {"others": {"1": of_rank_1.get("state", "stands")}}
+                changes += answer(evaluator, rank, START + quiet, frames=IN_BACKWARD, **look, **others)
+        changes += evaluator.tick(START + quiet + 1)
+    opened = [change.finding for change in changes if change.kind == "fire"]
+    assert [found.ranks for found in opened] == ([] if ranks is None else [ranks])
+    if ranks is None:
+        assert evaluator.tick(START + 59) == []
+    elif frames:
+        assert "waits for a lock" in opened[0].message
+
+
 DATA, TENSOR, ONE, TWO = (
     {"name": name, "members": ids} for name, ids in (("dp", "02"), ("tp", "01"), ("1", "a"), ("2", "a"))
 )
@@ -182,11 +227,12 @@ UNUSED = {**group(0, name="1"), "backend": "", "recent": []}
         ([[group(1, waits=True, name="1")], [UNUSED]], "absent", [1]),
         ([[group(5, waits=True, **ONE), group(3, **TWO)], [group(4, **ONE), group(4, waits=True, **TWO)]], "order", [0]),
         ([[group(5, waits=True, op="broadcast" if rank == 2 else "all_reduce")] for rank in range(3)], "mismatch", [2]),
+        ([[group(5, waits=True, sizes=f"[[{2 - rank}]]", is_new=not rank)] for rank in range(2)], "mismatch", [0]),
         ([[group(60, waits=True, op="broadcast")], [group(57)]], "absent", [1]),
         ([[group(5, waits=True, name="")], [group(4, name="")]], "absent", [1]),
     ],
     ids=[
-        "one behind that waits elsewhere", "groups of one name", "never called", "other order", "other operation", "the first",
+        "one behind that waits elsewhere", "groups of one name", "never called", "other order", "other operation", "other shape", "the first",
         "without a name",
     ],
 )  # fmt: skip

@@ -14,12 +14,19 @@ from typing import Any, NamedTuple
 __all__ = ["Absence", "find_absence"]
 
 
+_OF_ONE_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "allgather_base"})
+"""Collectives whose input has the same size on every rank."""
+
+
 class _Call(NamedTuple):
-    """What one rank has called in one group. recent: number -> name of the last ones."""
+    """What one rank has called in one group. recent: number -> name of the last ones; sizes, is_new: of the newest one's input,
+    and whether the rank never called it there before."""
 
     seq: int
     waits: bool
     recent: dict[int, str]
+    sizes: str = ""
+    is_new: bool = False
 
 
 class _Key(NamedTuple):
@@ -35,8 +42,9 @@ class Absence:
     """Some ranks that others wait for.
 
     kind: "absent": they have not called it; "order": they wait in another group, for those that wait for them;
-    "mismatch": they called another collective under the same number. group: its name, with its description; number,
-    operation: of the collective; last: the newest number and operation of those ranks there; waiting: who waits in it.
+    "mismatch": they called another collective under the same number, or with an input of another size. group: its name,
+    with its description; number, operation: of the collective; last: the newest number and operation of those ranks there;
+    waiting: who waits in it.
     """
 
     kind: str
@@ -71,11 +79,15 @@ def find_absence(answers: Sequence[tuple[int, Sequence[dict[str, Any]], bool]]) 
             awaited.setdefault(rank, []).append((key, sorted(waiting)))
             waits.update(waiting)
     culprits = sorted(rank for rank in awaited if rank not in waits)
+    if all(any(rank in by_rank and by_rank[rank].waits for by_rank in calls.values()) for rank in culprits) and (
+        found := _mismatch(calls, titles)
+    ):
+        return found
     if culprits:
         return _absence("absent", culprits, awaited, calls, titles)
     if awaited:
         return _absence("order", sorted(awaited), awaited, calls, titles)
-    return _mismatch(calls, titles)
+    return None
 
 
 def _by_group(
@@ -95,7 +107,11 @@ def _by_group(
                 continue
             key = _Key(name, str(one["backend"]), hashed)
             calls.setdefault(key, {})[rank] = _Call(
-                one["seq"], one.get("waits") is True, dict(map(tuple, one["recent"]))
+                one["seq"],
+                one.get("waits") is True,
+                dict(map(tuple, one["recent"])),
+                str(one.get("sizes") or "")[:200],
+                one.get("is_new") is True,
             )
             desc = str(one.get("desc") or "")
             titles[key] = f"{name} ({desc})" if desc and desc != name else name or "?"
@@ -131,17 +147,27 @@ def _absence(
 
 
 def _mismatch(calls: dict[_Key, dict[int, _Call]], titles: dict[_Key, str]) -> Absence | None:
-    """Ranks of a group that all wait in a collective of one number, and not all in the same one."""
+    """The first number of a group under which not all ranks have called the same; else ranks that wait in it with inputs
+    of other sizes."""
     for key, by_rank in calls.items():
         waiting = {rank: call for rank, call in by_rank.items() if call.waits}
-        if len(waiting) < 2 or len({call.seq for call in waiting.values()}) > 1:
-            continue
-        operations: dict[str, list[int]] = {}
-        for rank, call in waiting.items():
-            operations.setdefault(call.recent.get(call.seq, ""), []).append(rank)
-        if len(operations) < 2 or "" in operations:
-            continue
-        (fewest, few), *_, (most, many) = sorted(operations.items(), key=lambda item: (len(item[1]), -min(item[1])))
-        number = next(iter(waiting.values())).seq
-        return Absence("mismatch", sorted(few), titles[key], most, number, (number, fewest), sorted(many))
+        numbers = sorted({number for call in by_rank.values() for number in call.recent}) if waiting else []
+        for number in numbers:
+            called = {rank: call.recent[number] for rank, call in by_rank.items() if number in call.recent}
+            if len({*called.values()}) == 1 and {*called.values()} <= _OF_ONE_SIZE:
+                of_size = {rank: call.sizes for rank, call in waiting.items() if call.seq == number and call.sizes}
+                called = {rank: f"{called[rank]} of {size}" for rank, size in of_size.items()}
+            if len({*called.values()}) > 1:
+                return _named(number, called, by_rank, titles[key])
     return None
+
+
+def _named(number: int, called: dict[int, str], by_rank: dict[int, _Call], title: str) -> Absence:
+    """Those of whom there are fewest; of as many, those that call what they never called there before."""
+    ranks: dict[str, list[int]] = {}
+    for rank, operation in sorted(called.items()):
+        ranks.setdefault(operation, []).append(rank)
+    (fewest, few), *_, (most, many) = sorted(
+        ranks.items(), key=lambda one: (len(one[1]), -sum(by_rank[rank].is_new for rank in one[1]), -min(one[1]))
+    )
+    return Absence("mismatch", few, title, most, number, (number, fewest), many)

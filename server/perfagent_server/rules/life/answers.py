@@ -1,35 +1,56 @@
-"""What the ranks of a run that stands answered when they were asked: where their training threads are, and which
-collectives they called last. Condensed as it arrives: a stack is kept once for all ranks that share it.
+"""What the ranks of a run that stands tell, by themselves or asked: where their training threads are, which collectives
+they called last, and whether anything goes on there. Condensed as it arrives: a stack is kept once for all ranks that share it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.window import Noted, Window
 
-__all__ = ["Answers"]
+__all__ = ["Answers", "Look"]
 
 _MOST_FRAMES = 40
 _MOST_STACKS = 16
 _MOST_GROUPS = 64
 _KINDS = ("stacks", "collectives")
+_PATIENCE_S = 3.0
+"""So long after the first answer the ranks that have not answered are not waited for: they send at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The newest look that an agent took by itself, as it tells it (docs/wire.md). came: when, by the window's clock;
+    waits_in: the kernel's function in which the training thread waits; others: other ranks on its machine."""
+
+    number: int
+    came: float
+    quiet_s: float
+    longest_s: float
+    within: str
+    goes_on: str
+    waits_in: str
+    others: dict[str, str]
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing goes on there, as two looks have shown."""
+        return self.number > 1 and not self.goes_on and not self.within
 
 
 class Answers:
-    """Those that came since the newest step of a run ended. Kept in the state of the rule that reads the events.
+    """Those that came since the newest step of a run ended. Kept in the state of the rule that reads the events."""
 
-    patience_s: so long after the first answer the ranks that have not answered are not waited for.
-    """
-
-    def __init__(self, window: Window, rule: Rule, patience_s: float) -> None:
-        fresh = {"step": -1, "since": {}, "stacks": [], "collectives": [], "taken": {}}
-        self._window, self._patience_s = window, patience_s
+    def __init__(self, window: Window, rule: Rule) -> None:
+        fresh = {"step": -1, "since": {}, "stacks": [], "collectives": [], "taken": {}, "looks": {}}
+        self._window = window
         self._state = state = window.state_of(rule, {}).setdefault("answers", fresh)
         if state["step"] != window.step:
-            state.update(step=window.step, since={}, stacks=[], collectives=[])
+            state.update(step=window.step, since={}, stacks=[], collectives=[], looks={})
         for kind in _KINDS:
             self._take(kind, window.events(kind))
 
@@ -43,7 +64,9 @@ class Answers:
         self._state["taken"][kind] = [newest.rank, newest.time]
         self._state["since"].setdefault(kind, self._window.now)
         if kind == "stacks":
-            self._add_stack(newest.rank, _training_stack(newest.data.get("threads")))
+            thread = _training_thread(newest.data.get("threads"))
+            self._add_stack(newest.rank, [str(frame)[:400] for frame in thread.get("frames", ())[-_MOST_FRAMES:]])
+            self._add_look(newest.rank, newest.data, thread)
         else:
             groups, complete = newest.data.get("groups"), newest.data.get("complete") is True
             kept = [entry for entry in self._state["collectives"] if entry[0] != newest.rank]
@@ -61,6 +84,30 @@ class Answers:
             known[1] = sorted([*known[1], rank])
         elif frames and len(stacks) < _MOST_STACKS:
             stacks.append([frames, [rank]])
+
+    def _add_look(self, rank: int, data: dict[str, Any], thread: dict[str, Any]) -> None:
+        number, quiet, longest = (data.get(name) for name in ("look", "quiet_s", "longest_s"))
+        if not isinstance(number, int) or not all(
+            isinstance(one, (int, float)) and math.isfinite(one) for one in (quiet, longest)
+        ):
+            return
+        # without what goes on, nobody knows: as if something did
+        words = [
+            str(data.get("within") or "")[:32],
+            str(data.get("goes_on", "unknown"))[:32],
+            str(thread.get("waits_in") or "")[:64],
+        ]
+        others = data.get("others")
+        near = (
+            {str(rank): str(state) for rank, state in [*others.items()][:_MOST_GROUPS]}
+            if isinstance(others, dict)
+            else {}
+        )
+        self._state["looks"][str(rank)] = [number, self._window.now, quiet, longest, *words, near]
+
+    def looks(self) -> dict[int, Look]:
+        """The newest of each rank that has taken one."""
+        return {int(rank): Look(*told) for rank, told in self._state["looks"].items()}
 
     def stacks(self) -> list[tuple[list[str], list[int]]]:
         """(frames, innermost last; the ranks whose training thread is there); empty while ranks are waited for."""
@@ -82,18 +129,17 @@ class Answers:
         window, since = self._window, self._state["since"].get(kind)
         if since is None:
             return False
-        return window.heard - window.done - window.lost.keys() <= answered or window.now - since >= self._patience_s
+        return window.heard - window.done - window.lost.keys() <= answered or window.now - since >= _PATIENCE_S
 
 
-def _training_stack(threads: Any) -> list[str]:
-    """The innermost frames of the thread that trains, else of the main thread; a sender may have sent anything."""
+def _training_thread(threads: Any) -> dict[str, Any]:
+    """The thread that trains, else the main thread, with a list of frames; a sender may have sent anything."""
     known = [one for one in threads if isinstance(one, dict)] if isinstance(threads, list) else []
     for which in ("training", "main"):
         for thread in known:
-            frames = thread.get("frames")
-            if thread.get(which) is True and isinstance(frames, list):
-                return [str(frame)[:400] for frame in frames[-_MOST_FRAMES:]]
-    return []
+            if thread.get(which) is True and isinstance(thread.get("frames"), list):
+                return thread
+    return {}
 
 
 def _is_usable(group: Any) -> bool:

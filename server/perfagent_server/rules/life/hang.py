@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.life.absent_ranks import Absence, find_absence
-from perfagent_server.rules.life.answers import Answers
-from perfagent_server.rules.life.stack_groups import StackGroup, apart, groups_of, shown
+from perfagent_server.rules.life.answers import Answers, Look
+from perfagent_server.rules.life.stack_groups import StackGroup, apart, groups_of, shown, waits_for
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
@@ -16,20 +17,24 @@ __all__ = ["Hang"]
 
 _EVERY_S = 3.0
 _MOST_PASSED = 2.0  # periods that count between two judgments
+_RUNS_TIMES = 10.0  # code that runs is no hang: it has so many times the time of code that waits
+_STRAGGLES_S = 2.0  # after the looks of the others, a rank that sends none is no straggler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(Rule):
     """No step ends, although the processes report.
 
-    pause_times and least_steps are those of NVIDIA Resiliency Extension's learned timeouts (safety factor 5). Evaluations
-    and saves count as pauses; the first steps compile kernels and are not judged.
+    Two looks of every rank tell at once what cannot go on: all wait in collectives for a rank that itself waits, is stopped
+    or gone, or they called different ones. Everything else has the time of NVIDIA Resiliency Extension's learned timeouts
+    (safety factor 5): evaluations and saves count as pauses; the first steps compile kernels and are not judged.
     """
 
-    for_s: float = 60.0
+    for_s: float = 10.0
+    longest_times: float = 2.0
+    pause_s: float = 60.0
     pause_times: float = 5.0
     least_steps: int = 5
-    answers_s: float = 10.0
 
     id: ClassVar[str] = "hang"
     severities = ("critical",)
@@ -40,7 +45,7 @@ class Hang(Rule):
     charts = ("step_time_s",)
     life = Life(cooldown_steps=0, restated=True)
     asks_for = "stacks"
-    state_version = 2
+    state_version = 3
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         took = window.series("step_time_s")
@@ -57,14 +62,16 @@ class Hang(Rule):
             state["longest_s"] = max(state["longest_s"], state["quiet_s"])
             state.update(step=window.step, quiet_s=min(passed, window.now - window.stepped))
         state["judged"] = window.now
-        answers = Answers(window, self, self.answers_s)
+        answers = Answers(window, self)
         if window.step == state["lost_at"]:
             return UNKNOWN
-        quiet, longest = state["quiet_s"], max(state["longest_s"], *took.last(took.size))
-        limit = max(self.for_s, self.pause_times * longest)
-        if quiet < limit:
+        looks = answers.looks()
+        quiet = max(state["quiet_s"], min((one.quiet_s for one in looks.values()), default=0.0))
+        longest = max(state["longest_s"], *took.last(took.size), *(one.longest_s for one in looks.values()))
+        seen = Seen(window, answers)
+        if quiet < self._limit_s(seen, longest):
             return None
-        cause, told = _told(window, answers)
+        cause, told = _told(seen)
         return self.found(
             "critical",
             cause=cause,
@@ -76,23 +83,89 @@ class Hang(Rule):
             },
         )  # fmt: skip
 
+    def _limit_s(self, seen: Seen, longest: float) -> float:
+        if seen.is_stuck:
+            return max(self.for_s, self.longest_times * longest)
+        return max(self.pause_s * (_RUNS_TIMES if seen.goes_on else 1.0), self.pause_times * longest)
 
-def _told(window: Window, answers: Answers) -> tuple[str, dict[str, Any]]:
+
+class Seen:
+    """What the answers of the ranks show. groups: of ranks at one place; culprits: whom the others wait for; silent: who
+    does not answer; awaited: the ranks that do not wait for others."""
+
+    def __init__(self, window: Window, answers: Answers) -> None:
+        self.looks, called = answers.looks(), answers.collectives()
+        self.groups, self.absence = groups_of(answers.stacks()), find_absence(called)
+        self.culprits = _culprits(self.groups, self.absence)
+        # all that were ever heard: one whose interpreter stands still cannot answer, and is called lost by now
+        alive = window.heard - window.done
+        answered = {rank for group in self.groups for rank in group.ranks}
+        self.silent = sorted(alive - answered) if self.groups else []
+        waits = {rank for group in self.groups if group.waits for rank in group.ranks}
+        absent = set() if self.absence is None or self.absence.kind != "absent" else set(self.absence.ranks)
+        in_collective = {rank for rank, groups, _ in called if any(one.get("waits") for one in groups)}
+        self.awaited = answered - ((waits | in_collective) - absent)
+        self.others = {
+            int(rank): state for one in self.looks.values() for rank, state in one.others.items() if rank.isdigit()
+        }
+        self._alive, self._now = alive, window.now
+        self.operation = self._operation(called)
+
+    def _operation(self, called: Sequence[tuple[int, Sequence[dict[str, Any]], bool]]) -> str:
+        """The collective in which ranks wait, if it is one."""
+        names = {
+            dict(map(tuple, one["recent"])).get(one["seq"], "")
+            for _, groups, _ in called
+            for one in groups
+            if one.get("waits")
+        }
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something runs that may end. Waiting for other ranks may cost a core, too."""
+        silent = any(self.others.get(rank) == "runs" for rank in self._alive - self.looks.keys())
+        return silent or any(
+            one.goes_on == "hooks" or (rank in self.awaited and bool(one.goes_on) and one.goes_on != "unknown")
+            for rank, one in self.looks.items()
+        )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether what the ranks wait for cannot come, as two looks of each have shown."""
+        looked = {rank: one for rank, one in self.looks.items() if one.number > 1}
+        if len(self._alive) < 2 or not looked or self.goes_on:
+            return False
+        still = all(self.looks[rank].is_still for rank in self.awaited if rank in self.looks)
+        pauses = any(group.pauses for group in self.groups if self.awaited & set(group.ranks))
+        missing = self._alive - looked.keys()
+        if not still or pauses or not all(self._cannot_answer(rank, looked) for rank in missing):
+            return False
+        return bool(missing or self.awaited or self.absence)
+
+    def _cannot_answer(self, rank: int, looked: dict[int, Look]) -> bool:
+        state = self.others.get(rank)
+        straggles = self._now - min(one.came for one in looked.values()) < _STRAGGLES_S
+        return state in ("stopped", "gone") or (state == "stands" and not straggles)
+
+
+def _told(seen: Seen) -> tuple[str, dict[str, Any]]:
     """The cause, and the evidence, that the answers of the ranks give."""
-    groups, absence = groups_of(answers.stacks()), find_absence(answers.collectives())
-    culprits = _culprits(groups, absence)
-    # all that were ever heard: one whose interpreter stands still cannot answer, and is called lost by now
-    answered = {rank for group in groups for rank in group.ranks}
-    silent = sorted(window.heard - window.done - answered) if groups else []
+    groups, culprits, absence = seen.groups, seen.culprits, seen.absence
+    dead = {rank: state for rank, state in seen.others.items() if rank in seen.silent and state in ("stopped", "gone")}
     ranks = absence.ranks if absence is not None else [rank for group in culprits for rank in group.ranks]
-    is_silence = bool(silent) and not ranks and all(group.waits for group in groups)
+    is_silence = bool(seen.silent) and (bool(dead) or (not ranks and all(group.waits for group in groups)))
     at = groups if absence is None and len(groups) == 1 else culprits
+    stands = [rank for group in at for rank in group.ranks if not group.waits and rank in seen.looks]
     found = {
         "groups": shown(groups, culprits),
-        "absent": {} if absence is None else absence.shown(),
-        "silent_ranks": silent,
-        "awaited_ranks": silent if is_silence else sorted(ranks),
-        "at": at[0].place.own if len(at) == 1 else "",
+        "absent": {} if absence is None or dead else absence.shown(),
+        "silent_ranks": seen.silent,
+        "stopped_ranks": sorted(rank for rank, state in dead.items() if state == "stopped"),
+        "awaited_ranks": sorted(dead) or (seen.silent if is_silence else sorted(ranks)),
+        "operation": seen.operation if absence is None or dead else "",
+        "waits_for": waits_for(seen.looks[stands[0]].waits_in) if len(stands) == 1 and not is_silence else "",
+        "at": at[0].place.own if len(at) == 1 and not is_silence else "",
     }
     cause = "a rank is silent" if is_silence else _cause(groups, culprits, absence)
     return cause, {name: value for name, value in found.items() if value}

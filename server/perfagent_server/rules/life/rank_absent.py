@@ -24,8 +24,6 @@ class RankAbsent(Rule):
     the same way. Ranks of other groups, and those that are behind because they wait elsewhere, are no culprits.
     """
 
-    answers_s: float = 10.0
-
     id: ClassVar[str] = "rank_absent"
     severities = ("critical",)
     question = Question.DOES_IT_MOVE
@@ -38,7 +36,7 @@ class RankAbsent(Rule):
     def judge(self, window: Window) -> Finding | None:
         if window.ended or not window.is_firing(Hang.id):
             return None
-        answers = Answers(window, self, self.answers_s)
+        answers = Answers(window, self)
         absence = find_absence(answers.collectives())
         if absence is None:
             return None

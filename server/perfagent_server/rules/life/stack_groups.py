@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Place", "StackGroup", "apart", "groups_of", "place_of", "shown"]
+__all__ = ["Place", "StackGroup", "apart", "groups_of", "place_of", "shown", "waits_for"]
 
 _MOST_WITH_FRAMES = 8
 _MOST_FRAMES = 24
@@ -25,6 +25,16 @@ _WAITS = re.compile(
     r"torch/distributed/(?!launch|run|elastic)|deepspeed/comm/|torch/autograd/graph\.py:\d+ in _engine_run"
 )
 _LOADER = re.compile(r"torch/utils/data/dataloader\.py")
+_PAUSES = re.compile(
+    r"torch/serialization\.py|torch/distributed/checkpoint/|safetensors|torch/_(?:dynamo|inductor|functorch)/|gc\.collect\(|"
+    r"multiprocessing/popen_|"  # a worker is started
+    r" in (?:[\w<>.]+\.)?(?:_|do_|run_|maybe_)*(?:save|checkpoint|evaluat|valid|eval_|test_|compile)"
+)
+_WAITED_FOR = {
+    "lock": re.compile("futex"), "pipe": re.compile("pipe"), "child": re.compile("do_wait|pidfd"),
+    "socket": re.compile("unix_|inet|tcp|sk_|sock"), "timer": re.compile("nanosleep"), "files": re.compile("poll|select"),
+}  # fmt: skip
+"""By the kernel's function in which a thread waits (/proc/PID/wchan)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +53,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks with one stack. waits: for other ranks; in_loader: for a batch."""
+    """Ranks with one stack. waits: for other ranks; in_loader: for a batch; pauses: it saves, evaluates, compiles, starts
+    workers or collects garbage, which may take long."""
 
     ranks: list[int]
     frames: list[str]
     place: Place
     waits: bool
     in_loader: bool
+    pauses: bool
 
 
 def groups_of(stacks: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[StackGroup]:
@@ -61,6 +73,7 @@ def groups_of(stacks: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[Sta
             place_of(frames),
             waits=any(_WAITS.search(frame) for frame in frames[-_NEAR:]),
             in_loader=any(_LOADER.search(frame) for frame in frames[-_NEAR:]),
+            pauses=any(_PAUSES.search(frame) for frame in frames[-_NEAR:]),
         )
         for frames, ranks in stacks
     ]
@@ -76,6 +89,11 @@ def apart(groups: Sequence[StackGroup]) -> list[StackGroup]:
         return busy
     most = groups[-1]
     return list(groups[:-1]) if 2 * len(most.ranks) > sum(len(group.ranks) for group in groups) else []
+
+
+def waits_for(kernel: str) -> str:
+    """What a thread waits for; empty where that is not known."""
+    return next((what for what, known in _WAITED_FOR.items() if known.search(kernel)), "")
 
 
 def place_of(frames: Sequence[str]) -> Place:
