@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ FIRST_S = 5.0
 """No look is taken sooner, nor so soon after another one."""
 _COMPUTES = 0.05
 """Share of a core. A thread that waits with a timeout and looks again uses a thousandth."""
+_WAKES = 4.0
+"""A second. A loop that asks every so often whether it may go on is woken as often; so is a slow download."""
 _MOST_PROCESSES = 256
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _CPU = slice(11, 15)
@@ -41,7 +44,7 @@ _LASTING = ("checkpoint", "eval", "rollout")
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """What grows while anything goes on. hooks: entries of the step's trace; moved: bytes that the training thread and
-    the children read and wrote; switches: how often the training thread was woken; is_busy: one of them runs now, or
+    its workers read and wrote; switches: how often the training thread was woken; is_busy: one of them runs now, or
     waits for a disk."""
 
     at: float
@@ -52,16 +55,20 @@ class Pulse:
     is_busy: bool
 
 
-def goes_on(before: Pulse, now: Pulse, *, lasting: bool) -> str:
-    """What went on from one look to the next: "hooks" saw something of the loop, "computes", "moves bytes", "wakes"; empty
-    for nothing. lasting: in a part of the loop that may take long, a thread that was woken counts, too."""
+def goes_on(before: Pulse, now: Pulse, *, lasting: bool, spins: bool) -> str:
+    """What went on from one look to the next: "hooks" saw something of the loop, it "moves bytes", "computes", "wakes";
+    "unsure" where a wait may look so; empty for nothing. lasting: in a part of the loop that may take long, a thread
+    that was woken counts; spins: to wait for the device costs a core."""
     if now.hooks != before.hooks:
         return "hooks"
-    if now.is_busy or now.cpu_s - before.cpu_s > _COMPUTES * (now.at - before.at):
-        return "computes"
     if now.moved != before.moved:
         return "moves bytes"
-    return "wakes" if lasting and now.switches != before.switches else ""
+    passed, woken = now.at - before.at, now.switches - before.switches
+    if now.is_busy or now.cpu_s - before.cpu_s > _COMPUTES * passed:
+        return "unsure" if spins else "computes"
+    if lasting and woken:
+        return "wakes"
+    return "unsure" if woken > _WAKES * passed else ""
 
 
 class Standstill:
@@ -108,7 +115,7 @@ class Standstill:
         if within:
             data["within"] = within
         if pulse is not None and self._pulse is not None:
-            data["goes_on"] = goes_on(self._pulse, pulse, lasting=bool(within))
+            data["goes_on"] = goes_on(self._pulse, pulse, lasting=bool(within), spins=p.clock is not None)
         self._pulse = pulse
         if sender.identity.world_size > 1:
             data["others"] = {str(rank): state for rank, state in self._others(age)}
@@ -129,13 +136,12 @@ class Standstill:
             return None
         p, task = self._investigator.progress, _PROC / "self" / "task" / str(native)
         cpu_s, moved, busy = 0.0, _bytes_of(task), training["state"] in "RD"
-        for child in _below(os.getpid()):
+        awaits_any = training.get("waits_in") == "do_wait"
+        for child, is_worker in _below(os.getpid()):
             state, ticks = _state_of(child)
-            cpu_s, moved, busy = (
-                cpu_s + ticks / _TICKS_A_SECOND,
-                moved + _bytes_of(_PROC / str(child)),
-                busy or state in ("R", "D"),
-            )
+            cpu_s += ticks / _TICKS_A_SECOND
+            if is_worker or awaits_any:  # what a logger's own process writes moves nothing here
+                moved, busy = moved + _bytes_of(_PROC / str(child)), busy or state in ("R", "D")
         cpu_s += time.process_time() - self._investigator.sender.cpu_s
         return Pulse(time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(task), busy)
 
@@ -189,17 +195,19 @@ def _state_of(pid: int) -> tuple[str, int]:
         return "", 0
 
 
-def _below(pid: int) -> Iterable[int]:
-    """The processes that this one has started, and those that they have."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting and len(found) < _MOST_PROCESSES:
+def _below(pid: int) -> Iterator[tuple[int, bool]]:
+    """The processes that this one has started, and those that they have; whether multiprocessing started them."""
+    module = sys.modules.get("multiprocessing.process")
+    workers = {getattr(getattr(one, "_popen", None), "pid", None) for one in [*getattr(module, "_children", ())]}
+    waiting, seen = [(pid, False)], 0
+    while waiting and seen < _MOST_PROCESSES:
+        parent, is_worker = waiting.pop()
         with contextlib.suppress(OSError, ValueError):
-            for task in (_PROC / str(waiting.pop()) / "task").iterdir():
-                children = [*map(int, (task / "children").read_text().split())]
-                found += children
-                waiting += children
-    return found
+            for task in (_PROC / str(parent) / "task").iterdir():
+                for child in map(int, (task / "children").read_text().split()):
+                    seen += 1
+                    waiting.append((child, is_worker or child in workers))
+                    yield waiting[-1]
 
 
 def _bytes_of(path: Path) -> int:

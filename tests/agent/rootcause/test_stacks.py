@@ -6,11 +6,14 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from builders import until
 
 from perfagent.rootcause.stacks import MOST_FRAMES, MOST_THREADS, all_stacks
+from perfagent.rootcause.standstill import Pulse, goes_on
 
 
 @contextmanager
@@ -83,3 +86,47 @@ def test_stacks_name_the_training_thread_and_carry_no_secret(train):
     assert found["threads"][0]["training"]
     assert any("asked_for" in frame for frame in found["threads"][0]["frames"])
     assert "sk-abcdefghij" not in str([thread for thread in found["threads"] if thread["name"] != "MainThread"])
+
+
+def test_a_training_that_stands_for_longest_is_looked_at_by_itself(train):
+    """When no pause was as long, then at twice that; later only when one is longer still."""
+    job = train()
+    job.steps(3)
+
+    def stands(end: int, seconds: int) -> list[float]:
+        before, job.progress.step_end = len(job.events("stacks")), end * 10**9
+        for at in range(seconds * 2 + 1):
+            job.watch.clock = lambda at=at: end + at / 2
+            job.watch.poll()
+        return [one["quiet_s"] for one in job.events("stacks")[before:]]
+
+    assert stands(100, 4) == []
+    assert stands(200, 12) == [5.0, 10.0]
+    assert stands(300, 11) == []
+    assert stands(400, 60) == [12.0, 24.0, 48.0]
+    last = job.events("stacks")[-1]
+    assert (last["look"], last["longest_s"], last["threads"][0]["training"]) == (3, 12.0, True)
+    assert last["goes_on"] == "computes", "this very thread looks"
+    job.model.eval()
+    assert stands(500, 61) == [60.0]
+    assert job.events("stacks")[-1]["within"] == "eval"
+
+
+@pytest.mark.parametrize(
+    ("now", "lasting", "what"),
+    [
+        ({}, True, ""),
+        ({"hooks": (1, 9)}, False, "hooks"),
+        ({"cpu_s": 0.2}, False, ""),
+        ({"cpu_s": 0.3}, False, "computes"),
+        ({"is_busy": True}, False, "computes"),
+        ({"moved": 1}, False, "moves bytes"),
+        ({"switches": 19}, False, ""),
+        ({"switches": 21}, False, "unsure"),
+        ({"switches": 2}, True, "wakes"),
+    ],
+)
+def test_what_grows_between_two_looks_says_what_goes_on(now: dict[str, Any], lasting: bool, what: str) -> None:
+    still = Pulse(at=5.0, hooks=(1, 3), cpu_s=0.0, moved=0, switches=0, is_busy=False)
+    assert goes_on(still, replace(still, at=10.0, **now), lasting=lasting, spins=False) == what
+    assert goes_on(still, replace(still, at=10.0, cpu_s=0.3), lasting=lasting, spins=True) == "unsure"

@@ -232,8 +232,8 @@ UNUSED = {**group(0, name="1"), "backend": "", "recent": []}
         ([[group(5, waits=True, name="")], [group(4, name="")]], "absent", [1]),
     ],
     ids=[
-        "one behind that waits elsewhere", "groups of one name", "never called", "other order", "other operation", "other shape", "the first",
-        "without a name",
+        "one behind that waits elsewhere", "groups of one name", "never called", "other order", "other operation",
+        "other shape", "the first", "without a name",
     ],
 )  # fmt: skip
 def test_collectives_tell_which_rank_is_missing(

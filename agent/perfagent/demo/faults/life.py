@@ -115,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
         launcher=True,
         ends="when stopped",
         verdict_s=150.0,
-        usual_s=80.0,  # the rule waits for 60 s
+        usual_s=30.0,  # the rule waits for two looks at each rank, the second after 10 s
     ),
     Leak(
         name="leak",

@@ -94,7 +94,7 @@ class Answers:
         # without what goes on, nobody knows: as if something did
         words = [
             str(data.get("within") or "")[:32],
-            str(data.get("goes_on", "unknown"))[:32],
+            str(data.get("goes_on", "unsure"))[:32],
             str(thread.get("waits_in") or "")[:64],
         ]
         others = data.get("others")

@@ -126,7 +126,7 @@ class Seen:
         """Whether something runs that may end. Waiting for other ranks may cost a core, too."""
         silent = any(self.others.get(rank) == "runs" for rank in self._alive - self.looks.keys())
         return silent or any(
-            one.goes_on == "hooks" or (rank in self.awaited and bool(one.goes_on) and one.goes_on != "unknown")
+            one.goes_on == "hooks" or (rank in self.awaited and one.goes_on not in ("", "unsure"))
             for rank, one in self.looks.items()
         )
 

@@ -34,9 +34,11 @@ class RankAbsent(Rule):
     joins = (Hang.id,)
 
     def judge(self, window: Window) -> Finding | None:
-        if window.ended or not window.is_firing(Hang.id):
+        if window.ended:
             return None
-        answers = Answers(window, self)
+        answers = Answers(window, self)  # those that come before the alert, too
+        if not window.is_firing(Hang.id):
+            return None
         absence = find_absence(answers.collectives())
         if absence is None:
             return None
