@@ -23,10 +23,6 @@ __all__ = ["KINDS", "Commands"]
 
 KINDS = ("flush", "profile", "sampling", "stacks")
 _REMEMBERED = 256
-_STANDS_S = 5.0
-"""So long no step has ended when it is looked which collectives were called."""
-_LATER_S = 1.0
-"""The stacks are on their way by then: should the recorder of collectives not answer, they are known all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,6 @@ class Commands:
         self._seen: deque[str] = deque(maxlen=_REMEMBERED)
         self._profile: Profile | None = None
         self._explained: Explained | None = None  # by that profile
-        self._collectives: tuple[float, str] | None = None  # when they are looked at, and for which command
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """Carries out one command, or says why not."""
@@ -75,9 +70,7 @@ class Commands:
             self._answer(identity, kind, "refused", f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
 
     def poll(self) -> None:
-        """Every tick: a profile that is under way, and collectives that are to be told."""
-        if self._collectives is not None and self._investigator.clock() >= self._collectives[0]:
-            self._tell_collectives(self._collectives[1])
+        """Every tick: a profile that is under way."""
         if self._profile is not None:
             self._profile.poll()
             self._tell_if_done()
@@ -109,18 +102,6 @@ class Commands:
             data["why"] = parameters["why"]
         self._investigator.sender.event("stacks", data, step=p.in_progress())
         self._answer(identity, "stacks", "done")
-        if p.step_end and self._investigator.clock() - p.step_end / 1e9 >= _STANDS_S:
-            self._collectives = self._investigator.clock() + _LATER_S, identity
-
-    def _tell_collectives(self, identity: str) -> None:
-        from perfagent.rootcause.collectives import last_collectives
-
-        self._collectives = None
-        p = self._investigator.progress
-        found = last_collectives()
-        if found:
-            data = {"command": identity, "step": p.completed, **found}
-            self._investigator.sender.event("collectives", data, step=p.in_progress())
 
     def _start_profile(self, identity: str, parameters: Mapping[str, Any]) -> None:
         steps = parameters.get("steps", 5)

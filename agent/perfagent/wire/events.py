@@ -201,7 +201,6 @@ class ProcessGroup(Struct):
 
 
 class CollectivesData(Struct):
-    command: str | None = None
     step: Whole | None = None
     groups: list[ProcessGroup] | None = None
     complete: bool | None = None

@@ -102,7 +102,8 @@ def place_of(frames: Sequence[str]) -> Place:
     if not parsed:
         return Place(own="?", source="", inner="")
     own = next((match for match in reversed(parsed) if _is_own(match["file"])), parsed[-1])
-    inner = "" if own is parsed[-1] else _spelled(parsed[-1])
+    innermost = next((match for match in reversed(parsed) if not _OURS.search(match["file"])), own)
+    inner = "" if own is innermost else _spelled(innermost)
     return Place(own=_spelled(own), source=(own["source"] or "")[:120], inner=inner)
 
 
