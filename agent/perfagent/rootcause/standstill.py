@@ -107,7 +107,7 @@ class Standstill:
 
         p, sender = self._investigator.progress, self._investigator.sender
         threads = all_stacks(p.thread)
-        within = _within(p.inside, self._investigator.model())
+        within = _within(p.inside, self._investigator.model()) or ("workers" if _are_starting(age) else "")
         pulse = self._take_pulse(threads)
         data: dict[str, Any] = {
             "step": p.completed, "threads": threads, "look": self._looks, "quiet_s": age, "longest_s": self._longest,
@@ -115,7 +115,7 @@ class Standstill:
         if within:
             data["within"] = within
         if pulse is not None and self._pulse is not None:
-            data["goes_on"] = goes_on(self._pulse, pulse, lasting=bool(within), spins=p.clock is not None)
+            data["goes_on"] = goes_on(self._pulse, pulse, lasting=within in _LASTING, spins=p.clock is not None)
         self._pulse = pulse
         if sender.identity.world_size > 1:
             data["others"] = {str(rank): state for rank, state in self._others(age)}
@@ -178,8 +178,22 @@ class Standstill:
 
 
 def _within(inside: str, model: Any) -> str:
-    """The part of the loop that the training is in, if that may take long."""
-    return inside if inside in _LASTING else "eval" if getattr(model, "training", True) is False else ""
+    """The part of the loop that the training is in, if that may take long. Of a wrapped model, its user puts the model
+    itself into the other mode."""
+    evaluates = any(getattr(one, "training", True) is False for one in (model, getattr(model, "module", None)))
+    return inside if inside in _LASTING else "eval" if evaluates else ""
+
+
+def _are_starting(age: float) -> bool:
+    """Whether workers were started after the last step, and none of them waits for a lock: an epoch begins. One that was
+    forked while a thread held a lock waits for that for ever."""
+    workers = [pid for pid, is_worker in _below(os.getpid()) if is_worker]
+    begun = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - age
+    if not any(process_start(pid) / _TICKS_A_SECOND > begun for pid in workers):
+        return False
+    with contextlib.suppress(OSError):
+        return not any("futex" in (_PROC / str(pid) / "wchan").read_text() for pid in workers)
+    return True
 
 
 def _native_id(ident: int) -> int | None:

@@ -181,11 +181,15 @@ EVALUATES = {"within": "eval"}
         ({"goes_on": "computes"}, IN_READ, None),
         (EVALUATES, IN_READ, None),
         ({}, IN_SAVE, None),
+        ({"within": "workers"}, IN_LOADER, None),
         ({}, IN_BACKWARD, None),
         ({"state": "stopped"}, [], [1]),
         ({"state": "runs"}, [], None),
     ],
-    ids=["it stands", "it computes", "it evaluates", "it saves", "all wait in one", "it is stopped", "it holds the interpreter"],
+    ids=[
+        "it stands", "it computes", "it evaluates", "it saves", "its workers start", "all wait in one", "it is stopped",
+        "it holds the interpreter",
+    ],
 )  # fmt: skip
 def test_two_looks_tell_what_cannot_go_on_from_a_pause(
     of_rank_1: dict[str, Any], frames: list[str], ranks: list[int] | None

@@ -105,6 +105,7 @@ class Seen:
         absent = set() if self.absence is None or self.absence.kind != "absent" else set(self.absence.ranks)
         in_collective = {rank for rank, groups, _ in called if any(one.get("waits") for one in groups)}
         self.awaited = answered - ((waits | in_collective) - absent)
+        self._is_waited_for = bool(answered - self.awaited)
         self.others = {
             int(rank): state for one in self.looks.values() for rank, state in one.others.items() if rank.isdigit()
         }
@@ -134,7 +135,7 @@ class Seen:
     def is_stuck(self) -> bool:
         """Whether what the ranks wait for cannot come, as two looks of each have shown."""
         looked = {rank: one for rank, one in self.looks.items() if one.number > 1}
-        if len(self._alive) < 2 or not looked or self.goes_on:
+        if not self._is_waited_for or not looked or self.goes_on:
             return False
         still = all(self.looks[rank].is_still for rank in self.awaited if rank in self.looks)
         pauses = any(group.pauses for group in self.groups if self.awaited & set(group.ranks))
