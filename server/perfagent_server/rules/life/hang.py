@@ -68,6 +68,8 @@ class Hang(Rule):
         looks = answers.looks()
         quiet = max(state["quiet_s"], min((one.quiet_s for one in looks.values()), default=0.0))
         longest = max(state["longest_s"], *took.last(took.size), *(one.longest_s for one in looks.values()))
+        if quiet < min(self.for_s, self.pause_s):
+            return None
         seen = Seen(window, answers)
         if quiet < self._limit_s(seen, longest):
             return None
@@ -110,17 +112,13 @@ class Seen:
             int(rank): state for one in self.looks.values() for rank, state in one.others.items() if rank.isdigit()
         }
         self._alive, self._now = alive, window.now
-        self.operation = self._operation(called)
-
-    def _operation(self, called: Sequence[tuple[int, Sequence[dict[str, Any]], bool]]) -> str:
-        """The collective in which ranks wait, if it is one."""
         names = {
             dict(map(tuple, one["recent"])).get(one["seq"], "")
-            for _, groups, _ in called
-            for one in groups
+            for _, those, _ in called
+            for one in those
             if one.get("waits")
         }
-        return names.pop() if len(names) == 1 else ""
+        self.operation = names.pop() if len(names) == 1 else ""  # the collective in which ranks wait, if it is one
 
     @property
     def goes_on(self) -> bool:
@@ -147,7 +145,7 @@ class Seen:
     def _cannot_answer(self, rank: int, looked: dict[int, Look]) -> bool:
         state = self.others.get(rank)
         straggles = self._now - min(one.came for one in looked.values()) < _STRAGGLES_S
-        return state in ("stopped", "gone") or (state == "stands" and not straggles)
+        return state in ("stopped", "gone") or (state == "stands" and rank not in self.looks and not straggles)
 
 
 def _told(seen: Seen) -> tuple[str, dict[str, Any]]:
