@@ -88,7 +88,7 @@ def test_stacks_name_the_training_thread_and_carry_no_secret(train):
     assert "sk-abcdefghij" not in str([thread for thread in found["threads"] if thread["name"] != "MainThread"])
 
 
-def test_a_training_that_stands_for_longest_is_looked_at_by_itself(train):
+def test_a_training_that_stands_is_looked_at_unasked(train):
     """When no pause was as long, then at twice that; later only when one is longer still."""
     job = train()
     job.steps(3)
