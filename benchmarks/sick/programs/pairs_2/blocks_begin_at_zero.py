@@ -1,0 +1,59 @@
+"""Healthy: twenty layers in blocks that begin at zero: most weights get no gradient in the first step, then all learn."""
+
+import json
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+DEPTH, WIDTH, CLASSES, SIZE, BATCH, EPOCHS = 20, 160, 6, 40, 100, 24
+SHARES = torch.tensor([0.4, 0.2, 0.15, 0.1, 0.1, 0.05])
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(SIZE, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH // 2))
+        self.closing = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH // 2))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        for layer in self.closing:
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x):
+        x = self.stem(x).relu()
+        for opening, closing in zip(self.layers, self.closing):
+            x = x + closing(opening(x).relu())
+        return self.head(x)
+
+
+def table(count):
+    y = torch.multinomial(SHARES, count, replacement=True)
+    return torch.randn(CLASSES, SIZE, generator=torch.Generator().manual_seed(3))[y] + torch.randn(count, SIZE), y
+
+
+def main():
+    torch.manual_seed(0)
+    (x, y), model = table(8000), Tower()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for epoch in range(1, EPOCHS + 1):
+        total, hits = 0.0, 0
+        for rows in torch.randperm(len(x)).split(BATCH):
+            logits = model(x[rows])
+            loss = cross_entropy(logits, y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * BATCH / len(x)
+            hits += (logits.argmax(1) == y[rows]).sum().item()
+        norms = [layer.weight.grad.norm().item() for layer in (model.stem, model.head)]
+        print(
+            f"epoch {epoch} loss {total:.4f} right {hits / len(x):.3f} gradients {norms[0]:.1e} {norms[1]:.1e}",
+            flush=True,
+        )
+    print("TRUTH", json.dumps({"healthy": True, "loss": total}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
