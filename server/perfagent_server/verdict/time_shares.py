@@ -10,7 +10,7 @@ from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.step_shares import share_elsewhere
 from perfagent_server.rules.window import Window
 
-__all__ = ["NEVER_HEALTHY", "SHARE_RULES", "TimeShares", "held_back_by", "standing_s", "time_shares"]
+__all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "is_good_share", "standing_s", "time_shares"]
 
 _COMPUTE = ("forward", "backward", "optimizer")
 _WORDS = {
@@ -24,14 +24,14 @@ _RULE_OF = {
 }  # fmt: skip
 """Rules about a phase; all others are time that no rule names."""
 SHARE_RULES = frozenset((*_RULE_OF.values(), "unmeasured_time"))
-"""Rules that say what part of the time is not training: they hold a run back also where their finding is only info."""
-_WITHIN = ("comm", "h2d", "rollout", "other")
+_PAUSES = ("eval_bound", "checkpoint_bound")
+_WITHIN = ("data", "comm", "h2d", "rollout", "other")
 """Phases that every step may have, without being compute."""
 _OF_THE_RUN = "of the whole run"
 """The cause of what these rules say of the whole run."""
-NEVER_HEALTHY, _THIRD, _MOST = 0.20, 1 / 3, 0.5
-"""Of the wall time beside training; of the step for a phase that is not compute, and for all of these together: from
-then on no verdict is healthy."""
+_FIFTH, _THIRD, _MOST = 0.20, 1 / 3, 0.5
+"""Of the wall time, between steps; of the step for a phase that is not compute, and for all of these together: from then
+on no verdict is healthy."""
 _FEWEST_STEPS, _ENOUGH_S = 20, 60.0
 _LEAST_S = 0.001  # a step: below it, the loop of a toy
 _STANDS_S = 60.0
@@ -114,6 +114,12 @@ def standing_s(window: Window) -> float:
     return quiet if quiet >= max(_STANDS_S, _STANDS_STEPS * max(took.last(took.size))) else 0.0
 
 
+def is_good_share(finding: Finding) -> bool:
+    """Whether a finding, be it a remark, says that so much of the time is no training that the run is not healthy."""
+    least = _FIFTH if finding.rule in _PAUSES else _THIRD
+    return finding.rule in SHARE_RULES and finding.evidence.get("share_pct", 0.0) >= 100 * least
+
+
 def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a fifth of the
     wall time, a phase other than compute took a third of the step, or all of these together took half of it."""
@@ -128,9 +134,9 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
 
 
 def _beside_training(window: Window, shares: TimeShares, beside: dict[str, float]) -> Finding | None:
-    """Evaluations, saves, waits and stops, where they took a fifth of the wall time together."""
+    """Evaluations, saves, phases of the script and stops, where they took a fifth of the wall time together."""
     stopped_s = shares.seconds.get("stopped", 0.0)
-    if sum(beside.values()) + stopped_s < NEVER_HEALTHY * shares.wall_s:
+    if sum(beside.values()) + stopped_s < _FIFTH * shares.wall_s:
         return None
     largest = max(beside, key=lambda phase: beside[phase], default="")
     if stopped_s >= beside.get(largest, 0.0):
@@ -162,7 +168,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
     """beside: seconds of the phases that together are more than a verdict passes over."""
     spent_s = shares.phases[phase]
     share, is_once = 100 * spent_s / in_steps_s, shares.often.get(phase) == 1
-    is_one_of_many = bool(beside) and not is_once and share < 100 * NEVER_HEALTHY
+    is_one_of_many = bool(beside) and not is_once and share < 100 * _FIFTH
     return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
         cause=_OF_THE_RUN if phase in _RULE_OF or phase == "other" else "rollouts" if phase == "rollout" else "own phase",

@@ -26,7 +26,7 @@ from perfagent_server.rules.texts import Language, sentence
 from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.rules.window import Window
 from perfagent_server.verdict.healthy import Healthy
-from perfagent_server.verdict.time_shares import NEVER_HEALTHY, SHARE_RULES, TimeShares, held_back_by, time_shares
+from perfagent_server.verdict.time_shares import SHARE_RULES, TimeShares, held_back_by, is_good_share, time_shares
 
 __all__ = ["Happened", "verdict", "worst_first"]
 
@@ -139,8 +139,9 @@ def _is_share(finding: Finding) -> bool:
     """Whether a remark says that a good part of the time is no training, or that the run waits for the cores most of it:
     then the run is not called healthy."""
     gain_pct, waits_pct = finding.gain_pct or 0.0, finding.evidence.get("pressure_pct", 0.0)
-    is_share = finding.rule in SHARE_RULES and finding.evidence.get("share_pct", 0.0) >= 100 * NEVER_HEALTHY
-    return is_share or (finding.severity == "info" and (gain_pct >= _GOOD_PART_PCT or waits_pct >= _MOST_WAITS_PCT))
+    return is_good_share(finding) or (
+        finding.severity == "info" and (gain_pct >= _GOOD_PART_PCT or waits_pct >= _MOST_WAITS_PCT)
+    )
 
 
 def _first(window: Window, findings: Sequence[Finding]) -> Finding | None:

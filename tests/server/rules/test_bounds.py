@@ -101,7 +101,7 @@ def test_a_host_that_runs_ahead_of_a_busy_gpu_loses_nothing(busy: float, kind: s
         (COMPUTE, 4000, [("compute_bound", "info")]),
         (COMPUTE | {"other": 0.0085}, 4000, [("compute_bound", "info")]),
         (COMPUTE | {"other": 0.0087}, 4000, []),
-        ({"data": 0.012, "forward": 0.1}, 4000, [("data_bound", "warning")]),
+        ({"data": 0.06, "forward": 0.1}, 4000, [("data_bound", "warning")]),
     ],
     ids=["a short run", "five minutes", "nine tenths", "less", "beside another alert"],
 )

@@ -212,8 +212,8 @@ def test_waits_at_the_beginning_of_epochs_are_told(
 @pytest.mark.parametrize(
     ("workers", "busy", "uses", "wait_s", "severity"),
     [
-        (1.0, 100.0, 40.0, 0.3, "info"), (1.0, 100.0, 40.0, 0.7, "critical"), (1.0, 70.0, 40.0, 0.3, "critical"),
-        (1.0, 100.0, 5.0, 0.3, "critical"), (0.0, 100.0, 40.0, 0.3, "critical"),
+        (1.0, 100.0, 40.0, 0.34, "info"), (1.0, 100.0, 40.0, 0.45, "warning"), (1.0, 70.0, 40.0, 0.34, "warning"),
+        (1.0, 100.0, 5.0, 0.34, "warning"), (0.0, 100.0, 40.0, 0.34, "warning"),
     ],
 )  # fmt: skip
 def test_waits_no_longer_than_what_others_took_are_theirs(

@@ -61,7 +61,8 @@ def test_reads_are_told_by_their_time(
     share_pct: float | None,
 ) -> None:
     found = told(job(other_s, busy_pct=busy_pct, forward_s=forward_s), other_s, calls, reading_s, forward_s=forward_s)
-    assert [one.severity for one in found] == (["warning"] if share_pct else [])
+    severity = None if share_pct is None else "warning" if share_pct >= 20 else "info"
+    assert [one.severity for one in found] == ([severity] if severity else [])
     for one in found:
         assert (one.evidence["share_pct"], one.evidence["calls_per_step"]) == (pytest.approx(share_pct), calls)
         assert one.evidence["lines"] == LINES

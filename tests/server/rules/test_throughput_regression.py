@@ -201,7 +201,7 @@ def test_steps_that_wait_for_cores_of_others_are_a_remark(
 def test_a_loader_that_is_told_anyway_is_a_remark() -> None:
     job = StepJob(RULE, DataBound())
     times = [*noisy(0.1, 400), *noisy(0.2, 100, seed=1)]
-    train(times, extra=lambda _, time: {"phase/data_s": time - 0.06, "phase/backward_s": 0.06}, job=job)
+    train(times, extra=lambda _, time: {"phase/data_s": time - 0.04, "phase/backward_s": 0.04}, job=job)
     assert [(one.finding.rule, one.finding.severity) for one in job.fired] == [
         ("data_bound", "critical"), ("throughput_regression", "info"),
     ]  # fmt: skip

@@ -49,24 +49,36 @@ EVALUATED = {"phase/eval_s": [2.0 if step == 30 else 0.0 for step in range(1, 61
     ("series", "severity", "share_pct"),
     [
         (waiting([0.009] * 60, 0.091), None, 0),
-        (waiting([0.012] * 60, 0.088), "warning", 12),
-        (waiting([0.025] * 60, 0.075), "critical", 25),
+        (waiting([0.012] * 60, 0.088), "info", 12),
+        (waiting([0.032] * 60, 0.068), "info", 32),
+        (waiting([0.034] * 60, 0.066), "warning", 34),
         (waiting(TINY, 0.001), None, 0),
         (waiting([3.0 if step % 50 == 0 else 0.001 for step in range(300)], 0.1), None, 0),
-        (waiting([0.2 if step % 4 == 0 else 0.0 for step in range(100)]) | WORKERS, "critical", 50),
+        (waiting([0.21 if step % 4 == 0 else 0.0 for step in range(100)]) | WORKERS, "critical", 51.2),
         (waiting([0.03] * 100, 0.07) | BUSY, None, 0),
-        (waiting([0.03] * 100, 0.07) | {"gpu/utilization_pct": [60.0] * 100}, "critical", 30),
+        (waiting([0.03] * 100, 0.07) | {"gpu/utilization_pct": [60.0] * 100}, "warning", 30),
         ({"step_time_s": [0.1] * 100}, None, 0),
     ],
-    ids=["less", "a tenth", "a fifth", "tiny", "of an epoch", "bursts", "busy GPUs", "GPUs that wait", "no loader"],
+    ids=[
+        "less",
+        "a tenth",
+        "less than a third",
+        "a third",
+        "tiny",
+        "of an epoch",
+        "bursts",
+        "busy GPUs",
+        "GPUs that wait",
+        "no loader",
+    ],
 )
 def test_the_share_of_the_wait_decides(series: dict[str, list[float]], severity: str | None, share_pct: float) -> None:
     found = [change.finding for change in fired(judge_series(series)[0], "data_bound")]
     assert [one.severity for one in found] == ([severity] if severity else [])
-    assert [one.evidence["share_pct"] for one in found] == [pytest.approx(share_pct)] * len(found)
+    assert [one.evidence["share_pct"] for one in found] == [pytest.approx(share_pct, abs=0.1)] * len(found)
 
 
-@pytest.mark.parametrize(("device_s", "severity"), [(0.098, None), (0.085, "warning"), (0.05, "critical")])
+@pytest.mark.parametrize(("device_s", "severity"), [(0.098, None), (0.085, "info"), (0.05, "info")])
 def test_a_wait_beside_a_busy_device_gains_what_it_leaves(device_s: float, severity: str | None) -> None:
     """The host runs ahead: it waits 30 ms for its batch while the device works on what it was given before."""
     phases = {"forward": 0.33, "backward": 0.61, "optimizer": 0.06}

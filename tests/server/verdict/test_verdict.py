@@ -87,9 +87,9 @@ def test_a_run_that_is_heard_and_ends_no_step_is_told_to_stand(step_s: float, af
 @pytest.mark.parametrize(
     ("share", "rule", "pct"),
     [
-        ({"data": 0.22}, "data_bound", 22), ({"eval": 0.21}, "eval_bound", 21), ({"checkpoint": 0.21}, "checkpoint_bound", 21),
+        ({"data": 0.34}, "data_bound", 34), ({"eval": 0.21}, "eval_bound", 21), ({"checkpoint": 0.21}, "checkpoint_bound", 21),
         ({"other": 0.4}, "unmeasured_time", 40), ({"comm": 0.4}, "comm_bound", 40), ({"h2d": 0.4}, "h2d_bound", 40),
-        ({"plots": 0.22}, "unmeasured_time", 22), ({"data": 0.08}, "healthy", 0), ({"eval": 0.18}, "healthy", 0),
+        ({"plots": 0.22}, "unmeasured_time", 22), ({"data": 0.15}, "healthy", 0), ({"eval": 0.18}, "healthy", 0),
         ({"other": 0.25}, "healthy", 0), ({"comm": 0.2}, "healthy", 0), ({"plots": 0.05}, "healthy", 0),
     ],
 )  # fmt: skip
@@ -102,11 +102,11 @@ def test_much_time_beside_training_is_told_and_little_is_healthy(
 
 
 def test_the_wall_time_of_a_verdict_adds_up_to_all_of_it() -> None:
-    found = verdict_of(phases({"data": 0.05, "eval": 0.11, "checkpoint": 0.06, "other": 0.1, "comm": 0.1}))
+    found = verdict_of(phases({"data": 0.05, "eval": 0.11, "checkpoint": 0.1, "other": 0.1, "comm": 0.1}))
     assert found.rule == "eval_bound", "together they are more than a fifth, and evaluations are most of it"
     shares = found.evidence["wall_time_pct"]
     assert sum(shares.values()) == pytest.approx(100.0, abs=0.5)
-    assert [shares["training"], shares["evaluation"]] == pytest.approx([58.0, 11.0], abs=0.2)
+    assert [shares["training"], shares["evaluation"]] == pytest.approx([54.0, 11.0], abs=0.2)
     both = verdict_of(phases({"eval": 0.1, "checkpoint": 0.12}))
     assert both.message.startswith("Saving took 12 % of the time of 200 steps, all pauses 22 %"), "neither is much"
     assert verdict_of(phases({"comm": 0.25, "other": 0.24, "data": 0.08})).rule == "comm_bound", "half of the step"

@@ -86,8 +86,8 @@ def find_absence(answers: Sequence[tuple[int, Sequence[dict[str, Any]], bool]]) 
     if culprits:
         return _absence("absent", culprits, awaited, calls, titles)
     if awaited:
-        waiting = {rank for by_rank in calls.values() for rank, call in by_rank.items() if call.waits and call.is_new}
-        return _absence("order", sorted(waiting & awaited.keys() or awaited), awaited, calls, titles)
+        newly = {rank for by_rank in calls.values() for rank, call in by_rank.items() if call.waits and call.is_new}
+        return _absence("order", sorted(newly & awaited.keys() or awaited), awaited, calls, titles)
     return None
 
 

@@ -50,7 +50,7 @@ class PauseRule(Rule):
     """What the rules on evaluations and on saves share. phase: that it is about; counted: the name of their number."""
 
     info_pct: float = 10.0
-    warning_pct: float = 25.0
+    warning_pct: float = 33.0
     clear_at: float = 0.8  # of the threshold
 
     phase: ClassVar[str]

@@ -23,7 +23,7 @@ _CALLS, _READS, _READING = "sync/calls_per_step", "sync/reads_per_step", "sync/r
 
 @dataclass(frozen=True, kw_only=True)
 class SyncBound(Rule):
-    """Calls that make the host wait for the device (.item(), .cpu(), a tensor in an `if`) cost warning_pct of the step.
+    """Calls that make the host wait for the device (.item(), .cpu(), a tensor in an `if`) cost info_pct of the step.
 
     The agent finds these calls and their lines in a sampled step. On a GPU each empties the queue of kernels, and the
     device then waits for the host: what that costs is the time in no phase (TraceML's residual), or, where such calls are
@@ -31,7 +31,8 @@ class SyncBound(Rule):
     microseconds for each: the agent measures the time of these loops itself.
     """
 
-    warning_pct: float = 10.0
+    info_pct: float = 10.0
+    warning_pct: float = 20.0
     many_calls: int = 5
     least_s: float = 0.001
     for_s: float = within(30.0, least=1, most=60)
@@ -39,7 +40,7 @@ class SyncBound(Rule):
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "sync_bound"
-    severities = ("warning",)
+    severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("eval_bound",)
     reads = (
@@ -70,12 +71,12 @@ class SyncBound(Rule):
         if lost is None:
             return None
         lost_s, share, elsewhere = lost * step_s, 100 * lost, share_elsewhere(window)
-        limit = self.warning_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
+        limit = self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < limit or lost_s < self.least_s:
             return None
         lines = told_lines(window, "sync")
         return self.found(
-            "warning",
+            "warning" if share >= self.warning_pct else "info",
             cause="" if reading_s is None else "single values",
             since_step=window.at,
             evidence={
