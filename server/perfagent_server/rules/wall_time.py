@@ -40,6 +40,11 @@ class Spent:
         spent = sum(self.seconds.get(phase, 0.0) for phase in phases)
         return min(1.0, spent / self.wall_s) if self.wall_s > 0 else 0.0
 
+    @property
+    def acts(self) -> bool:
+        """Whether the model ran without gradients within most steps: it plays, or generates what it learns from."""
+        return 2 * max(self.often.get("rollout", 0), self.often.get("eval", 0)) > self.steps
+
 
 class _Tally:
     """Sums of some steps, in one array, because a run has ten of them: wall time and number of steps, then of each

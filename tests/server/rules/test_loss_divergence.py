@@ -172,3 +172,10 @@ def test_any_loss_at_a_thousand_times_its_best_is_lost() -> None:
     losses = np.concatenate((down, up, up, up, np.geomspace(0.03, 0.1, 300), np.full(900, 0.1)))
     job = train(losses * np.exp(0.2 * np.random.default_rng(5).normal(size=2400)), lr=lr)
     assert (job.found.cause, job.alert.step < 1500) == ("far above its best", True)
+
+
+@pytest.mark.parametrize(("times", "fires"), [(3e5, True), (3e3, False)])
+def test_a_loss_that_only_grew_is_lost_beyond_all_measure(times: float, *, fires: bool) -> None:
+    """As that of values with a discount above one; that of a DQN grows with the rewards."""
+    found = train(np.geomspace(0.05, 0.05 * times, 900)).evaluator.findings()
+    assert [one.cause for one in found if one.rule == "loss_divergence"] == ["far above its best"] * fires

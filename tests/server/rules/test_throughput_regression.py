@@ -234,9 +234,13 @@ def test_a_rise_is_a_drift_after_some_seconds(times: list[float], extra: dict[st
     assert bool(train(times, extra=lambda _, time: {"phase/data_s": time, **extra}).fired) == fires
 
 
-@pytest.mark.parametrize(("phase", "severity"), [("data", "warning"), ("forward", "warning"), ("other", "info")])
-def test_steps_that_get_ever_longer_are_found(phase: str, severity: str) -> None:
-    job = train(rising(), extra=lambda _, time: {f"phase/{phase}_s": time - 0.02, "phase/backward_s": 0.02})
+@pytest.mark.parametrize(
+    ("phase", "acts", "severity"),
+    [("data", {}, "warning"), ("forward", {}, "warning"), ("other", {}, "warning"), ("other", {"phase/rollout_s": 1e-4}, "info")],
+)  # fmt: skip
+def test_steps_that_get_ever_longer_are_found(phase: str, acts: dict[str, float], severity: str) -> None:
+    """Episodes get longer as a model learns to play: a remark."""
+    job = train(rising(), extra=lambda _, time: {f"phase/{phase}_s": time - 0.02, "phase/backward_s": 0.02, **acts})
     found = job.fired[0].finding
     assert (found.severity, found.evidence["phase"]) == (severity, phase)
     assert found.gain_pct is not None and found.gain_pct > 30

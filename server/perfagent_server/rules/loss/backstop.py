@@ -11,6 +11,9 @@ _BLOCK = 25  # values, whose mean counts
 _LEARNED, _OF_THE_FALL = 0.5, 0.05
 """The loss must have come down to this part of its first values, and be above its best by this part of that fall: next to zero
 ten times as much is nothing."""
+_BEYOND_ALL = 10_000.0
+"""Times its best, a loss that never came down is lost, too. The squared error of values that grow with the rewards, as DQN
+learns, stays far below."""
 _STAYS = 0.9
 _RAISED = 1.25  # of the learning rate at the best: a warm restart may lift the loss for a while, and five times as much is needed
 _MAY_RISE = 10.0
@@ -54,9 +57,6 @@ def follow(
     (best, at, rate), first, level = state["best"], state["first"], state["level"]
     is_raised = lr is not None and rate is not None and lr > _RAISED * rate
     needed = 2 * math.log(times / 2) * (5 if is_raised or not must_fall else 1)
-    is_enough = best <= _LEARNED * first and level - best >= _OF_THE_FALL * (first - best)
-    return (
-        Lost(level, best, at)
-        if is_enough and state["excess"] >= needed and level >= _STAYS * state["highest"]
-        else None
-    )
+    has_learned = best <= _LEARNED * first and level - best >= _OF_THE_FALL * (first - best)
+    is_lost = (has_learned or level >= _BEYOND_ALL * best) and state["excess"] >= needed
+    return Lost(level, best, at) if is_lost and level >= _STAYS * state["highest"] else None

@@ -43,7 +43,7 @@ class CpuOversubscribed(Rule):
     warning_pressure_pct: float = 70.0
     warning_throttled_pct: float = 25.0
     busy_pct: float = 90.0
-    for_s: float = within(60.0, least=1, most=180)
+    for_s: float = within(20.0, least=1, most=180)
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "cpu_oversubscribed"

@@ -136,7 +136,7 @@ class ThroughputRegression(Rule):
         return self._judge_jump(window, state, shift, time)
 
     def _drifted(self, window: Window, state: dict[str, Any], time: float) -> Finding | None:
-        """Only a remark where the script's own code grew: episodes of reinforcement learning get longer as it learns."""
+        """Only a remark where the script's own code grew and its model acts: episodes get longer as it learns to play."""
         found = drift.drift(state["drift"]) if state["drift"]["marks"] else None
         if found is None:
             return None
@@ -148,7 +148,8 @@ class ThroughputRegression(Rule):
             return None
         growth = _growth(state["early"], after, level - usual)
         is_crowded = cpu_load.is_crowded(window, time)
-        is_own = growth.phase in ("", "other", "rollout") or _is_told(window, growth)
+        plays = growth.phase == "rollout" or (growth.phase == "other" and window.wall.whole().acts)
+        is_own = not growth.phase or plays or _is_told(window, growth)
         cause = "other programs" if is_crowded and not growth.is_alone else _cause(window, growth)
         severity: Severity = "info" if is_own or cause in _OF_THE_MACHINE else "warning"
         return self._finding(severity, cause, growth, step, usual, level, {"drifted_steps": window.at - step})

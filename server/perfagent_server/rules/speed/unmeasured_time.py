@@ -11,7 +11,6 @@ from perfagent_server.rules.evidence import told_lines
 from perfagent_server.rules.rule import UNKNOWN, Events, Every, Life, Question, Rule, Unknown, within
 from perfagent_server.rules.speed import step_shares
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
-from perfagent_server.rules.wall_time import Spent
 from perfagent_server.rules.window import Window
 
 __all__ = ["UnmeasuredTime"]
@@ -65,7 +64,7 @@ class UnmeasuredTime(Rule):
         lines = told_lines(window, "lines")
         is_much = share >= self.warning_pct / 100 and spent.wall_s >= self.warning_s
         return self.found(
-            "warning" if is_much and _is_at_one_line(lines) and not _acts(spent) else "info",
+            "warning" if is_much and _is_at_one_line(lines) and not spent.acts else "info",
             cause="now and then" if bursts else "",
             since_step=window.at,
             evidence={
@@ -87,10 +86,6 @@ class UnmeasuredTime(Rule):
 def _is_at_one_line(lines: list[dict[str, Any]]) -> bool:
     """Whether most looks found the script there."""
     return bool(lines) and 2 * lines[0]["count"] > sum(line["count"] for line in lines)
-
-
-def _acts(spent: Spent) -> bool:
-    return 2 * max(spent.often.get("rollout", 0), spent.often.get("eval", 0)) > spent.steps
 
 
 def _named(line: dict[str, Any]) -> str:
