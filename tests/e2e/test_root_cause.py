@@ -95,10 +95,6 @@ def test_a_profile_is_asked_for_and_a_nan_names_its_module(server: ServerProcess
 
 @pytest.mark.timeout(300)
 def test_rank_that_does_not_join_is_named_with_its_line(tmp_path: Path) -> None:
-    data = tmp_path / "server" / "server-data"
-    data.mkdir(parents=True)
-    # A pause of the machine counts once here, not five times.
-    (data / "rules.toml").write_text("[hang]\nfor_s = 6.0\npause_times = 1.0\n")
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS / "absent_rank.py"))
 
     def named() -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ FIRST_S = 5.0
 _COMPUTES = 0.05
 """Share of a core. A thread that waits with a timeout and looks again uses a thousandth."""
 _WAKES = 4.0
-"""A second. A loop that asks every so often whether it may go on is woken as often; so is a slow download."""
+"""A second. A slow download is woken as often. One that sleeps, and asks every so often whether it may go on, waits."""
 _MOST_PROCESSES = 256
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _CPU = slice(11, 15)
@@ -44,14 +44,15 @@ _LASTING = ("checkpoint", "eval", "rollout")
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """What grows while anything goes on. hooks: entries of the step's trace; moved: bytes that the training thread and
-    its workers read and wrote; switches: how often the training thread was woken; is_busy: one of them runs now, or
-    waits for a disk."""
+    its workers read and wrote; switches: how often the training thread was woken; sleeps: it waits for a timer; is_busy:
+    one of them runs now, or waits for a disk."""
 
     at: float
     hooks: tuple[int, int]
     cpu_s: float
     moved: int
     switches: int
+    sleeps: bool
     is_busy: bool
 
 
@@ -68,7 +69,7 @@ def goes_on(before: Pulse, now: Pulse, *, lasting: bool, spins: bool) -> str:
         return "unsure" if spins else "computes"
     if lasting and woken:
         return "wakes"
-    return "unsure" if woken > _WAKES * passed else ""
+    return "unsure" if woken > _WAKES * passed and not (before.sleeps or now.sleeps) else ""
 
 
 class Standstill:
@@ -136,14 +137,14 @@ class Standstill:
             return None
         p, task = self._investigator.progress, _PROC / "self" / "task" / str(native)
         cpu_s, moved, busy = 0.0, _bytes_of(task), training["state"] in "RD"
-        awaits_any = training.get("waits_in") == "do_wait"
+        awaits_any, sleeps = (what in training.get("waits_in", "") for what in ("do_wait", "nanosleep"))
         for child, is_worker in _below(os.getpid()):
             state, ticks = _state_of(child)
             cpu_s += ticks / _TICKS_A_SECOND
             if is_worker or awaits_any:  # what a logger's own process writes moves nothing here
                 moved, busy = moved + _bytes_of(_PROC / str(child)), busy or state in ("R", "D")
         cpu_s += time.process_time() - self._investigator.sender.cpu_s
-        return Pulse(time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(task), busy)
+        return Pulse(time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(task), sleeps, busy)
 
     def _others(self, age: float) -> Iterator[tuple[int, str]]:
         """(rank, "stopped", "gone", "runs" or "stands"), of the other ranks on this machine, as the kernel has it. What a

@@ -122,11 +122,12 @@ def test_a_training_that_stands_is_looked_at_unasked(train):
         ({"is_busy": True}, False, "computes"),
         ({"moved": 1}, False, "moves bytes"),
         ({"switches": 19}, False, ""),
+        ({"switches": 21, "sleeps": True}, False, ""),
         ({"switches": 21}, False, "unsure"),
         ({"switches": 2}, True, "wakes"),
     ],
 )
 def test_what_grows_between_two_looks_says_what_goes_on(now: dict[str, Any], lasting: bool, what: str) -> None:
-    still = Pulse(at=5.0, hooks=(1, 3), cpu_s=0.0, moved=0, switches=0, is_busy=False)
+    still = Pulse(at=5.0, hooks=(1, 3), cpu_s=0.0, moved=0, switches=0, sleeps=False, is_busy=False)
     assert goes_on(still, replace(still, at=10.0, **now), lasting=lasting, spins=False) == what
     assert goes_on(still, replace(still, at=10.0, cpu_s=0.3), lasting=lasting, spins=True) == "unsure"
