@@ -85,18 +85,16 @@ class LinkErrors(CounterRule):
             readings = window.by_time.get(name)
             best: dict[str, float] = state.setdefault(name, {})
             slow: dict[int, float] = {}
+            busy = window.by_time.get(_BUSY)
             for rank in readings.ranks if readings is not None else ():
                 tail = [value for _, value in readings.tail(self.readings, rank)] if readings is not None else []
                 best[str(rank)] = max(best.get(str(rank), 0.0), *tail)
-                if len(tail) == self.readings and max(tail) < best[str(rank)] and self._is_busy(window, rank):
+                used = [value for _, value in busy.tail(10 * _READINGS // 4, rank)] if busy is not None else []
+                is_busy = bool(used) and sum(used) / len(used) >= self.busy_pct
+                if len(tail) == self.readings and max(tail) < best[str(rank)] and is_busy:
                     slow[rank] = tail[-1]
             if slow:
                 rank = min(slow, key=lambda one: slow[one])
                 figures = {"kind": kind, "now": slow[rank], "before": best[str(rank)]}
                 found.append(Trouble("warning", "PCIe", sorted(slow), figures))
         return found
-
-    def _is_busy(self, window: Window, rank: int) -> bool:
-        readings = window.by_time.get(_BUSY)
-        tail = [value for _, value in readings.tail(10 * _READINGS // 4, rank)] if readings is not None else []
-        return bool(tail) and sum(tail) / len(tail) >= self.busy_pct

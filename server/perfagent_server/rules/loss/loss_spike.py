@@ -34,18 +34,14 @@ class LossSpike(Rule):
     baseline with z > 3 finds 86 %: its spread is inflated, and its level raised, by the falling loss itself.
 
     A loss of its own kind has its own idea of what a jump is: the same statistic is taken over the last thousand steps,
-    and the jump must be usual_times what is usual there (the 85th percentile), or unsteady_times it, and
-    unsteady_record times the highest, for a loss that changes its sign or whose spread is above unsteady_pct of its
-    level (reinforcement learning, GANs). Before there is history enough, such a loss must jump by early_unsteady_z of
-    its spread, and one that has not fallen yet by early_unlearned_z. An unsteady loss that never fell may jump to more
-    than unlearned_times its level: what was next to nothing (the loss of a value before the first reward) may rise to
-    anything. A single step cannot move the median: blips stay silent.
+    and the jump must be usual_times what is usual there (the 85th percentile); unsteady_times it, and unsteady_record times
+    the highest, for a loss that changes its sign or varies much (reinforcement learning, GANs). Before there is history
+    enough, it must jump by so many spreads. A single step cannot move the median: blips stay silent.
 
-    Known limits: a loss that jumps up and stays or decays, with nothing else to tell it from a spike, fires (the first
-    turns of a cycle whose rate is not logged, and every turn of one longer than a thousand steps; a curriculum in large
-    steps). On healthy
-    losses of all other kinds (tests/healthy_losses.py) it raised one alert in 1.5 million steps, and on small real
-    trainings (GANs, PPO, DQN, VAEs, fine-tuning, restarts ...) one in 143,500.
+    A loss that jumps up and stays or decays, with nothing else to tell it from a spike, fires (the first turns of a cycle
+    whose rate is not logged; a curriculum in large steps). On healthy losses of all other kinds (tests/healthy_losses.py)
+    it raised one alert in 1.5 million steps, and on small real trainings (GANs, PPO, DQN, VAEs, fine-tuning, restarts ...)
+    one in 143,500.
     """
 
     short: int = within(9, least=1, most=100)
@@ -180,15 +176,13 @@ class LossSpike(Rule):
             return distance >= self.early_unsteady_z * spread and self._by_factors(values)
         if is_early and not has_fallen(first, level) and distance < self.early_unlearned_z * spread:
             return False
-        if not past:
-            return True
-        distances = sorted(one[0] for one in past)
-        usual = distances[int(0.85 * (len(past) - 1))]
-        if unsteady:
-            if distance < self.unsteady_times * usual or distance < self.unsteady_record * distances[-1]:
-                return False
-            return self._by_factors(values)
-        return distance > self.usual_times * usual
+        distances = sorted(one[0] for one in past) or [0.0]
+        usual = distances[int(0.85 * (len(distances) - 1))]
+        if not unsteady:
+            return distance > self.usual_times * usual
+        return distance >= max(self.unsteady_times * usual, self.unsteady_record * distances[-1]) and self._by_factors(
+            values
+        )
 
     def _by_factors(self, values: list[float]) -> bool:
         """Whether it is a jump by factors, too, which is how a positive value such as a temporal-difference loss

@@ -247,16 +247,8 @@ def _by_others(window: Window, gpu: _Gpu) -> float:
 
 def _newest_second(window: Window) -> float:
     names = ("process/rss_bytes", "host/memory_used_bytes", "cuda/reserved_bytes")
-    return max(
-        (
-            tail[-1][0]
-            for name in names
-            if (found := window.by_time.get(name))
-            for rank in found.ranks
-            if (tail := found.tail(1, rank))
-        ),
-        default=0.0,
-    )
+    known = [window.by_time[name] for name in names if name in window.by_time]
+    return max((found.tail(1, rank)[0][0] for found in known for rank in found.ranks), default=0.0)
 
 
 def _of_rise(rise: Growth) -> dict[str, Any]:

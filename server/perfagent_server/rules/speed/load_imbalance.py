@@ -70,8 +70,13 @@ class LoadImbalance(OwnWorkRule):
         lowest = self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < lowest or lost_s < _LEAST_LOST_S or fixed >= self.fixed_share * lost_s:
             return None
-        if _pressure(window) >= self.most_pressure_pct:
-            return None
+        took, told = window.series(_TOTAL), window.by_time.get(PRESSURE.name)
+        if (
+            told is not None and took is not None and took.time is not None
+        ):  # others' programs slow down a node at a time
+            waited = [told.mean(took.time - 60.0, took.time, rank) or 0.0 for rank in told.ranks]
+            if max(waited, default=0.0) >= self.most_pressure_pct:
+                return None
         return self._finding(window, [ranks[place] for place in places], excess, total, lost_s, share)
 
     def _finding(
@@ -92,15 +97,6 @@ class LoadImbalance(OwnWorkRule):
             },
             gain_pct=share,
         )  # fmt: skip
-
-
-def _pressure(window: Window) -> float:
-    """CPU pressure of the node that has most of it, over the newest minute, in percent; 0.0 where it is not known."""
-    series, took = window.by_time.get(PRESSURE.name), window.series(_TOTAL)
-    if series is None or took is None or took.time is None:
-        return 0.0
-    known = [series.mean(took.time - 60.0, took.time, rank) for rank in series.ranks]
-    return max((one for one in known if one is not None), default=0.0)
 
 
 def _excess(own: Floats) -> Floats:
