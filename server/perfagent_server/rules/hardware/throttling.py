@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import where
@@ -72,6 +72,12 @@ class Throttling(Rule):
         worst = max(held, key=lambda one: (one.is_hard, one.pct, one.hot_c or 0.0))
         is_held = worst.pct >= limit * self.held_pct
         ranks = sorted(one.rank for one in held if not is_held or one.pct >= self.clear_at * self.held_pct)
+        clock, top = worst.clock or 0.0, state["clocks"].get(str(worst.rank), 0.0)
+        slowdown = {
+            "reason": worst.reason, "held_pct": worst.pct, "clock_mhz": worst.clock, "highest_clock_mhz": top or None,
+            "slower_pct": 100 * (1 - clock / top) if top > clock > 0 else None,
+            "waiting_ranks": window.world_size - len(ranks) or None,
+        }  # fmt: skip
         cause = "hot" if not is_held else "power" if worst.reason == "power_brake" else ""
         return self.found(
             "info" if not is_held else "critical" if worst.is_hard else "warning",
@@ -80,7 +86,7 @@ class Throttling(Rule):
             ranks=ranks,
             evidence={
                 "rank": worst.rank, "temperature_c": worst.hot_c, "over_s": _OVER_S, **where(window, ranks),
-                **(_slowdown(window, worst, len(ranks), state["clocks"]) if is_held else {}),
+                **(slowdown if is_held else {}),
             },
         )  # fmt: skip
 
@@ -115,13 +121,3 @@ class Throttling(Rule):
         since = tail[-1][0] - _OVER_S
         values = [value for second, value in tail if second > since]
         return sum(values) / len(values) if values else None  # of times so large that a minute is nothing
-
-
-def _slowdown(window: Window, worst: _Held, ranks: int, clocks: dict[str, float]) -> dict[str, Any]:
-    """Figures of the sentence. ranks: how many are held back, for which the others wait."""
-    clock, top = worst.clock or 0.0, clocks.get(str(worst.rank), 0.0)
-    return {
-        "reason": worst.reason, "held_pct": worst.pct, "clock_mhz": worst.clock, "highest_clock_mhz": top or None,
-        "slower_pct": 100 * (1 - clock / top) if top > clock > 0 else None,
-        "waiting_ranks": window.world_size - ranks or None,
-    }  # fmt: skip

@@ -141,9 +141,10 @@ class LossDivergence(Rule):
         state["critical"] = state["critical"] + 1 if share >= critical else 0
         if lowest is None or not is_up:
             return None
-        if not is_firing and (state["held"] < self.held_steps or _comes_back(track, loss, lowest)):
+        newest, low = median(value for value in track.last(9) if math.isfinite(value)), lowest["low"]
+        comes_back = newest < loss.mean - 0.5 * lowest["spread"]  # as after a spike that decays
+        if not is_firing and (state["held"] < self.held_steps or comes_back):
             return None
-        low = lowest["low"]
         return self._told(
             window, track, "the learning rate was raised" if is_raised else "", lowest["step"],
             {
@@ -235,12 +236,6 @@ def _fresh(series: str | None) -> dict[str, Any]:
     return {
         "backstop": backstop.fresh(), "series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False,
     }  # fmt: skip
-
-
-def _comes_back(track: StepSeries, loss: SmoothedLoss, lowest: Lowest) -> bool:
-    """Whether the newest values lie below the smoothed loss, as after a spike that decays."""
-    newest = [value for value in track.last(9) if math.isfinite(value)]
-    return median(newest) < loss.mean - 0.5 * lowest["spread"]
 
 
 def _jumps(values: list[float]) -> float:

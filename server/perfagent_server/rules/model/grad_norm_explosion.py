@@ -154,10 +154,12 @@ class GradNormExplosion(Rule):
         lower = math.exp(rise.lowest)
         layers = _layers(window, rise.since)
         layer, layer_times = layers[0] if layers else (None, None)
+        # the others have not risen nearly as far
+        stands_out = len(layers) == _NAMED and layers[0][1] >= max(_MUCH, _MUCH * layers[2][1])
         many = len(rise.logs)
         return self.found(
             "critical" if lower >= self.critical_times else "warning",
-            cause="one layer" if _stands_out(layers) else "learning rate" if _is_rising(window) else "",
+            cause="one layer" if stands_out else "learning rate" if _is_rising(window) else "",
             since_step=rise.since,
             evidence={
                 "norm": rise.norm, "step": rise.at, "median": rise.level, "times": math.exp(rise.logs[-1]),
@@ -263,8 +265,3 @@ def _layers(window: Window, since: int) -> list[tuple[str, float]]:
     kept = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]
     order = np.argsort(-times)[:_NAMED].tolist()
     return [(kept[place].removeprefix(_LAYERS), float(times[place])) for place in order]
-
-
-def _stands_out(layers: list[tuple[str, float]]) -> bool:
-    """Whether the trouble is one layer's: the others have not risen nearly as far."""
-    return len(layers) == _NAMED and layers[0][1] >= max(_MUCH, _MUCH * layers[2][1])
