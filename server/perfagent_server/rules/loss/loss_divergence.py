@@ -52,7 +52,7 @@ class LossDivergence(Rule):
     held_steps: int = 25
     warmup_steps: int = 200
     raised_times: float = 3.0
-    spreads: float = 2.0
+    spreads: float = 1.4
     usual_times: float = 3.0
     lost_times: float = 10.0
 
@@ -184,7 +184,7 @@ class LossDivergence(Rule):
         if not is_known:
             if low <= 0 or not has_settled:
                 return math.inf
-            usual = max(usual, spread * (1 + 8 * spread / low))
+            usual = max(usual, 12 * spread * spread / low)
         swing = 0.0 if has_settled else loss.highest_before(lowest) - low
         relative = self.warning_pct / 100 * abs(low) * (self.raised_times if is_raised else 1.0)
         needed = max(relative, worth_telling(loss.first, low), self.spreads * spread, self.usual_times * usual, 1e-12)
