@@ -77,7 +77,7 @@ def test_a_rate_that_jumps_where_a_run_goes_on_is_told(start: int, rate: float, 
     judge = restored(job.evaluator)
     judge.take(again)
     columns = {"lr": [rate] * 100, "loss": [3.0 + harm] * 100}
-    changes = judge.take(frame(columns, range(start + 1, start + 101), attempt=2, ident=1001))
+    changes = judge.take(frame(columns, range(start, start + 100), attempt=2, ident=1001))
     assert [(one.finding.severity, one.finding.cause) for one in fired(changes)] == [(one, "resume") for one in told]
 
 

@@ -67,7 +67,7 @@ class LrAnomaly(Rule):
         # resumed: whether it may jump where the run went on
         fresh = {
             "step": -1, "peak": 0.0, "last": 0.0, "fell": False, "jump": None, "zero": dict(zero_rate.FRESH),
-            "resumed": "lr" in window.before and 0 < window.start_step < rates.step,
+            "resumed": "lr" in window.before,
         }  # fmt: skip
         state = window.state_of(self, fresh)
         rate = rates.value
@@ -94,7 +94,8 @@ class LrAnomaly(Rule):
         is_early = step <= begun + self.skip_steps or state["step"] < 0
         if not is_early and peak > 0 and rate > self.jump_times * peak * (1 + 1e-6):
             state["jump"] = [step, last, rate, self._limit(window, window.by_step, step), False, state["fell"], "jump"]
-        before = window.before["lr"].before(step, 1) if state["resumed"] else []
+        state["resumed"] = state["resumed"] and (begun > 0 or step <= begun)
+        before = window.before["lr"].before(step, 1) if state["resumed"] and step > begun else []
         if before and math.isfinite(before[0]):
             state["resumed"] = False
             if rate > self.jump_times * before[0] > 0:
@@ -109,7 +110,7 @@ class LrAnomaly(Rule):
         losses, steps = _losses(window)
         since = losses[bisect_right(steps, step) :]
         is_worse = state["jump"][4] = is_worse or (len(since) >= _AFTER and median(since[-_AFTER:]) > limit)
-        if window.at > step + self.worse_steps * (5 if is_worse else 1):
+        if window.at > step + self.worse_steps * (5 if is_worse or cause == "resume" else 1):
             state["jump"] = None
             return None
         waits = cause == "resume" and len(since) < 2 * _AFTER and window.loss_name is not None
