@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import linecache
 import tokenize  # noqa: F401 - linecache imports it when it reads a file
+from types import FrameType
 
-__all__ = ["cause", "of_exit_code", "out_of_memory", "text_of"]
+__all__ = ["cause", "of_exit_code", "out_of_memory", "text_of", "unused_parameters"]
 
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
@@ -17,9 +18,13 @@ _NO_MEMORY = (
 """In the words of torch's allocators, of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves, of
 the C library, whose reason torch quotes where a file could not be mapped, and of C++."""
 
+_BY_NUMBER = "Parameter indices which did not receive grad for rank"
+_DIED = "exited unexpectedly"
+_IMPORT_ANEW = ("SpawnProcess", "ForkServerProcess")
 _CARRIED = "Original Traceback (most recent call last):"
 
 
+_WITHOUT_GUARD = '. Spawned workers import the script, which has no `if __name__ == "__main__":`'
 _TERMINATED = 128 + 15
 """How a shell, and most handlers of SIGTERM, end after that signal."""
 
@@ -38,6 +43,7 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
         message = text_of(error).strip()
         ending = "oom" if _memory_ran_out(error) else "failed"
         first = _first_words(message)[:500] if message else name
+        first += _WITHOUT_GUARD if _lacks_guard(error) else ""
         return ending, name if first == name else f"{name}: {first}", name, _traceback(error)
     except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be reported all the same
         return "failed", name, name, ""
@@ -56,6 +62,41 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - see above
         return type(error).__name__
+
+
+def unused_parameters(error: BaseException) -> str:
+    """The names of the parameters that DistributedDataParallel waited for in vain, of which its error gives the numbers
+    only: "spare.weight, spare.bias". "" for any other error."""
+    numbers = text_of(error).partition(_BY_NUMBER)[2].partition(":")[2].split("\n")[0]
+    try:
+        frame = _frame_in(error, "torch.nn.parallel.distributed") if numbers else None
+        if frame is None:
+            return ""
+        wrapper = frame.f_locals["self"]
+        named = wrapper.module.named_parameters()
+        waited = [name for name, p in named if p.requires_grad and name not in wrapper.parameters_to_ignore]
+        return ", ".join(waited[int(number)] for number in numbers.split())
+    except (AttributeError, KeyError, IndexError, ValueError):  # another torch, another message
+        return ""
+
+
+def _lacks_guard(error: BaseException) -> bool:
+    """Whether a loader's worker died that was spawned, and so has to import the script, of which nothing says that it
+    trains only where it is started."""
+    if _DIED not in text_of(error):
+        return False
+    loading, script = _frame_in(error, "torch.utils.data.dataloader"), _frame_in(error, "__main__")
+    workers = () if loading is None else getattr(loading.f_locals.get("self"), "_workers", ())
+    source = "" if script is None else "".join(linecache.getlines(script.f_code.co_filename))
+    return bool(source) and "__main__" not in source and any(type(one).__name__ in _IMPORT_ANEW for one in workers)
+
+
+def _frame_in(error: BaseException, module: str) -> FrameType | None:
+    """The first of the functions of a module that an exception left."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") != module:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame
 
 
 def out_of_memory(error: BaseException) -> bool:

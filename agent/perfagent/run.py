@@ -29,7 +29,7 @@ from perfagent.context.process import describe
 from perfagent.decode.step_decoder import interned
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
-from perfagent.end_reason import cause, of_exit_code
+from perfagent.end_reason import cause, of_exit_code, unused_parameters
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
 from perfagent.governor import Governor
@@ -729,7 +729,9 @@ class Run:
             return
         self._investigator.ended_by(error)
         ending, reason, exception, trace = cause(error)
-        self._end(ending, reason, exception=exception, traceback=trace)
+        unused = unused_parameters(error)
+        more = {"unused": unused} if unused else {}
+        self._end(ending, reason, exception=exception, traceback=trace, **more)
 
     def _end(self, ending: str, reason: str = "", **more: Any) -> None:
         if self._ended or self.inherited:

@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from agent.rootcause.conftest import Made
+from torch import nn
 from torch._utils import KeyErrorMessage
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfagent.end_reason import cause, out_of_memory
+from perfagent.end_reason import cause, out_of_memory, unused_parameters
 
 
 def test_error_of_a_loaders_worker_says_what_it_was() -> None:
     text = "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\nKeyError: 'image'\n"
     error = KeyError(KeyErrorMessage(text))
     assert cause(error)[1] == "KeyError: Caught KeyError in DataLoader worker process 0. KeyError: 'image'"
+
+
+def test_parameters_that_ddp_waited_for_are_named() -> None:
+    """Two parts are unused, of which the frozen one has no number."""
+    parts = {"frozen": nn.Linear(2, 2).requires_grad_(False), "body": nn.Linear(2, 2), "spare": nn.Linear(2, 2)}
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = nn.parallel.DistributedDataParallel(Made(lambda self, x: self.body(x), **parts))
+        with pytest.raises(RuntimeError, match="finished reduction") as raised:
+            for _ in range(2):
+                model(torch.ones(1, 2)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert unused_parameters(raised.value) == "spare.weight, spare.bias"
+    assert unused_parameters(RuntimeError(str(raised.value))) == "", "of another process"
+
+
+WITHOUT_GUARD = """
+import sys, torch
+from perfagent.end_reason import cause
+sys.excepthook = lambda kind, error, trace: print(cause(error)[1])
+next(iter(torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context="spawn")))
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("more", ["", "# __main__"])
+def test_a_spawned_worker_that_died_for_want_of_a_guard(more: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_GUARD + more)
+    ran = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "exited unexpectedly" in ran.stdout
+    assert ("which has no `if __name__" in ran.stdout) == (not more)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ class StateData(_Described, kw_only=True):
     reason: str | None = None
     exception: str | None = None
     traceback: str | None = None
+    unused: str | None = None
 
 
 class ContextData(_Described):

@@ -41,6 +41,7 @@ _MOST_OTHERS = 256
 """Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
 _SAID_S = 3600.0
 """After that a user's alert may make room for another: it is a point in time, and nothing that goes on."""
+_WORDS_OF_END = ("reason", "exception", "traceback", "unused")
 _MOST_ENDS = 64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -283,7 +284,7 @@ class Evaluator:
         # The trainer's own word comes first and says most; a watcher's only counts where it says more.
         if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
-        words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
+        words = {key: str(event.data.get(key) or "")[:8000] for key in _WORDS_OF_END}
         step = whole(event.step)
         # A watcher knows no step. What other ranks send of later steps must not move this end.
         time = reports.time_of(event, window.now)

@@ -64,7 +64,8 @@ class Samples(Protocol):
 
 @dataclass(slots=True)
 class End:
-    """How a process of this attempt ended, in its own words."""
+    """How a process of this attempt ended, in its own words. unused: parameters without a gradient, by name, of which
+    DistributedDataParallel complained."""
 
     state: str
     rank: int
@@ -73,6 +74,7 @@ class End:
     reason: str = ""
     exception: str = ""
     traceback: str = ""
+    unused: str = ""
 
 
 @dataclass(slots=True)

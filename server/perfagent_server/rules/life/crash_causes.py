@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["cause_by_text", "parameter_indices"]
+__all__ = ["cause_by_text"]
 
-_INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 _CAUSES = tuple(
     (re.compile(pattern), cause)
     for pattern, cause in (
         (r"Too many open files|received 0 items of ancdata|unable to open shared memory object", "open files"),
         (r"Expected to have finished reduction in the prior iteration|marked as ready (twice|only once)", "unused parameters"),
-        (r"before the\s+current process has finished its bootstrapping phase", "no main guard"),
+        (r"before the\s+current process has finished its bootstrapping phase|has no .if __name__", "no main guard"),
         (r"unexpected pos \d+ vs|iostream error|PytorchStreamWriter failed|File size limit", "write failed"),
         (r"No space left on device|Disk quota exceeded", "no space"),
         (r"DataLoader worker \(pid\S* .*(exited unexpectedly|killed by signal)", "worker died"),
@@ -41,9 +40,3 @@ _CAUSES = tuple(
 def cause_by_text(text: str) -> str:
     """A key of the remedies; "exception" where the text is none of these."""
     return next((cause for pattern, cause in _CAUSES if pattern.search(text)), "exception")
-
-
-def parameter_indices(text: str) -> str | None:
-    """Of the parameters that DistributedDataParallel waited for in vain, as it names them: "4 5"."""
-    found = _INDICES.search(text)
-    return found[1].strip() if found else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.life.crash_causes import cause_by_text, parameter_indices
+from perfagent_server.rules.life.crash_causes import cause_by_text
 from perfagent_server.rules.life.first_failure import TOGETHER_S, Failure, first_of, lost_a_peer
 from perfagent_server.rules.life.oom_observed import is_oom
 from perfagent_server.rules.rule import Events, Life, Question, Rule
@@ -60,7 +60,7 @@ class ProcessCrash(Rule):
                 "rank": first.rank, "how": first.state if crashes or first.state == "preempted" else "interrupted",
                 "step": step, "said": _last_line(said), "state": first.state, "reason": first.reason,
                 "exception": first.exception, "traceback": "\n".join(first.traceback.splitlines()[-20:]),
-                "parameter_indices": parameter_indices(_said(first)), "finished_rank": finished and finished.rank,
+                "unused": first.unused or None, "finished_rank": finished and finished.rank,
                 "finished_step": finished and finished.step,
             },
         )  # fmt: skip
