@@ -22,8 +22,10 @@ from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
-from perfagent.rootcause.onset import onset
+from perfagent.rootcause.onset import onset, reads_some_rows
 from perfagent.rootcause.onset import sentence as onset_sentence
+from perfagent.rootcause.spoilt_update import left_out_by_the_loss, zero_eps
+from perfagent.rootcause.spoilt_update import sentence as update_sentence
 from perfagent.signals.batch_values import IGNORED
 from perfagent.signals.sharding import local as local_part
 from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in
@@ -55,6 +57,11 @@ _FIXES = {
     "optimizer took the step, the weights are damaged: go back to the last checkpoint before it.",
     "batch": "Look at the samples of that batch (its fingerprint and range are in the evidence) and at what reads and transforms "
     f"them; leave bad ones out, or mend them where they are loaded. {_BACK}",
+    "zero_eps": "Keep the weights in float32 and compute in half precision (torch.autocast, with a GradScaler for float16), or "
+    "pass eps=1e-4. A lower learning rate or clipping is no help. Start again from a checkpoint before this step.",
+    "left_out": "A row of an attention in which every key is masked is the usual reason (its softmax is 0 / 0): let no sample be "
+    "empty, leave one key of each row unmasked, or mask with torch.finfo(dtype).min instead of -inf. To leave a place out of the "
+    f"loss, or to multiply it by zero, does not remove NaN. {_BACK}",
     "buffer": "Look at what wrote that buffer: one batch with a value that is no number spoils running statistics for good, also "
     f"where the loss stays finite. Take the buffer from a good checkpoint, or reset it. {_BACK}",
 }
@@ -85,7 +92,8 @@ class Inquiry:
         self._steps_looked_at = self._steps_after = self._looks_for_rows = 0
         self._seen_after = step
         self._done = self._told = False
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # shared weights go by their first name
+        self._tied: dict[str, list[str]] = {}  # the first name of such a weight -> the others
         self._classes: dict[str, str] = {}
         self._rate: float | None = None
         self.history: list[dict[str, float]] | None = None  # as it was when the row of the bad step came
@@ -185,9 +193,11 @@ class Inquiry:
         if not named and primary is not None:
             for number, group in enumerate(primary.param_groups):
                 named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
-        self._names = {}
+        self._names, self._tied = {}, {}
         for name, p in named:
-            self._names.setdefault(id(p), name)  # shared weights go by their first name
+            first = self._names.setdefault(id(p), name)
+            if first != name:
+                self._tied.setdefault(first, []).append(name)
         return [(name, p) for name, p in named if self._names[id(p)] == name]
 
     def _averages(self, named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -254,6 +264,7 @@ class Inquiry:
         message = _sentence(evidence)
         if "began" in evidence:
             message = f"{message} {onset_sentence(evidence['began'], evidence)}".rstrip()
+        message += _also(self._tied, message)
         data = {
             "rule": "nonfinite_loss", "explains": self._explains, "severity": "critical", "message": message,
             "since_step": self.step, "evidence": Evidence(evidence, self._when_sent), "fix": self._fix(evidence),
@@ -328,17 +339,42 @@ class Inquiry:
         later steps show of parameters and modules is their consequence."""
         history = self._investigator.history() if self.history is None else self.history
         first_step = self._investigator.sender.identity.start_step or 1
-        began = onset(found, history, first_step=first_step, watched=self._before is not None)
+        looked = self._before if self._before is not None else self._after
+        bad = [] if looked is None else looked.bad_and_trained()
+        began = onset(
+            found,
+            history,
+            first_step=first_step,
+            watched=self._before is not None,
+            sparse=reads_some_rows(bad, self._classes),
+        )
         if began is None:
             return {}
         more: dict[str, Any] = {"began": began}
+        trained = looked.trained if looked is not None else []
         names = self._investigator.bad_gradients(began["first"]) if began.get("by") == "gradient" else []
         if names and began["first"] == began["last"]:
-            looked = self._before if self._after is None else self._after
-            bad = _in_order(names, looked.trained if looked is not None else [])
-            more["gradients_began"] = {"step": began["first"], **bad}
-            more |= _of_gradients(bad, self._classes)
-        return more
+            of_gradients = _in_order(names, trained)
+            more["gradients_began"] = {"step": began["first"], **of_gradients}
+            more |= _of_gradients(of_gradients, self._classes)
+        return more | self._spoilt(found, began, names or bad, trained)
+
+    def _spoilt(
+        self, found: dict[str, Any], began: dict[str, Any], bad: Sequence[str], trained: Sequence[str]
+    ) -> dict[str, Any]:
+        """What made the update of a step bad whose loss was finite, where that shows. bad: of the gradients, or else of the
+        weights after them."""
+        primary = self._progress.primary() if self._progress.primary is not None else None
+        if bad and not (began.get("measured") or found.get("optimizer_state", {}).get("nonfinite")):
+            zero = zero_eps(getattr(primary, "param_groups", ()))
+            if zero is not None:
+                last = self.step - 1
+                first = last if self._before is not None else min(began["first"], last)
+                return {"cause": "zero_eps", **zero, "began": {"first": first, "last": last, "by": "eps"}}
+        left_out = None
+        if began["first"] == began["last"] < self.step and began.get("by") != "weights":
+            left_out = left_out_by_the_loss(bad, trained, self._classes)
+        return {} if left_out is None else {"cause": "left_out", **left_out}
 
 
 class _Nonfinite:
@@ -421,6 +457,11 @@ class _Nonfinite:
             found["spread"] = True
         good_from = self._good_from(names)
         return found | ({"good_from": good_from} if good_from is not None else {})
+
+    def bad_and_trained(self) -> list[str]:
+        """Names; once ready."""
+        bad = {entry["name"] for entry in self._bad or ()}
+        return [name for name in self.trained if name in bad]
 
     def _good_from(self, bad: list[str]) -> str | None:
         """The first good one of those that are trained, where all before it are bad, more than one, and all after it
@@ -605,6 +646,12 @@ def _named(module: str, classes: dict[str, str], **more: Any) -> dict[str, Any]:
     return found
 
 
+def _also(tied: Mapping[str, Sequence[str]], said: str) -> str:
+    """The other names of the weights, or of their modules, that a sentence names."""
+    named = [first for first in tied if repr(first) in said or repr(_owner(first)) in said]
+    return "".join(f" {first!r} is also {', '.join(map(repr, tied[first]))}." for first in named[:3])
+
+
 def _sentence(found: dict[str, Any]) -> str:
     step, cause, module = found["step"], found["cause"], found.get("module", "")
     kind = f" ({found['module_class']})" if "module_class" in found else ""
@@ -621,6 +668,8 @@ def _sentence(found: dict[str, Any]) -> str:
     if cause == "ignored_labels":
         labels = f"every label of the batch of step {found['batch_step']} is {IGNORED} ({found['batch_tensor']!r})"
         return f"No label counts: {labels}."
+    if cause in ("zero_eps", "left_out"):
+        return update_sentence(found)
     if cause == "batch":
         return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
     if cause == "buffer":

@@ -13,21 +13,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["onset", "sentence"]
+__all__ = ["onset", "reads_some_rows", "sentence"]
 
 _SPARSE = ("Embedding", "EmbeddingBag")
 """Of these a batch reads only some rows: a finite loss does not show that the others are good."""
 
 
 def onset(
-    found: Mapping[str, Any], history: Sequence[Mapping[str, float]], *, first_step: int, watched: bool
+    found: Mapping[str, Any],
+    history: Sequence[Mapping[str, float]],
+    *,
+    first_step: int,
+    watched: bool,
+    sparse: bool = False,
 ) -> dict[str, Any] | None:
     """{"first", "last", "by"?, "measured"?}: the steps between which it began, one step where they are equal; None where
     nothing can be said. by: "gradient" (measured: it was), "weights" (written by something else), or absent where that
     is not known.
 
     found: the evidence. history: rows of the steps up to the bad one, as far as they were read. watched: every loss was
-    looked at before its backward pass, so that the one of the step before was finite.
+    looked at before its backward pass, so that the one of the step before was finite. sparse: see `reads_some_rows`.
     """
     step = found["step"]
     before, after = found.get("parameters_before"), found.get("parameters_after")
@@ -45,7 +50,7 @@ def onset(
     )
     if watched:
         good_loss = max(good_loss, step - 1)
-    earliest = max(first_step, 0 if _is_sparse(found) else good_loss)
+    earliest = max(first_step, 0 if sparse else good_loss)
     states = {number: _gradient(entry, at.get(number - 1)) for number, entry in at.items() if number < step}
     bad = min((number for number, state in states.items() if state == "bad" and number >= earliest), default=None)
     if bad is not None:
@@ -74,8 +79,11 @@ def _gradient(entry: Mapping[str, float], before: Mapping[str, float] | None) ->
     return "good" if norm is not None or "grad/nonfinite" in entry else ""
 
 
-def _is_sparse(found: Mapping[str, Any]) -> bool:
-    return found.get("module_class") in _SPARSE or "expert" in str(found.get("parameter", "")).lower()
+def reads_some_rows(bad: Sequence[str], classes: Mapping[str, str]) -> bool:
+    """Whether a finite loss does not show that these parameters were good. classes: of modules, by name."""
+    return bool(bad) and all(
+        classes.get(name.rpartition(".")[0]) in _SPARSE or "expert" in name.lower() for name in bad
+    )
 
 
 def sentence(began: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -91,7 +99,7 @@ def sentence(began: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             if only_after and by is None
             else ""
         )
-    if "gradients_began" in found:
+    if "gradients_began" in found or found["cause"] in ("zero_eps", "left_out"):
         return ""
     if began.get("measured"):
         return f"It began in step {first}, with a gradient that was non-finite."

@@ -299,6 +299,53 @@ def test_labels_that_are_all_left_out_are_the_cause(train):
     assert "No label counts" in found["message"] and "0 / 0" in found["fix"]
 
 
+def test_a_shared_weight_goes_by_all_its_names(train):
+    model = between_layers()
+    model.last = nn.Linear(8, 8)
+    model.last.weight = model.inner.weight
+    job = train(model)
+    job.steps(3)
+    write("inner.weight", NAN)(job)
+    job.steps(3)
+    assert "'inner.weight' is also 'last.weight'." in job.finding()["message"]
+
+
+def test_an_eps_that_is_zero_in_half_precision_is_the_cause(train):
+    model = Net().half()
+    job = train(model)
+    job.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    job.inputs = lambda: torch.randn(6, 8, dtype=torch.float16)
+    job.steps(6)
+    found = job.finding()["evidence"]
+    assert (found["cause"], found["eps"], found["eps_dtype"]) == ("zero_eps", 1e-8, "float16")
+    assert found["began"]["last"] == job.finding()["since_step"] - 1
+
+
+def reader() -> nn.Module:
+    def computes(self: Any, x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x)
+        return self.head(hidden + self.attention(hidden, hidden, hidden, key_padding_mask=pad)[0])
+
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    return Made(computes, embed=nn.Embedding(9, 8), attention=attention, head=nn.Linear(8, 9))
+
+
+def test_a_row_that_is_fully_masked_is_the_cause(train):
+    """The loss leaves it out, so that it is finite; and only the optimizer's averages show which gradient was bad."""
+    job = train(reader())
+    for step in range(1, 8):
+        job.progress.measure_at = 10**6
+        x, pad = torch.randint(0, 9, (4, 5)), torch.zeros(4, 5, dtype=torch.bool)
+        pad[1] = step == 4
+        job.optimizer.zero_grad()
+        F.cross_entropy(job.model(x, pad)[~pad], x[~pad]).backward()
+        job.optimizer.step()
+        job.look()
+    found = job.finding()["evidence"]
+    assert (found["cause"], found["module"], found["parameter"]) == ("left_out", "attention", "head.weight")
+    assert found["began"] == {"first": 4, "last": 4, "by": "gradient"}
+
+
 def odd(base: torch.Tensor | None) -> nn.Module:
     """An adapted model: its base cannot be looked at."""
     lazy = nn.UninitializedParameter(requires_grad=False)
