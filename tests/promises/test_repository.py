@@ -59,7 +59,7 @@ def test_gradients_are_read_on_the_training_thread_only() -> None:
         "frameworks/timm.py", "hooks/grad_clipping.py", "hooks/flat_clipping.py", "hooks/optimizer_step.py",
         "hooks/multi_optimizer.py", "rootcause/nonfinite.py", "rootcause/oom.py",
         "signals/gradients.py", "signals/gradient_schedule.py",
-        "signals/unmoved.py", "signals/unoptimized.py", "signals/updates.py",
+        "signals/uncleared.py", "signals/unmoved.py", "signals/unoptimized.py", "signals/updates.py",
     }  # fmt: skip
     reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")
     agent = ROOT / "agent/perfagent"

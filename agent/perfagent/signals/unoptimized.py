@@ -1,5 +1,5 @@
 """Finds trainable parameters of the model that receive gradients and that no optimizer has, and optimizers whose
-parameters receive none.
+parameters receive none, or whose gradients nobody clears (uncleared.py).
 
 The sender's thread compares the model's parameters with those of the optimizers that step, every half a minute or less
 often (0.4 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is looked at
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.boundary.gc_instances import living
 from perfagent.signals.batch_fingerprint import sampled
 from perfagent.signals.tensor_storage import every_optimizer, numbers_in
+from perfagent.signals.uncleared import Uncleared
 
 if TYPE_CHECKING:
     from perfagent.step.state import Progress
@@ -53,9 +54,10 @@ class Unoptimized:
         self._begin = progress.completed
         self._due = 0.0
         self._look: _Look | None = None
+        self._clearing: Uncleared | None = None
         self._owned: set[int] = set()  # ids of parameters that an optimizer has that did not step
         self._searches = 0
-        self._told = self._is_starved = False
+        self._told = self._is_starved = self._is_uncleared = False
 
     # ---- on the sender's thread
 
@@ -64,6 +66,8 @@ class Unoptimized:
         p, look = self._progress, self._look
         if (p.without_gradient >= LEAST_STEPS) != self._is_starved and not p.health.rank:
             self._tell_starved(p.without_gradient)
+        if self._clearing is not None and self._clearing.over:
+            self._tell_uncleared(self._clearing)
         if look is not None:
             if not look.over:
                 return self._clock()
@@ -73,12 +77,17 @@ class Unoptimized:
         elif self._clock() >= self._due and not p.ended and p.completed - self._begin >= FIRST_STEPS:
             began = self._cpu()
             self._compare()
+            if self._clearing is None and not p.health.rank:
+                self._clearing = Uncleared(p)
+                self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
-        return self._due if self._look is None and not 0 < p.without_gradient < LEAST_STEPS else self._clock()
+        is_idle = self._look is None and self._clearing is None and not 0 < p.without_gradient < LEAST_STEPS
+        return self._due if is_idle else self._clock()
 
     def close(self) -> None:
-        if self._look is not None:
-            self._look.over = True
+        for look in (self._look, self._clearing):
+            if look is not None:
+                look.over = True
 
     def _compare(self) -> None:
         model, p = self._model(), self._progress
@@ -108,6 +117,16 @@ class Unoptimized:
         numbers = sum(numbers_in(one) for group in [*optimizer.param_groups] for one in [*group["params"]])
         told = {"what": "without_gradient", "share": float(self._is_starved), "numbers": numbers, "steps": looks}
         p.on_event("parameters", told, step=p.completed)
+
+    def _tell_uncleared(self, look: Uncleared) -> None:
+        p, looks = self._progress, look.result()
+        if looks is None:
+            return
+        self._clearing = None
+        if self._is_uncleared != bool(looks) and p.on_event is not None:
+            self._is_uncleared = bool(looks)
+            told = {"what": "uncleared", "share": float(self._is_uncleared), "steps": looks}
+            p.on_event("parameters", told, step=look.step)
 
     def _tell(self, model: Any, found: list[Any] | None) -> None:
         if found is None or model is None:

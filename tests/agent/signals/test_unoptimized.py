@@ -25,8 +25,8 @@ class Search:
     def shares(self):
         return [share for _, share in self.recorded.of("params/unoptimized_share")]
 
-    def events(self):
-        return self.recorded.events("parameters")
+    def events(self, *, uncleared=False):
+        return [one for one in self.recorded.events("parameters") if (one["what"] == "uncleared") == uncleared]
 
 
 @pytest.fixture
@@ -128,3 +128,40 @@ def test_optimizer_without_gradients_is_told_once(searching, replaced):
     search, trained = searching(model), TwoParts() if replaced else model
     train(trained, sgd(model), search=search, clear="never" if replaced else "before the step")
     assert search.events() == [{"what": "without_gradient", "share": 1.0, "numbers": 289, "steps": LEAST_STEPS}]
+
+
+def zeroed_by_hand(model, step):
+    for one in model.parameters():
+        one.grad.data.zero_()
+
+
+CLEARS = {
+    "never": (lambda model, step: None, 1),
+    "every 20 steps": (lambda model, step: model.zero_grad() if step % 20 == 19 else None, 1),
+    "set to none": (lambda model, step: model.zero_grad(), 0),
+    "set to zero": (lambda model, step: model.zero_grad(set_to_none=False), 0),
+    "past autograd": (zeroed_by_hand, 0),
+}
+
+
+@pytest.mark.parametrize(("clears", "count"), CLEARS.values(), ids=CLEARS.keys())
+def test_gradients_that_nobody_clears_are_told(searching, clears, count):
+    model = TwoParts()
+    search = searching(model)
+    train(model, sgd(model), search=search, clear="never", after=lambda step: clears(model, step))
+    found = search.events(uncleared=True)
+    assert [(one["share"], one["steps"]) for one in found[:1]] == [(1.0, 3)] * count
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_two_that_train_in_turn_clear_their_gradients(searching, in_place):
+    """Each one's gradients are still there when backward begins for the other."""
+    ours, others = TwoParts(), TwoParts()
+    search, optimizers = searching(ours), (sgd(ours), sgd(others))
+    for _ in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=not in_place)
+            (ours(torch.randn(8, 16)) - others(torch.randn(8, 16))).square().mean().backward()
+            optimizer.step()
+        search.after_step()
+    assert search.events(uncleared=True) == []

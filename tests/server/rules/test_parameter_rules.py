@@ -36,9 +36,10 @@ def test_parameters_of_no_optimizer_are_named_until_one_has_them() -> None:
     found = job.found
     assert (found.severity, found.since_step, found.evidence["share_pct"]) == ("warning", 40, 1.0)
     assert (found.evidence["parameters"], job.kinds) == (NAMES, ["fire", "resolve"])
-    both = [told("unoptimized", 7.0, 60, names=None, count="?", steps=None), told("without_gradient", 1.0, 80)]
-    job = train(WrongOptimizer(), both)
-    assert (job.found.evidence["share_pct"], job.changes[-1].finding.cause) == (100, "no gradient")
+    unclear = told("unoptimized", 7.0, 60, names=None, count="?", steps=None)
+    for what, cause in (("without_gradient", "no gradient"), ("uncleared", "never cleared")):
+        job = train(WrongOptimizer(), [unclear, told(what, 1.0, 80)])
+        assert (job.found.evidence["share_pct"], job.changes[-1].finding.cause) == (100, cause)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ __all__ = ["WrongOptimizer"]
 class WrongOptimizer(Rule):
     """The agent compares the model's parameters with those of the optimizers, also of those whose turn has not come, and
     says so every half a minute; this rule weighs the share. Frozen parameters get no gradients and do not count. The
-    other way round, an optimizer whose parameters all go without a gradient in 20 steps has others than are trained.
+    other way round, an optimizer whose parameters all go without a gradient in 20 steps has others than are trained. And
+    gradients that are still there when the next backward pass begins are added up for ever.
     """
 
     share_pct: float = 1.0
@@ -32,9 +33,10 @@ class WrongOptimizer(Rule):
     life = Life(restated=True)
 
     def judge(self, window: Window) -> Finding | None:
-        starved = newest(window, "without_gradient")
-        if starved is not None and fraction(starved, "share"):
-            return self._without_gradient(window, starved)
+        for what, cause in (("without_gradient", "no gradient"), ("uncleared", "never cleared")):
+            of_all = newest(window, what)
+            if of_all is not None and fraction(of_all, "share"):
+                return self._of_all(window, of_all, cause)
         told = newest(window, "unoptimized")
         if told is None:
             return None
@@ -51,12 +53,12 @@ class WrongOptimizer(Rule):
             },
         )  # fmt: skip
 
-    def _without_gradient(self, window: Window, told: Noted) -> Finding:
+    def _of_all(self, window: Window, told: Noted, cause: str) -> Finding:
         step, steps = told.step or window.step, whole(told.data.get("steps")) or 0
         numbers = whole(told.data.get("numbers"))
         return self.found(
             "warning",
-            cause="no gradient",
+            cause=cause,
             since_step=max(window.start_step + 1, step - steps),
             evidence={"share_pct": 100.0, "numbers": numbers, "step": step, "steps": steps},
         )

@@ -1,0 +1,94 @@
+"""Finds out whether the gradients of a step are still there when the backward pass of the next one begins, so that each
+step is taken with the sum of all gradients so far.
+
+It looks at one parameter, in a few steps of one backward pass each: where there are several, two models may train in
+turn, or micro-batches are added up.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from perfagent.boundary.guard import guarded
+from perfagent.device import Reading, collect
+
+if TYPE_CHECKING:
+    from perfagent.step.state import Progress
+
+__all__ = ["Uncleared"]
+
+LOOKS = 3
+_MOST_STEPS = 20
+
+
+class Uncleared:
+    """A task between two steps, over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look."""
+
+    def __init__(self, p: Progress) -> None:
+        self._progress, self._steps, self.step = p, 0, p.completed
+        # weakly a parameter and its gradient, and the versions of both
+        self._kept: tuple[Any, Any, int, int] | None = None
+        self._seen = False  # the gradient was there as it had been, when backward began
+        self._passes = 0
+        self._readings: list[Reading] = []
+        self._looks = 0
+        self.over = False
+
+    # ---- on the sender's thread
+
+    def result(self) -> int | None:
+        """Once over: how many were not cleared, 0 or LOOKS. None while a device has not told."""
+        if not all(reading.ready() for reading in self._readings):
+            return None
+        readings, self._readings = self._readings, []
+        return self._looks if self._looks >= LOOKS and all(reading.values()[0] for reading in readings) else 0
+
+    # ---- on the training thread
+
+    def at_boundary(self) -> bool:
+        p, kept = self._progress, self._kept
+        if kept is not None and self._seen and self._passes == 1:
+            fed, gradient = kept[0](), kept[1]()
+            # backward added to it, and the optimizer used the sum
+            if fed is not None and gradient is not None:
+                self._looks += fed._version > kept[2] and gradient._version > kept[3]
+        self._steps += 1
+        self.step = p.completed
+        self.over = self.over or self._looks >= LOOKS or self._steps > _MOST_STEPS
+        self._kept, self._seen, self._passes = None, False, 0
+        if p.proof == self._backward_begins:
+            p.proof = None
+        primary = p.primary() if p.primary is not None else None
+        if not self.over and p.proof is None and primary is not None:
+            self._keep(primary)
+        return not self.over
+
+    def _keep(self, optimizer: Any) -> None:
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        torch = sys.modules["torch"]  # a gradient of a class of its own may ask other ranks
+        plain = (one for one in parameters if type(one.grad) is torch.Tensor and one.grad.layout is torch.strided)
+        fed = next(plain, None)
+        if fed is not None:
+            self._kept = weakref.ref(fed), weakref.ref(fed.grad), fed._version, fed.grad._version
+            self._progress.proof = self._backward_begins
+            self._progress.plain = False  # so that the backward pass calls it
+
+    @guarded
+    def _backward_begins(self, _roots: Any) -> None:
+        self._progress.proof = self._backward_begins  # for the next one of this step
+        self._passes += 1
+        kept = self._kept if self._passes == 1 else None
+        fed = None if kept is None else kept[0]()
+        if kept is None or fed is None:
+            return
+        gradient = fed.grad
+        if gradient is None or gradient is not kept[1]() or gradient._version != kept[3]:
+            self.over = True
+            return
+        if gradient.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
+            return
+        reading = collect((gradient.detach() != 0).any().float())  # a loop may clear it past autograd (.data.zero_())
+        self._readings += [] if reading is None else [reading]
+        self._seen = reading is not None
