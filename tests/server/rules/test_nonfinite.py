@@ -38,6 +38,23 @@ def test_a_loss_that_ran_away_is_told_from_one_that_broke(before: list[float], o
     assert (found.evidence["grown_values"], found.evidence["last_losses"]) == (over, before)
 
 
+@pytest.mark.parametrize(
+    ("norms", "grown"),
+    [
+        ([0.4, 0.5, 0.3, 0.4, 40.0, 9e3, 1e12], (5, 0.4, 1e12)), ([0.4, 0.5, 0.3, 0.6, 40.0, 90.0, 0.5], None),
+        ([0.0, 0.0, 0.0, 5.0], None), ([0.4, 0.5, 4.0], None), ([1e9, 0.4, 0.5, 5e3], None), ([3.0], None),
+    ],
+)  # fmt: skip
+def test_gradients_that_exploded_are_told_with_the_nan(
+    norms: list[float], grown: tuple[int, float, float] | None
+) -> None:
+    for loss in (NAN, 2.0):
+        found = train(loss=[2.0] * len(norms) + [loss], grad_norm=[*norms, INF]).found
+        assert found.cause == ("the gradient grew before" if grown else "")
+        figures = tuple(found.evidence.get(key) for key in ("norm_step", "norm_from", "norm_to"))
+        assert figures == (grown or (None, None, None))
+
+
 @pytest.mark.parametrize("bad", [INF, -INF, NAN])
 def test_one_bad_value_is_resolved_after_fifty_finite_steps(bad: float) -> None:
     job = train(loss=[1.0] * 5 + [bad] + [1.0] * 100)

@@ -10,6 +10,7 @@ from perfagent.wire import LOSS, Finding, loss_kind
 from perfagent_server.rules.evidence import surroundings, where
 from perfagent_server.rules.loss.loss_series import bad_in_a_row
 from perfagent_server.rules.model import grad_scaler
+from perfagent_server.rules.model.exploding import exploded
 from perfagent_server.rules.model.grad_scaler import skips_in_a_row, was_skipped
 from perfagent_server.rules.rule import Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
@@ -67,19 +68,20 @@ class NonfiniteLoss(Rule):
         losses = window.by_step[series].before(since - 1, 50) if series in window.by_step else []
         finite = [value for value in losses if math.isfinite(value)]
         grown_values, grown_from = self._grew(finite) or (None, None)
+        norms = exploded(window, since)
         first = self._first(window, since)
         began = self._bad_gradient_before(window, series, first)
         if began is not None:
             since = first
         return self.found(
             "critical",
-            cause="" if grown_values is None else "the loss grew before",
+            cause="the loss grew before" if grown_values else "the gradient grew before" if norms else "",
             since_step=since if began is None else began,
             ranks=list(bad.ranks),
             evidence={
                 "step": since, "series": series, "value": bad.value, "last_finite": finite[-1] if finite else None,
                 "grown_values": grown_values, "grown_from": grown_from, "gradient_step": began, "began_step": began,
-                **where(window, bad.ranks), **surroundings(window), "last_losses": finite,
+                **norms, **where(window, bad.ranks), **surroundings(window), "last_losses": finite,
             },
         )  # fmt: skip
 

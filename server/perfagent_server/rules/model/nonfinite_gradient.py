@@ -9,6 +9,7 @@ from typing import ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import surroundings, where
 from perfagent_server.rules.model import grad_scaler
+from perfagent_server.rules.model.exploding import exploded
 from perfagent_server.rules.model.grad_scaler import was_skipped
 from perfagent_server.rules.rule import Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
@@ -64,12 +65,14 @@ class NonfiniteGradient(Rule):
             else None
         )
         losses = window.by_step["loss"].before(window.at, 20) if "loss" in window.by_step else []
+        norms = exploded(window, window.at)
         return self.found(
             "critical",
+            cause="the gradient grew before" if norms else "",
             since_step=window.at,
             ranks=list(bad.ranks),
             evidence={
-                "step": window.at, "tensors": int(count) if count and math.isfinite(count) else None, **where(window, bad.ranks),
-                **surroundings(window), "last_losses": losses,
+                "step": window.at, "tensors": int(count) if count and math.isfinite(count) else None, **norms,
+                **where(window, bad.ranks), **surroundings(window), "last_losses": losses,
             },
         )  # fmt: skip

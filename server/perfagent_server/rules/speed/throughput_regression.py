@@ -297,7 +297,7 @@ def _growth(before: dict[str, float], after: dict[str, float], more_s: float) ->
 def _cause(window: Window, growth: _Growth) -> str:
     if growth.is_everywhere and UTILIZATION.name not in window.by_time:
         return "every phase"
-    return growth.phase if growth.phase in ("data", "comm", "other") else ""
+    return growth.phase if growth.phase in ("data", "comm", "other", "backward") else ""
 
 
 def _is_told(window: Window, growth: _Growth) -> bool:
