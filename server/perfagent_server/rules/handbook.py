@@ -30,7 +30,7 @@ _QUESTIONS = {
     Question.IS_IT_FAST: "Is it fast?",
 }
 
-_FRAME = Path(__file__).with_name("texts") / "handbook.md"
+_FRAME = Path(__file__).with_name("texts") / "handbook.txt"
 """What stands around the sections of the rules."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perfagent.wire import Finding
+from perfagent.wire import Finding, Severity
 from perfagent_server.rules.rule import Every, Life, Question, Rule, within
 from perfagent_server.rules.speed import bounds, loader_cores
 from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
@@ -26,6 +26,7 @@ class DataloaderWorkers(Rule):
 
     many_pct: float = within(200.0, most=10_000)
     wait_pct: float = 10.0
+    warning_wait_pct: float = 33.0
     least_wait_s: float = 0.001
     least_steps: int = 30
     clear_at: float = 0.8  # of the threshold
@@ -59,7 +60,7 @@ class DataloaderWorkers(Rule):
             and wait_pct / 100 * bound.step_p50_s >= self.least_wait_s
             and (busy is None or busy < _BUSY_PCT)
         )
-        wanted = machine.wanted(wait_pct / 100)
+        is_loud, wanted = wait_pct >= self.warning_wait_pct, machine.wanted(wait_pct / 100)
         too_many = is_many or (waits and machine.workers > machine.cores)
         if not too_many and (not waits or wanted <= machine.of_rank):
             return None
@@ -69,11 +70,12 @@ class DataloaderWorkers(Rule):
         }  # fmt: skip
         if bound is None or too_many:
             figures["advised_workers"] = machine.free
-            return self.found("warning" if waits else "info", since_step=window.at, evidence=figures)
+            return self.found("warning" if waits and is_loud else "info", since_step=window.at, evidence=figures)
         figures |= {
             "advised_workers": wanted,
             "share_pct": wait_pct,
             "room_workers": machine.free,
             "steps": bound.steps,
         }
-        return self.found("warning", cause="too few", since_step=window.at, evidence=figures, gain_pct=wait_pct)
+        severity: Severity = "warning" if is_loud else "info"
+        return self.found(severity, cause="too few", since_step=window.at, evidence=figures, gain_pct=wait_pct)
