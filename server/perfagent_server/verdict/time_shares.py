@@ -24,14 +24,13 @@ _RULE_OF = {
 }  # fmt: skip
 """Rules about a phase; all others are time that no rule names."""
 SHARE_RULES = frozenset((*_RULE_OF.values(), "unmeasured_time"))
-_PAUSES = ("eval_bound", "checkpoint_bound")
 _WITHIN = ("data", "comm", "h2d", "rollout", "other")
 """Phases that every step may have, without being compute."""
 _OF_THE_RUN = "of the whole run"
 """The cause of what these rules say of the whole run."""
-_FIFTH, _THIRD, _MOST = 0.20, 1 / 3, 0.5
-"""Of the wall time, between steps; of the step for a phase that is not compute, and for all of these together: from then
-on no verdict is healthy."""
+_THIRD, _MOST = 1 / 3, 0.5
+"""Of the wall time, between steps, or of the step for a phase that is not compute; for all of these together: from then on no
+verdict is healthy."""
 _FEWEST_STEPS, _ENOUGH_S = 20, 60.0
 _LEAST_S = 0.001  # a step: below it, the loop of a toy
 _STANDS_S = 60.0
@@ -116,13 +115,12 @@ def standing_s(window: Window) -> float:
 
 def is_good_share(finding: Finding) -> bool:
     """Whether a finding, be it a remark, says that so much of the time is no training that the run is not healthy."""
-    least = _FIFTH if finding.rule in _PAUSES else _THIRD
-    return finding.rule in SHARE_RULES and finding.evidence.get("share_pct", 0.0) >= 100 * least
+    return finding.rule in SHARE_RULES and finding.evidence.get("share_pct", 0.0) >= 100 * _THIRD
 
 
 def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
-    """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a fifth of the
-    wall time, a phase other than compute took a third of the step, or all of these together took half of it."""
+    """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a third of the
+    wall time, a phase other than compute as much of the step, or all of these together took half of it."""
     if standing_s(window):
         return _standing(window)
     if shares is None or (shares.steps < _FEWEST_STEPS and shares.wall_s < _ENOUGH_S):
@@ -134,9 +132,9 @@ def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
 
 
 def _beside_training(window: Window, shares: TimeShares, beside: dict[str, float]) -> Finding | None:
-    """Evaluations, saves, phases of the script and stops, where they took a fifth of the wall time together."""
+    """Evaluations, saves, phases of the script and stops, where they took a third of the wall time together."""
     stopped_s = shares.seconds.get("stopped", 0.0)
-    if sum(beside.values()) + stopped_s < _FIFTH * shares.wall_s:
+    if sum(beside.values()) + stopped_s < _THIRD * shares.wall_s:
         return None
     largest = max(beside, key=lambda phase: beside[phase], default="")
     if stopped_s >= beside.get(largest, 0.0):
@@ -168,7 +166,7 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
     """beside: seconds of the phases that together are more than a verdict passes over."""
     spent_s = shares.phases[phase]
     share, is_once = 100 * spent_s / in_steps_s, shares.often.get(phase) == 1
-    is_one_of_many = bool(beside) and not is_once and share < 100 * _FIFTH
+    is_one_of_many = bool(beside) and not is_once and share < 100 * _THIRD
     return _rule(_RULE_OF.get(phase, "unmeasured_time")).found(
         "info",
         cause=_OF_THE_RUN if phase in _RULE_OF or phase == "other" else "rollouts" if phase == "rollout" else "own phase",

@@ -4,7 +4,7 @@ A decision tree over what the rules found: what spoils the result comes before w
 run that diverges has no use for advice on its data loader; of both, the most severe first, then in the order of the
 rules. Among slow ones, the cause comes before what follows from it: a loader that keeps the step waiting is also why the
 GPU idles.
-Where no rule found anything, the wall time is asked: a run that spends a fifth of it beside training is not called
+Where no rule found anything, the wall time is asked: a run that spends a third of it beside training is not called
 healthy. A run that ended keeps the verdict of how it ended, or of what held it back at its end or most of the time,
 and says what else happened in it. Pure: a window and findings in, a finding out.
 """

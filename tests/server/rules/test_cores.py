@@ -158,7 +158,7 @@ def waiting(seconds: float) -> Mapping[str, float]:
     ("workers", "cores", "wait_s", "expected", "advised"),
     [
         (2.0, 8.0, 0.5, [("warning", "too few")], 4),
-        (None, 8.0, 0.101, [("warning", "too few")], 2),
+        (None, 8.0, 0.101, [("info", "too few")], 2),
         (None, 8.0, 0.09, [], None),
         (None, 1.0, 0.5, [], None),  # no more than there are cores
         (None, 64.0, 0.5, [("warning", "too few")], 2),  # loading in the process: two hide a wait of half the step

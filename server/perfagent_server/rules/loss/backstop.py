@@ -15,7 +15,9 @@ _BEYOND_ALL = 10_000.0
 """Times its best, a loss that never came down is lost, too. The squared error of values that grow with the rewards, as DQN
 learns, stays far below."""
 _STAYS = 0.9
-_RAISED = 1.25  # of the learning rate at the best: a warm restart may lift the loss for a while, and five times as much is needed
+_RAISED = 1.25
+"""Of the learning rate at the best. From there on, as at a warm restart, the loss may rise for a while: five times as much is
+needed, and it must be `times` its best now."""
 _MAY_RISE = 10.0
 """Times as much in a loss of which nobody knows whether it must fall: a temporal difference grows with the rewards."""
 
@@ -59,4 +61,5 @@ def follow(
     needed = 2 * math.log(times / 2) * (5 if is_raised or not must_fall else 1)
     has_learned = best <= _LEARNED * first and level - best >= _OF_THE_FALL * (first - best)
     is_lost = (has_learned or level >= _BEYOND_ALL * best) and state["excess"] >= needed
+    is_lost = is_lost and (not is_raised or level >= times * best)
     return Lost(level, best, at) if is_lost and level >= _STAYS * state["highest"] else None
