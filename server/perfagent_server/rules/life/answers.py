@@ -87,22 +87,14 @@ class Answers:
 
     def _add_look(self, rank: int, data: dict[str, Any], thread: dict[str, Any]) -> None:
         number, quiet, longest = (data.get(name) for name in ("look", "quiet_s", "longest_s"))
-        if not isinstance(number, int) or not all(
-            isinstance(one, (int, float)) and math.isfinite(one) for one in (quiet, longest)
-        ):
+        is_told = all(isinstance(one, (int, float)) and math.isfinite(one) for one in (quiet, longest))
+        if not isinstance(number, int) or not is_told:
             return
         # without what goes on, nobody knows: as if something did
-        words = [
-            str(data.get("within") or "")[:32],
-            str(data.get("goes_on", "unsure"))[:32],
-            str(thread.get("waits_in") or "")[:64],
-        ]
-        others = data.get("others")
-        near = (
-            {str(rank): str(state) for rank, state in [*others.items()][:_MOST_GROUPS]}
-            if isinstance(others, dict)
-            else {}
-        )
+        told = data.get("within") or "", data.get("goes_on", "unsure"), thread.get("waits_in") or ""
+        words, others = [str(one)[:64] for one in told], data.get("others")
+        known = [*others.items()][:_MOST_GROUPS] if isinstance(others, dict) else []
+        near = {str(other): str(state) for other, state in known}
         self._state["looks"][str(rank)] = [number, self._window.now, quiet, longest, *words, near]
 
     def looks(self) -> dict[int, Look]:
@@ -112,18 +104,14 @@ class Answers:
     def stacks(self) -> list[tuple[list[str], list[int]]]:
         """(frames, innermost last; the ranks whose training thread is there); empty while ranks are waited for."""
         answered = {rank for _, ranks in self._state["stacks"] for rank in ranks}
-        return (
-            [(frames, list(ranks)) for frames, ranks in self._state["stacks"]]
-            if self._all_in("stacks", answered)
-            else []
-        )
+        told = self._state["stacks"] if self._all_in("stacks", answered) else []
+        return [(frames, list(ranks)) for frames, ranks in told]
 
     def collectives(self) -> list[tuple[int, list[dict[str, Any]], bool]]:
         """(rank, its groups, whether these are all that it ever called); empty while ranks are waited for."""
         answered = {rank for rank, _, _ in self._state["collectives"]}
-        if not self._all_in("collectives", answered):
-            return []
-        return [(rank, groups, complete) for rank, groups, complete in self._state["collectives"]]
+        told = self._state["collectives"] if self._all_in("collectives", answered) else []
+        return [(rank, groups, complete) for rank, groups, complete in told]
 
     def _all_in(self, kind: str, answered: set[int]) -> bool:
         window, since = self._window, self._state["since"].get(kind)

@@ -107,16 +107,11 @@ class Seen:
         in_collective = {rank for rank, groups, _ in called if any(one.get("waits") for one in groups)}
         self.awaited = answered - ((waits | in_collective) - absent)
         self._is_waited_for = bool(answered - self.awaited)
-        self.others = {
-            int(rank): state for one in self.looks.values() for rank, state in one.others.items() if rank.isdigit()
-        }
+        near = [item for one in self.looks.values() for item in one.others.items()]
+        self.others = {int(rank): state for rank, state in near if rank.isdigit()}
         self._alive, self._now = alive, window.now
-        names = {
-            dict(map(tuple, one["recent"])).get(one["seq"], "")
-            for _, those, _ in called
-            for one in those
-            if one.get("waits")
-        }
+        waited = [one for _, those, _ in called for one in those if one.get("waits")]
+        names = {dict(map(tuple, one["recent"])).get(one["seq"], "") for one in waited}
         self.operation = names.pop() if len(names) == 1 else ""  # the collective in which ranks wait, if it is one
 
     @property
@@ -185,8 +180,5 @@ def _cause(groups: list[StackGroup], culprits: list[StackGroup], absence: Absenc
         return "it waits for its loader"
     if culprits or absence is not None:
         return "a rank stands apart"
-    return (
-        "all ranks wait"
-        if groups and all(group.waits for group in groups) and sum(len(g.ranks) for g in groups) > 1
-        else ""
-    )
+    all_wait = all(group.waits for group in groups) and sum(len(group.ranks) for group in groups) > 1
+    return "all ranks wait" if all_wait else ""
