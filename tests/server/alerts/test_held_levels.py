@@ -60,12 +60,12 @@ def play(told: Told, seconds: float, share_of: Callable[[int], float], *, first:
 
 def test_hovering_level_is_told_seldom_and_truly(told: Told) -> None:
     draws = random.Random(1)
-    level = 0.1
+    level = 0.33
 
     def share(_step: int) -> float:
         nonlocal level
-        level = min(0.3, max(0.02, level + draws.gauss(0.0, 0.01) + 0.02 * (0.1 - level)))
-        return min(0.9, max(0.0, draws.gauss(level, 0.03)))
+        level = min(0.6, max(0.07, level + draws.gauss(0.0, 0.03) + 0.02 * (0.33 - level)))
+        return min(0.9, max(0.0, draws.gauss(level, 0.1)))
 
     messages = play(told, 1800, share)
     for one in messages:
@@ -93,7 +93,7 @@ def test_a_stall_is_told_within_two_windows_and_its_end_too(told: Told) -> None:
     ("seconds", "share", "events"),
     [
         (600, lambda step: 0.8 if step // 40 % 2 else 0.02, ["firing"]),
-        (500, lambda step: 0.15 if step % 200 < 100 else 0.4, ["firing"] * 2),
+        (500, lambda step: 0.4 if step % 200 < 100 else 0.6, ["firing"] * 2),
     ],
     ids=["stalls of some seconds in turn", "a critical level that fell and rose again"],
 )

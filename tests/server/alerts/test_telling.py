@@ -95,13 +95,13 @@ def test_muted_alert_is_told_as_it_is_when_the_mute_ends(told: Told) -> None:
     told.mute(told.id(), 3600.0)
     heal(told, 3)
     slow = {"step_time_s": [0.1] * 60}
-    told.judge(range(100, 160), phase__data_s=[0.011] * 60, **slow)
+    told.judge(range(100, 160), phase__data_s=[0.04] * 60, **slow)
     ident = told.deliveries()[-1]["alert"]
     told.database.write(lambda c: c.execute(delivery.delete().where(delivery.c.alert == ident)) and None)
     told.mute(ident, 3600.0)
     told.judge(range(160, 220), phase__data_s=[0.09] * 60, **slow)
     [row] = [row for row in told.deliveries() if row["alert"] == ident]
-    told.judge(range(220, 280), phase__data_s=[0.05] * 60, after_s=61.0, **slow)
+    told.judge(range(220, 280), phase__data_s=[0.045] * 60, after_s=61.0, **slow)
     [newer] = [row for row in told.deliveries() if row["alert"] == ident]
     assert (newer["id"], newer["tries"]) == (row["id"], 0)
     assert newer["due"] > told.now
