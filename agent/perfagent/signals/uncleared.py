@@ -8,6 +8,7 @@ turn, or micro-batches are added up.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,13 @@ __all__ = ["Uncleared"]
 
 LOOKS = 3
 _MOST_STEPS = 20
+_MOST_NUMBERS = 2**20
+"""Of a gradient that is looked at: a look makes as many bytes, at the peak of memory."""
 
 
 class Uncleared:
-    """A task between two steps, over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look."""
+    """A task between two steps, over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look.
+    fruitless: no gradient could be looked at, nor will be. cost_ns: of the training thread."""
 
     def __init__(self, p: Progress) -> None:
         self._progress, self._steps, self.step = p, 0, p.completed
@@ -34,7 +38,8 @@ class Uncleared:
         self._passes = 0
         self._readings: list[Reading] = []
         self._looks = 0
-        self.over = False
+        self.over = self.fruitless = False
+        self.cost_ns = 0
 
     # ---- on the sender's thread
 
@@ -48,6 +53,14 @@ class Uncleared:
     # ---- on the training thread
 
     def at_boundary(self) -> bool:
+        began = time.perf_counter_ns()
+        if not self._goes_on():
+            self.over = True
+        self.cost_ns += time.perf_counter_ns() - began
+        return not self.over
+
+    @guarded  # here, since an error in the investigator would end every other task as well
+    def _goes_on(self) -> bool:
         p, kept = self._progress, self._kept
         if kept is not None and self._seen and self._passes == 1:
             fed, gradient = kept[0](), kept[1]()
@@ -69,11 +82,13 @@ class Uncleared:
         parameters = (one for group in optimizer.param_groups for one in group["params"])
         torch = sys.modules["torch"]  # a gradient of a class of its own may ask other ranks
         plain = (one for one in parameters if type(one.grad) is torch.Tensor and one.grad.layout is torch.strided)
-        fed = next(plain, None)
-        if fed is not None:
-            self._kept = weakref.ref(fed), weakref.ref(fed.grad), fed._version, fed.grad._version
-            self._progress.proof = self._backward_begins
-            self._progress.plain = False  # so that the backward pass calls it
+        fed = min((one for one in plain if one.numel() <= _MOST_NUMBERS), key=lambda one: one.numel(), default=None)
+        if fed is None:  # cleared already, or there never is one: sharded, or used up within the backward pass
+            self.over, self.fruitless = True, self._steps == 1
+            return
+        self._kept = weakref.ref(fed), weakref.ref(fed.grad), fed._version, fed.grad._version
+        self._progress.proof = self._backward_begins
+        self._progress.plain = False  # so that the backward pass calls it
 
     @guarded
     def _backward_begins(self, _roots: Any) -> None:

@@ -57,7 +57,7 @@ class Unoptimized:
         self._clearing: Uncleared | None = None
         self._owned: set[int] = set()  # ids of parameters that an optimizer has that did not step
         self._searches = 0
-        self._told = self._is_starved = self._is_uncleared = False
+        self._told = self._is_starved = self._is_uncleared = self._is_fruitless = False
 
     # ---- on the sender's thread
 
@@ -77,7 +77,7 @@ class Unoptimized:
         elif self._clock() >= self._due and not p.ended and p.completed - self._begin >= FIRST_STEPS:
             began = self._cpu()
             self._compare()
-            if self._clearing is None and not p.health.rank:
+            if self._clearing is None and not self._is_fruitless and not p.health.rank:
                 self._clearing = Uncleared(p)
                 self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
@@ -122,7 +122,8 @@ class Unoptimized:
         p, looks = self._progress, look.result()
         if looks is None:
             return
-        self._clearing = None
+        self._clearing, self._is_fruitless = None, look.fruitless
+        p.hooks_ns += look.cost_ns
         if self._is_uncleared != bool(looks) and p.on_event is not None:
             self._is_uncleared = bool(looks)
             told = {"what": "uncleared", "share": float(self._is_uncleared), "steps": looks}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from two_parts import TwoParts
 
+from perfagent.boundary import guard
+from perfagent.signals.uncleared import Uncleared
 from perfagent.signals.unoptimized import LEAST_STEPS, Unoptimized
 
 STEPS = 60
@@ -141,6 +145,7 @@ CLEARS = {
     "set to none": (lambda model, step: model.zero_grad(), 0),
     "set to zero": (lambda model, step: model.zero_grad(set_to_none=False), 0),
     "past autograd": (zeroed_by_hand, 0),
+    "only the largest": (lambda model, step: setattr(model.encoder.weight, "grad", None), 1),
 }
 
 
@@ -165,3 +170,18 @@ def test_two_that_train_in_turn_clear_their_gradients(searching, in_place):
             optimizer.step()
         search.after_step()
     assert search.events(uncleared=True) == []
+
+
+LARGE = torch.nn.Parameter(torch.zeros(2**20 + 1))
+LARGE.grad = torch.ones_like(LARGE)
+
+
+@pytest.mark.parametrize("group", [{"params": [LARGE]}, {"params": [torch.ones(2)]}, {}])
+def test_where_no_gradient_can_be_looked_at_it_ends(record, group):
+    """Too large, none, or an optimizer that fails."""
+    progress = record(TwoParts()).progress
+    progress.primary = lambda: SimpleNamespace(param_groups=[group])
+    look = Uncleared(progress)
+    assert (look.at_boundary(), look.over, look.fruitless) == (False, True, bool(group))
+    assert [*guard.failures.values()] == [1] * (not group)
+    guard.reset()
