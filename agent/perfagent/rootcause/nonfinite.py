@@ -24,7 +24,7 @@ from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 from perfagent.rootcause.onset import onset, reads_some_rows
 from perfagent.rootcause.onset import sentence as onset_sentence
-from perfagent.rootcause.spoilt_update import left_out_by_the_loss, zero_eps
+from perfagent.rootcause.spoilt_update import had_finite_gradients, left_out_by_the_loss, zero_eps
 from perfagent.rootcause.spoilt_update import sentence as update_sentence
 from perfagent.signals.batch_values import IGNORED
 from perfagent.signals.sharding import local as local_part
@@ -365,12 +365,11 @@ class Inquiry:
         """What made the update of a step bad whose loss was finite, where that shows. bad: of the gradients, or else of the
         weights after them."""
         primary = self._progress.primary() if self._progress.primary is not None else None
-        if bad and not (began.get("measured") or found.get("optimizer_state", {}).get("nonfinite")):
-            zero = zero_eps(getattr(primary, "param_groups", ()))
+        last = self.step - 1
+        if bad and not began.get("measured") and had_finite_gradients(last, found):
+            zero = zero_eps(primary)
             if zero is not None:
-                last = self.step - 1
-                first = last if self._before is not None else min(began["first"], last)
-                return {"cause": "zero_eps", **zero, "began": {"first": first, "last": last, "by": "eps"}}
+                return {"cause": "zero_eps", **zero, "began": {"first": last, "last": last, "by": "eps"}}
         left_out = None
         if began["first"] == began["last"] < self.step and began.get("by") != "weights":
             left_out = left_out_by_the_loss(bad, trained, self._classes)

@@ -7,57 +7,64 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["left_out_by_the_loss", "sentence", "zero_eps"]
+__all__ = ["had_finite_gradients", "left_out_by_the_loss", "sentence", "zero_eps"]
 
 _HALF = ("float16", "bfloat16")
 
 
-def zero_eps(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+def zero_eps(optimizer: Any) -> dict[str, Any] | None:
     """{"eps", "eps_dtype"} of the first group whose eps is zero in the type of its weights. A fused optimizer computes in
-    float32."""
+    float32, and so do most that are not torch's own."""
     torch = sys.modules["torch"]
-    for group in groups:
+    for group in optimizer.param_groups if type(optimizer).__module__.startswith("torch.optim") else ():
         eps = group.get("eps")
         if isinstance(eps, float) and not group.get("fused"):
             for dtype in {p.dtype for p in group["params"]}:
                 name = str(dtype).removeprefix("torch.")
-                if name in _HALF and float(torch.tensor(eps, dtype=dtype)) == 0.0:
+                # on the CPU, also where the script's default is another device
+                if name in _HALF and float(torch.tensor(eps, dtype=dtype, device="cpu")) == 0.0:
                     return {"eps": eps, "eps_dtype": name}
     return None
+
+
+def had_finite_gradients(step: int, found: Mapping[str, Any]) -> bool:
+    """Whether the evidence shows that the gradients of this step, the last before a bad loss, were finite: those that
+    were measured, or what the optimizer keeps of them."""
+    state = found.get("optimizer_state")
+    if state is not None:
+        return not state["nonfinite"]
+    row: Mapping[str, float] = next((one for one in found["history"] if one["step"] == step), {})
+    return math.isfinite(row.get("grad/norm", math.nan)) and not row.get("grad/nonfinite")
 
 
 def left_out_by_the_loss(
     bad: Sequence[str], trained: Sequence[str], classes: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """{"parameter", "finite", "module"?, "module_class"?}: the last layer with a bias, if the gradient of its weight was
-    bad and that of its bias was not; and the attention that most likely made the NaN. bad, trained: parameters by name,
-    in the order of the model."""
+    """{"parameter", "finite", "module", "module_class"}: the last layer with a bias, if the gradient of its weight was bad
+    and that of its bias was not; and the attention that most likely made the NaN: without one an overflow fits as well.
+    bad, trained: parameters by name, in the order of the model."""
     biases = (name for name in reversed(trained) if name.endswith("bias") and f"{name[:-4]}weight" in trained)
     bias = next(biases, None)
     if bias is None or bias in bad or f"{bias[:-4]}weight" not in bad or len(bad) < 2:
         return None
-    attentions = [module for module, kind in classes.items() if _is_attention(kind)]
+    attentions = [module for module, kind in classes.items() if "attention" in kind.lower()]
     made = next((one for one in attentions if any(name.startswith(f"{one}.") for name in bad)), None)
-    found = {"parameter": f"{bias[:-4]}weight", "finite": bias}
-    return found if made is None else {**found, "module": made, "module_class": classes[made]}
-
-
-def _is_attention(kind: str) -> bool:
-    return "attention" in kind.lower()
+    if made is None:
+        return None
+    return {"parameter": f"{bias[:-4]}weight", "finite": bias, "module": made, "module_class": classes[made]}
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    first, step = found["began"]["first"], found["began"]["last"]
+    step = found["began"]["last"]
     if found["cause"] == "zero_eps":
-        when = f"in step {step}" if first == step else f"in one of the steps {first} to {step}"
         zero = f"eps={found['eps']:g} is zero in {found['eps_dtype']}, the type of the weights"
-        return f"The optimizer's update {when} made the weights non-finite, from finite gradients: {zero}."
+        return f"The optimizer's update in step {step} made the weights non-finite, from finite gradients: {zero}."
     there = f"In step {step} values that the loss leaves out were NaN, most likely of a row that is fully masked"
-    kind = found.get("module_class", "")
-    where = f" in {found['module']!r} ({kind})" if _is_attention(kind) else ""
+    where = f" in {found['module']!r} ({found['module_class']})"
     shown = f"the gradient of {found['parameter']!r} came back non-finite, that of {found['finite']!r} did not"
     return f"{there}{where}: {shown}."
