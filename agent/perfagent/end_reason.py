@@ -76,7 +76,7 @@ def unused_parameters(error: BaseException) -> str:
         named = wrapper.module.named_parameters()
         waited = [name for name, p in named if p.requires_grad and name not in wrapper.parameters_to_ignore]
         return ", ".join(waited[int(number)] for number in numbers.split())
-    except (AttributeError, KeyError, IndexError, ValueError):  # another torch, another message
+    except Exception:  # noqa: BLE001 - another torch or message, or somebody else's `named_parameters`
         return ""
 
 

@@ -38,6 +38,8 @@ def test_parameters_that_ddp_waited_for_are_named() -> None:
         dist.destroy_process_group()
     assert unused_parameters(raised.value) == "spare.weight, spare.bias"
     assert unused_parameters(RuntimeError(str(raised.value))) == "", "of another process"
+    model.module.named_parameters = lambda: model.module(None)  # a user's own, which fails
+    assert unused_parameters(raised.value) == ""
 
 
 WITHOUT_GUARD = """
