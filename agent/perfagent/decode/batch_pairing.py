@@ -47,9 +47,11 @@ class Batches:
         a step consumed."""
         self._whole = 0  # batches in a row that each had a single step
         self.feeding = 0
-        """id of the loader whose batches are followed by backward passes; 0 once its epoch has ended."""
-        self.epochs = 0
-        """How many times such a loader has reached its end."""
+        """id of the loader whose batches are followed by backward passes; 0 where an evaluation may get the same id."""
+        self._ends = 0  # how many times such a loader has reached its end
+        self.epoch = 0
+        """Number of the epoch that the newest batch of a backward pass is of, from 1. (The loader's end may be fetched
+        before its last batches are used.)"""
         self.begin([])
 
     # ---- a step, in the order of its trace
@@ -94,7 +96,7 @@ class Batches:
             for one in [one for one in self._waiting if one not in self._fed and one not in self._fetched]:
                 del self._waiting[one]
         elif loader in self._fed or self._fetched == {loader: 1}:  # of one batch, its end is prefetched
-            self.epochs += loader in self._fed - self._over
+            self._ends += loader in self._fed - self._over
             self._over.add(loader)  # its prefetched batches are still to come
         else:
             self._waiting.pop(loader, None)
@@ -147,8 +149,8 @@ class Batches:
 
     def took(self, loader: int) -> None:
         """Every batch of some steps came from this loader and had its own backward pass."""
-        self._loader = self.feeding = loader
-        self._fed.add(loader)
+        self._loader = loader
+        self._feeds()
         self._ahead, self._begins = 0, False
 
     def goes_on(self) -> None:
@@ -210,9 +212,14 @@ class Batches:
         waiting = self._waiting.get(self._loader)
         if not waiting:
             return None
+        self._feeds()
+        return waiting.popleft()
+
+    def _feeds(self) -> None:
         self.feeding = self._loader
         self._fed.add(self._loader)
-        return waiting.popleft()
+        if self._loader not in self._over or not self.epoch:
+            self.epoch = self._ends + 1
 
 
 def _is_part(size: Size | None, batch: Size) -> bool:

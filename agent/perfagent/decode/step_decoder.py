@@ -114,8 +114,7 @@ class StepReader:
 
     def _note_epoch(self, step: int, values: dict[str, float]) -> None:
         """The number of an epoch stands in its first step."""
-        batches = self.account.batches
-        epoch = batches.epochs + bool(batches.feeding)
+        epoch = self.account.batches.epoch
         if epoch > self._epoch:
             if self._epoch:
                 self.begins.append(step)

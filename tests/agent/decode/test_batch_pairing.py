@@ -77,6 +77,7 @@ def test_batches_that_are_fetched_one_ahead_keep_their_order(record):
         for batch in one_ahead(loader_of(2, 3, 4)):
             step(optimizer, model(batch))
     assert sizes_of(recorded) == [3, 4, 2, 3, 4, 2, 3, 4]
+    assert recorded.series("batch/epoch") == {1: 1.0, 4: 2.0, 7: 3.0}
 
 
 def test_batches_that_are_fetched_in_bursts_keep_their_order(record):
