@@ -207,6 +207,14 @@ def test_a_loader_that_is_told_anyway_is_a_remark() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("phases", "severity"), [({"phase/backward_s": 0.06, "phase/other_s": 0.03}, "info"), ({}, "critical")]
+)
+def test_a_rise_that_no_phase_shows_is_the_machines(phases: dict[str, float], severity: str) -> None:
+    times = [*noisy(0.1, 400), *noisy(0.13, 200, seed=1)]
+    assert {one.finding.severity for one in train(times, extra=lambda *_: phases).changes[-1:]} == {severity}
+
+
 def test_a_phase_that_grows_alone_shows_through_noise() -> None:
     own = [0.0013 + 0.000036 * step for step in range(700)]
     times = [model + more for model, more in zip(noisy(0.018, 700, noise=0.5), own, strict=True)]

@@ -180,8 +180,10 @@ class ThroughputRegression(Rule):
             cause = _cause(window, growth)
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
         beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
-        is_little = UTILIZATION.name not in window.by_time and bool(growth.phase) and shift.times < beyond
-        is_remark = cause in _OF_THE_MACHINE or is_little or _is_told(window, growth)
+        # what slows a part of a script without a GPU shows in its phase; where no phases are known, any rise counts
+        shows = growth.phase and shift.times >= beyond
+        is_noise = UTILIZATION.name not in window.by_time and not shows and any(name not in _RATES for name in after)
+        is_remark = cause in _OF_THE_MACHINE or is_noise or _is_told(window, growth)
         severity: Severity = "info" if is_remark else "critical" if is_critical else "warning"
         figures = {"noise_share": shift.noise, "steps": shift.groups * shift.size, "cores_before": state["load"]}
         return self._finding(severity, cause, growth, shift.step, shift.before, shift.level, figures)
