@@ -171,6 +171,12 @@ def test_stacks_of_a_run_that_trains_are_no_sign_of_a_hang() -> None:
 
 
 IN_SAVE = [MAIN, f"{TORCH}/serialization.py:900 in save: opened_zipfile.write_record(name, storage)"]
+IN_RECOMPUTE = [
+    MAIN,
+    f"{TORCH}/_dynamo/eval_frame.py:929 in _fn: return fn(*args, **kwargs)",
+    f"{TORCH}/utils/checkpoint.py:490 in checkpoint: return next(gen)",
+    "/home/me/job/train.py:30 in upload: [x for x in test_set]",
+]
 EVALUATES = {"within": "eval"}
 
 
@@ -178,6 +184,7 @@ EVALUATES = {"within": "eval"}
     ("of_rank_1", "frames", "ranks"),
     [
         ({}, IN_READ, [1]),
+        ({}, IN_RECOMPUTE, [1]),
         ({"goes_on": "computes"}, IN_READ, None),
         (EVALUATES, IN_READ, None),
         ({}, IN_SAVE, None),
@@ -187,8 +194,8 @@ EVALUATES = {"within": "eval"}
         ({"state": "runs"}, [], None),
     ],
     ids=[
-        "it stands", "it computes", "it evaluates", "it saves", "its workers start", "all wait in one", "it is stopped",
-        "it holds the interpreter",
+        "it stands", "it computes again", "it computes", "it evaluates", "it saves", "its workers start", "all wait in one",
+        "it is stopped", "it holds the interpreter",
     ],
 )  # fmt: skip
 def test_two_looks_tell_what_cannot_go_on_from_a_pause(
@@ -211,6 +218,20 @@ def test_two_looks_tell_what_cannot_go_on_from_a_pause(
         assert evaluator.tick(START + 59) == []
     elif frames:
         assert "waits for a lock" in opened[0].message
+
+
+def test_a_look_is_of_its_step_and_a_rank_that_looks_is_not_gone() -> None:
+    evaluator = standing(2)
+    look: dict[str, Any] = {"frames": IN_BACKWARD, "longest_s": 1.0, "goes_on": ""}
+    columns = {"step_time_s": [1.0]}
+    evaluator.take(frame(columns, [21], ident=evaluator.upto + 1, received=START + 80))
+    assert answer(evaluator, 1, START + 83, look=5, quiet_s=80.0, **look) == [], "it looked before that step ended"
+    evaluator.take(frame(columns, [22], ident=evaluator.upto + 1, received=START + 84))
+    for rank in (0, 1):
+        assert answer(evaluator, rank, START + 89, look=1, quiet_s=5.0, **look) == []
+    assert answer(evaluator, 0, START + 94, look=2, quiet_s=10.0, others={"1": "gone"}, **look) == []
+    assert evaluator.tick(START + 95.5) == [], "its second look is on its way"
+    assert [change.kind for change in evaluator.tick(START + 99)] == ["fire"]
 
 
 DATA, TENSOR, ONE, TWO = (

@@ -65,7 +65,8 @@ class Hang(Rule):
         if window.step == state["lost_at"]:
             return UNKNOWN
         looks = answers.looks()
-        quiet = max(state["quiet_s"], min((one.quiet_s for one in looks.values()), default=0.0))
+        most = window.now - window.stepped + _STRAGGLES_S  # a look of a slow rank may be of an earlier step
+        quiet = max(state["quiet_s"], min((min(most, one.quiet_s) for one in looks.values()), default=0.0))
         longest = max(state["longest_s"], *took.last(took.size), *(one.longest_s for one in looks.values()))
         if quiet < min(self.for_s, self.pause_s):
             return None
@@ -137,9 +138,11 @@ class Seen:
         return bool(missing or self.awaited or self.absence)
 
     def _cannot_answer(self, rank: int, looked: dict[int, Look]) -> bool:
-        state = self.others.get(rank)
+        state, last = self.others.get(rank), self.looks.get(rank)
+        if last is not None:  # it looks again after as long, and five seconds at least
+            return state in ("stopped", "gone") and self._now - last.came > max(5.0, last.quiet_s) + _STRAGGLES_S
         straggles = self._now - min(one.came for one in looked.values()) < _STRAGGLES_S
-        return state in ("stopped", "gone") or (state == "stands" and rank not in self.looks and not straggles)
+        return state in ("stopped", "gone") or (state == "stands" and not straggles)
 
 
 def _told(seen: Seen) -> tuple[str, dict[str, Any]]:

@@ -25,10 +25,10 @@ _WAITS = re.compile(
     r"torch/distributed/(?!launch|run|elastic)|deepspeed/comm/|torch/autograd/graph\.py:\d+ in _engine_run"
 )
 _LOADER = re.compile(r"torch/utils/data/dataloader\.py")
-_PAUSES = re.compile(
-    r"torch/serialization\.py|torch/distributed/checkpoint/|safetensors|torch/_(?:dynamo|inductor|functorch)/|gc\.collect\(|"
-    r"multiprocessing/popen_|"  # a worker is started
-    r" in (?:[\w<>.]+\.)?(?:_|do_|run_|maybe_)*(?:save|checkpoint|evaluat|valid|eval_|test_|compile)"
+_PAUSES = re.compile(  # activation checkpointing, and the frame below which compiled code runs, are none
+    r"(?![^:]*torch/(?:utils/checkpoint|_dynamo/eval_frame)\.py)[^:]*(?:torch/serialization\.py|torch/distributed/checkpoint/|"
+    r"safetensors|torch/_(?:dynamo|inductor|functorch)/|multiprocessing/popen_|"  # a worker is started
+    r":\d+ in (?:.*gc\.collect\(|(?:[\w<>.]+\.)?(?:_|do_|run_|maybe_)*(?:save|checkpoint|evaluat|valid|eval_|test_|compile)))"
 )
 _WAITED_FOR = {
     "lock": re.compile("futex"), "pipe": re.compile("pipe"), "child": re.compile("do_wait|pidfd"),
@@ -73,7 +73,7 @@ def groups_of(stacks: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[Sta
             place_of(frames),
             waits=any(_WAITS.search(frame) for frame in frames[-_NEAR:]),
             in_loader=any(_LOADER.search(frame) for frame in frames[-_NEAR:]),
-            pauses=any(_PAUSES.search(frame) for frame in frames[-_NEAR:]),
+            pauses=any(_PAUSES.match(frame) for frame in frames[-_NEAR:]),
         )
         for frames, ranks in stacks
     ]
