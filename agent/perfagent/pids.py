@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["owner_line", "process_start"]
+__all__ = ["machine", "owner_line", "process_start"]
+
+
+def machine(proc: Path = Path("/proc")) -> str:
+    """Names the kernel and the namespace in which a pid holds: another host, or a container beside this one, has others.
+    Empty where that is not known."""
+    try:
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {(proc / 'self/ns/pid').readlink()}" if (proc / "self/stat").exists() else ""
+    except OSError:
+        return ""
 
 
 def process_start(pid: int, proc: Path = Path("/proc")) -> int:

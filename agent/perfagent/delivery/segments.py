@@ -97,6 +97,8 @@ class Header(msgspec.Struct, kw_only=True):
     pid: int = 0
     pid_start: int = 0
     """Start of the process in clock ticks after boot (/proc/PID/stat): tells a recycled pid apart."""
+    machine: str = ""
+    """Where the pid holds (pids.machine)."""
     started: float = 0.0
     next_seq: int = 1
     """The number that the next frame gets."""
@@ -484,12 +486,14 @@ def number_of(path: Path) -> int:
     return int(match.group()) if match else 0
 
 
-def owner(folder: Path) -> Header | None:
-    """The newest header in a source's folder, without taking its lock; None where there is none."""
+def owner(folder: Path, *, at_once: bool = False) -> Header | None:
+    """The newest header in a source's folder, without taking its lock; None where there is none. at_once: of the head of
+    its newest file alone."""
     found: Header | None = None
-    for path in numbered(folder, "ticks", "frames", "early", "corrupt"):
+    for path in numbered(folder, "ticks", "frames", "early", "corrupt")[-1 if at_once else 0 :]:
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read(_HEAD_BYTES if at_once else -1)
         except OSError:
             continue
         for _, kind, payload in records(data):

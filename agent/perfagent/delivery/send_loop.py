@@ -29,7 +29,7 @@ from perfagent.delivery.user_messages import Notices
 from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.errors import WireError
-from perfagent.pids import process_start
+from perfagent.pids import machine, process_start
 from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
@@ -125,6 +125,7 @@ class Dispatcher:
                 name=name,
                 pid=os.getpid(),
                 pid_start=process_start(os.getpid()),
+                machine=machine(),
                 started=time.time(),
             ),
             max_bytes=config.max_spool_bytes,

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["all_stacks"]
+__all__ = ["OWN", "all_stacks"]
 
 MOST_THREADS = 256
 MOST_FRAMES = 64
-_OWN = ("perfagent-sender", "perfagent-courier")
+OWN = ("perfagent-sender", "perfagent-courier")
 
 
 def all_stacks(training: int) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def all_stacks(training: int) -> list[dict[str, Any]]:
     for ident, frame in frames:
         thread = known.get(ident)
         name = thread.name if thread is not None else f"thread {ident}"
-        if name in _OWN:
+        if name in OWN:
             continue
         if len(found) >= MOST_THREADS:
             left_out += 1

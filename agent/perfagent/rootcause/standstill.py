@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -19,16 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.pids import process_start
+from perfagent.pids import machine, process_start
 from perfagent.rootcause.containment import contained
 
 if TYPE_CHECKING:
+    from perfagent.delivery.segments import Header
     from perfagent.rootcause.investigator import Investigator
 
 __all__ = ["FIRST_S", "Standstill", "goes_on"]
 
 FIRST_S = 5.0
 """No look is taken sooner, nor so soon after another one."""
+_MOST_PASSED_S = 2.0
+"""That counts from one tick to the next, of 0.2 s."""
 _COMPUTES = 0.05
 """Share of a core. A thread that waits with a timeout and looks again uses a thousandth."""
 _WAKES = 4.0
@@ -38,6 +42,8 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _CPU = slice(11, 15)
 """Places of the processor times in a stat, behind its name: of itself, and of children that have ended."""
 _PROC = Path("/proc")
+_AWAITS, _MAY_AWAIT = re.compile("do_wait|pidfd|pipe"), re.compile("poll|select")
+"""The kernel's functions in which a thread waits for a child, or for what it writes."""
 _LASTING = ("checkpoint", "eval", "rollout")
 
 
@@ -45,7 +51,8 @@ _LASTING = ("checkpoint", "eval", "rollout")
 class Pulse:
     """What grows while anything goes on. hooks: entries of the step's trace; moved: bytes that the training thread and
     its workers read and wrote; switches: how often the training thread was woken; sleeps: it waits for a timer; is_busy:
-    one of them runs now, or waits for a disk."""
+    one of them runs now, or any thread waits for a disk; beside, woken: bytes, and how often, of everything else here but
+    the agent and threads that wait for a timer."""
 
     at: float
     hooks: tuple[int, int]
@@ -54,22 +61,23 @@ class Pulse:
     switches: int
     sleeps: bool
     is_busy: bool
+    beside: int = 0
+    woken: int = 0
 
 
-def goes_on(before: Pulse, now: Pulse, *, lasting: bool, spins: bool) -> str:
-    """What went on from one look to the next: "hooks" saw something of the loop, it "moves bytes", "computes", "wakes";
-    "unsure" where a wait may look so; empty for nothing. lasting: in a part of the loop that may take long, a thread
-    that was woken counts; spins: to wait for the device costs a core."""
+def goes_on(before: Pulse, now: Pulse, *, spins: bool) -> str:
+    """What went on from one look to the next: "hooks" saw something of the loop, it "moves bytes", "computes"; "unsure"
+    where a wait may look so, or something beside the training goes on; empty for nothing. spins: to wait for the device
+    costs a core."""
     if now.hooks != before.hooks:
         return "hooks"
     if now.moved != before.moved:
         return "moves bytes"
-    passed, woken = now.at - before.at, now.switches - before.switches
-    if now.is_busy or now.cpu_s - before.cpu_s > _COMPUTES * passed:
+    most = _WAKES * (now.at - before.at)
+    if now.is_busy or now.cpu_s - before.cpu_s > _COMPUTES * (now.at - before.at):
         return "unsure" if spins else "computes"
-    if lasting and woken:
-        return "wakes"
-    return "unsure" if woken > _WAKES * passed and not (before.sleeps or now.sleeps) else ""
+    is_woken = now.switches - before.switches > most and not (before.sleeps or now.sleeps)
+    return "unsure" if is_woken or now.beside != before.beside or abs(now.woken - before.woken) > most else ""
 
 
 class Standstill:
@@ -78,48 +86,52 @@ class Standstill:
     def __init__(self, investigator: Investigator) -> None:
         self._investigator = investigator
         self._end = self._looks = 0
-        self._age = self._longest = 0.0
+        self._age = self._quiet = self._longest = 0.0
         self._next = FIRST_S
         self._pulse: Pulse | None = None
         self._tell_at: float | None = None
+        self._headers: dict[Path, Header] = {}  # of spools beside this one, which are read once
         self._ranks: dict[int, tuple[int, int]] = {}  # other ranks of this machine -> pid and its start
         self._ticks: dict[int, tuple[float, int]] = {}  # what they had computed at the last look
 
     def poll(self, end: int, age: float) -> None:
-        """Every tick. end: when the last step ended, ns; age: seconds since then."""
+        """Every tick. end: when the last step ended, ns; age: seconds since then. A time in which this process could not
+        run, or its interpreter was held, is no pause of the training."""
         if end != self._end:
-            self._longest = max(self._longest, self._age)
+            self._longest = max(self._longest, self._quiet)
             self._end, self._looks, self._next = end, 0, max(FIRST_S, self._longest)
             self._pulse, self._tell_at = None, None
+            self._age = self._quiet = 0.0
             self._ticks.clear()
-        self._age = age
-        if age >= self._next:
-            self._next = max(2 * self._next, age + FIRST_S)
+        self._quiet += min(max(0.0, age - self._age), _MOST_PASSED_S)
+        self._age, quiet = age, self._quiet
+        if quiet >= self._next:
+            self._next = max(2 * self._next, quiet + FIRST_S)
             self._looks += 1
-            self._look(age)
-            self._tell_at = age + 1.0  # the stacks are on their way by then, should the recorder not answer
-        elif self._tell_at is not None and age >= self._tell_at:
+            self._look(quiet)
+            self._tell_at = quiet + 1.0  # the stacks are on their way by then, should the recorder not answer
+        elif self._tell_at is not None and quiet >= self._tell_at:
             self._tell_at = None
             self._tell_collectives()
 
     @contained
-    def _look(self, age: float) -> None:
+    def _look(self, quiet: float) -> None:
         from perfagent.rootcause.stacks import all_stacks
 
         p, sender = self._investigator.progress, self._investigator.sender
         threads = all_stacks(p.thread)
-        within = _within(p.inside, self._investigator.model()) or ("workers" if _are_starting(age) else "")
+        within = _within(p.inside, self._investigator.model()) or ("workers" if _are_starting(self._age) else "")
         pulse = self._take_pulse(threads)
         data: dict[str, Any] = {
-            "step": p.completed, "threads": threads, "look": self._looks, "quiet_s": age, "longest_s": self._longest,
+            "step": p.completed, "threads": threads, "look": self._looks, "quiet_s": quiet, "longest_s": self._longest,
         }  # fmt: skip
         if within:
             data["within"] = within
         if pulse is not None and self._pulse is not None:
-            data["goes_on"] = goes_on(self._pulse, pulse, lasting=within in _LASTING, spins=p.clock is not None)
+            data["goes_on"] = goes_on(self._pulse, pulse, spins=p.clock is not None)
         self._pulse = pulse
         if sender.identity.world_size > 1:
-            data["others"] = {str(rank): state for rank, state in self._others(age)}
+            data["others"] = {str(rank): state for rank, state in self._others(self._age)}
         sender.event("stacks", data, step=p.in_progress())
 
     def _tell_collectives(self) -> None:
@@ -131,20 +143,38 @@ class Standstill:
             self._investigator.sender.event("collectives", {"step": p.completed, **found}, step=p.in_progress())
 
     def _take_pulse(self, threads: list[dict[str, Any]]) -> Pulse | None:
+        """None where something cannot be seen: what is not known to stand still is not said to."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return self._pulse_of(threads)
+        return None
+
+    def _pulse_of(self, threads: list[dict[str, Any]]) -> Pulse | None:
+        from perfagent.rootcause.stacks import OWN
+
         training = next((one for one in threads if one["training"]), threads[0] if threads else None)
         native = None if training is None else _native_id(training["thread"])
         if training is None or native is None or "state" not in training:
             return None
-        p, task = self._investigator.progress, _PROC / "self" / "task" / str(native)
-        cpu_s, moved, busy = 0.0, _bytes_of(task), training["state"] in "RD"
-        awaits_any, sleeps = (what in training.get("waits_in", "") for what in ("do_wait", "nanosleep"))
+        p, tasks, waits_in = self._investigator.progress, _PROC / "self" / "task", training.get("waits_in", "")
+        cpu_s, moved = 0.0, _bytes_of(tasks / str(native))
+        busy = training["state"] == "R" or any(one.get("state") == "D" for one in threads)
+        ours = {native, *(getattr(one, "native_id", 0) for one in _active().values() if one.name in OWN)}
+        beside = sum(_bytes_of(task) for task in tasks.iterdir() if int(task.name) not in ours)
+        # of threads in C, as those of a collective's watchdog, many wake all the time
+        others = [_native_id(one["thread"]) for one in threads if "nanosleep" not in one.get("waits_in", "")]
+        woken = sum(_switches(tasks / str(one)) for one in others if one not in (None, native))
         for child, is_worker in _below(os.getpid()):
             state, ticks = _state_of(child)
             cpu_s += ticks / _TICKS_A_SECOND
-            if is_worker or awaits_any:  # what a logger's own process writes moves nothing here
+            if is_worker or _AWAITS.search(waits_in):  # what a logger's own process writes moves nothing here
                 moved, busy = moved + _bytes_of(_PROC / str(child)), busy or state in ("R", "D")
+            elif _MAY_AWAIT.search(waits_in) or any(_AWAITS.search(one.get("waits_in", "")) for one in threads):
+                beside += _bytes_of(_PROC / str(child))
         cpu_s += time.process_time() - self._investigator.sender.cpu_s
-        return Pulse(time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(task), sleeps, busy)
+        return Pulse(
+            time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(tasks / str(native)),
+            "nanosleep" in waits_in, busy, beside, woken,
+        )  # fmt: skip
 
     def _others(self, age: float) -> Iterator[tuple[int, str]]:
         """(rank, "stopped", "gone", "runs" or "stands"), of the other ranks on this machine, as the kernel has it. What a
@@ -163,18 +193,20 @@ class Standstill:
                 yield rank, "runs" if computed or state in "RD" else "stands"
 
     def _neighbours(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Their spools name them."""
+        """Their spools name them, and tell those of other hosts, which may write to the same disk."""
         from perfagent.delivery.segments import folders, owner
 
-        sender = self._investigator.sender
+        sender, here = self._investigator.sender, machine()
         mine = sender.identity
-        for folder in folders(sender.folder.parent, max_age_s=3600.0)[-_MOST_PROCESSES:]:
-            header = owner(folder) if folder != sender.folder else None
-            if (
-                header is not None
-                and (header.run, header.attempt) == (mine.run, mine.attempt)
-                and header.rank != mine.rank
-            ):
+        ours = mine.run, mine.attempt, here
+        for folder in folders(sender.folder.parent, max_age_s=3600.0)[-_MOST_PROCESSES:] if here else ():
+            if folder not in self._headers:
+                header = owner(folder, at_once=True)
+                if header is None or not header.run:
+                    continue  # it is looked for again in the next pause
+                self._headers[folder] = header
+            header = self._headers[folder]
+            if (header.run, header.attempt, header.machine) == ours and header.rank != mine.rank:
                 yield header.rank, (header.pid, header.pid_start)
 
 
@@ -188,7 +220,9 @@ def _within(inside: str, model: Any) -> str:
 def _are_starting(age: float) -> bool:
     """Whether workers were started after the last step, and none of them waits for a lock: an epoch begins. One that was
     forked while a thread held a lock waits for that for ever."""
-    workers = [pid for pid, is_worker in _below(os.getpid()) if is_worker]
+    workers: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        workers = [pid for pid, is_worker in _below(os.getpid()) if is_worker]
     begun = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - age
     if not any(process_start(pid) / _TICKS_A_SECOND > begun for pid in workers):
         return False
@@ -198,7 +232,11 @@ def _are_starting(age: float) -> bool:
 
 
 def _native_id(ident: int) -> int | None:
-    return getattr(getattr(threading, "_active", {}).get(ident), "native_id", None)
+    return getattr(_active().get(ident), "native_id", None)
+
+
+def _active() -> dict[int, threading.Thread]:
+    return dict(getattr(threading, "_active", {}))
 
 
 def _state_of(pid: int) -> tuple[str, int]:
@@ -217,24 +255,28 @@ def _below(pid: int) -> Iterator[tuple[int, bool]]:
     waiting, seen = [(pid, False)], 0
     while waiting and seen < _MOST_PROCESSES:
         parent, is_worker = waiting.pop()
-        with contextlib.suppress(OSError, ValueError):
-            for task in (_PROC / str(parent) / "task").iterdir():
-                for child in map(int, (task / "children").read_text().split()):
-                    seen += 1
-                    waiting.append((child, is_worker or child in workers))
-                    yield waiting[-1]
+        tasks = _PROC / str(parent) / "task"
+        for task in [*tasks.iterdir()] if tasks.exists() else ():
+            for child in map(int, _text(task / "children").split()):
+                seen += 1
+                waiting.append((child, is_worker or child in workers))
+                yield waiting[-1]
+
+
+def _text(path: Path) -> str:
+    """Empty where that process or thread has ended; raises OSError where it is there and cannot be looked at."""
+    try:
+        return path.read_text()
+    except OSError:
+        if path.parent.exists():
+            raise
+        return ""
 
 
 def _bytes_of(path: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        read, written, *_ = (path / "io").read_text().splitlines()
-        return int(read.split()[1]) + int(written.split()[1])
-    return 0
+    return sum(int(line.split()[1]) for line in _text(path / "io").splitlines()[:2])
 
 
 def _switches(task: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in (task / "status").read_text().splitlines():
-            if line.startswith("voluntary_ctxt_switches"):
-                return int(line.split()[1])
-    return 0
+    text = _text(task / "status")
+    return int(text.partition("voluntary_ctxt_switches:")[2].split()[0]) if text else 0

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import until
 
+from perfagent.delivery.segments import Header, Segments
+from perfagent.pids import machine
 from perfagent.rootcause.stacks import MOST_FRAMES, MOST_THREADS, all_stacks
 from perfagent.rootcause.standstill import Pulse, goes_on
 
@@ -93,14 +98,14 @@ def test_a_training_that_stands_is_looked_at_unasked(train):
     job = train()
     job.steps(3)
 
-    def stands(end: int, seconds: int) -> list[float]:
+    def stands(end: int, seconds: int, held_s: int = 0) -> list[float]:
         before, job.progress.step_end = len(job.events("stacks")), end * 10**9
         for at in range(seconds * 2 + 1):
-            job.watch.clock = lambda at=at: end + at / 2
+            job.watch.clock = lambda at=at: end + at / 2 + (held_s if at > 1 else 0)
             job.watch.poll()
         return [one["quiet_s"] for one in job.events("stacks")[before:]]
 
-    assert stands(100, 4) == []
+    assert stands(100, 2, held_s=3600) == [], "a process that was stopped could not train"
     assert stands(200, 12) == [5.0, 10.0]
     assert stands(300, 11) == []
     assert stands(400, 60) == [12.0, 24.0, 48.0]
@@ -112,22 +117,71 @@ def test_a_training_that_stands_is_looked_at_unasked(train):
     assert job.events("stacks")[-1]["within"] == "eval"
 
 
+def test_of_other_ranks_those_of_this_machine_alone_are_told(train, tmp_path):
+    """Spools of other hosts, and of containers, may be on the same disk; those of before do not say where they are."""
+    job = train()
+    job.steps(3)
+    job.sender.identity.world_size, job.sender.folder = 4, tmp_path / "mine"
+    for rank, where in enumerate((machine(), "another", ""), start=1):
+        header = Header(source="s", project="p", rank=rank, server=None, run="recorded", attempt=1, machine=where)
+        Segments(tmp_path / f"{rank}", header, Counter()).append_header("ticks")
+    job.progress.step_end = 10**9
+    for at in range(1, 8):
+        job.watch.clock = lambda at=at: float(at)
+        job.watch.poll()
+    assert [one["others"] for one in job.events("stacks")] == [{"1": "gone"}]
+
+
+@pytest.mark.parametrize(("beside", "what"), [("nothing", ""), ("an upload", "unsure"), ("what is hidden", None)])
+def test_what_goes_on_beside_a_thread_that_waits(train, tmp_path, monkeypatch, beside, what):
+    job = train()
+    job.steps(3)
+    job.progress.step_end = 10**9
+    lock, has_looked, read = threading.Lock(), threading.Event(), Path.read_text
+    lock.acquire()
+
+    def hidden(path: Path) -> str:
+        if path.name == "io":
+            raise PermissionError
+        return read(path)
+
+    def look_twice() -> None:
+        for at in range(21):
+            if at == 11:
+                has_looked.set()
+                time.sleep(1.0)
+            job.watch.clock = lambda at=at: 1 + at / 2
+            job.sender.cpu_s = time.thread_time()
+            job.watch.poll()
+
+    if beside == "what is hidden":
+        monkeypatch.setattr(Path, "read_text", hidden)
+    with hanging(lock.acquire, "in Thread.run", lock.release) as stack:
+        job.progress.thread = stack["thread"]
+        sender = threading.Thread(target=look_twice, name="perfagent-sender")
+        sender.start()
+        has_looked.wait()
+        if beside == "an upload":
+            (tmp_path / "part").write_bytes(bytes(1000))
+        sender.join()
+    assert [one.get("goes_on") for one in job.events("stacks")] == [None, what]
+
+
 @pytest.mark.parametrize(
-    ("now", "lasting", "what"),
+    ("now", "what"),
     [
-        ({}, True, ""),
-        ({"hooks": (1, 9)}, False, "hooks"),
-        ({"cpu_s": 0.2}, False, ""),
-        ({"cpu_s": 0.3}, False, "computes"),
-        ({"is_busy": True}, False, "computes"),
-        ({"moved": 1}, False, "moves bytes"),
-        ({"switches": 19}, False, ""),
-        ({"switches": 21, "sleeps": True}, False, ""),
-        ({"switches": 21}, False, "unsure"),
-        ({"switches": 2}, True, "wakes"),
+        ({}, ""),
+        ({"hooks": (1, 9)}, "hooks"),
+        ({"cpu_s": 0.2}, ""),
+        ({"cpu_s": 0.3}, "computes"),
+        ({"is_busy": True}, "computes"),
+        ({"moved": 1}, "moves bytes"),
+        ({"switches": 19}, ""),
+        ({"switches": 21, "sleeps": True}, ""),
+        ({"switches": 21}, "unsure"),
     ],
 )
-def test_what_grows_between_two_looks_says_what_goes_on(now: dict[str, Any], lasting: bool, what: str) -> None:
+def test_what_grows_between_two_looks_says_what_goes_on(now: dict[str, Any], what: str) -> None:
     still = Pulse(at=5.0, hooks=(1, 3), cpu_s=0.0, moved=0, switches=0, sleeps=False, is_busy=False)
-    assert goes_on(still, replace(still, at=10.0, **now), lasting=lasting, spins=False) == what
-    assert goes_on(still, replace(still, at=10.0, cpu_s=0.3), lasting=lasting, spins=True) == "unsure"
+    assert goes_on(still, replace(still, at=10.0, **now), spins=False) == what
+    assert goes_on(still, replace(still, at=10.0, cpu_s=0.3), spins=True) == "unsure"
