@@ -54,7 +54,7 @@ def test_a_training_that_stands_tells_its_collectives(train, gloo):
     """After its stacks; one that moves does not."""
     job = train()
     job.steps(2)
-    for at_s, told in ((STANDS_S - 0.1, 0), (STANDS_S, 0), (STANDS_S + 0.9, 0), (STANDS_S + 1.0, 1)):
+    for at_s, told in ((2, 0), (4, 0), (STANDS_S - 0.5, 0), (STANDS_S, 0), (STANDS_S + 0.5, 0), (STANDS_S + 1, 1)):
         job.progress.step_end = 10**9
         job.watch.clock = lambda at_s=at_s: 1.0 + at_s
         job.watch.poll()
