@@ -11,9 +11,11 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -190,8 +192,22 @@ def epoch(job: Job, seconds: float) -> None:
     next(job.batches)
 
 
+def upload(_: Job, seconds: float) -> None:
+    """By another thread, for which this one waits."""
+    until = time.monotonic() + seconds
+
+    def parts() -> None:
+        with tempfile.TemporaryFile() as file:
+            while time.monotonic() < until:
+                file.write(bytes(SIZE))
+                time.sleep(0.2)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(parts).result()
+
+
 PAUSES: dict[str, Callable[[Job, float], None]] = {
-    "save": save, "evaluation": evaluation, "compile": compiling, "gc": garbage, "epoch": epoch,
+    "save": save, "evaluation": evaluation, "compile": compiling, "gc": garbage, "epoch": epoch, "upload": upload,
 }  # fmt: skip
 
 if __name__ == "__main__":
