@@ -68,10 +68,8 @@ class Hang(Rule):
         most = window.now - window.stepped + _STRAGGLES_S  # a look of a slow rank may be of an earlier step
         quiet = max(state["quiet_s"], min((min(most, one.quiet_s) for one in looks.values()), default=0.0))
         longest = max(state["longest_s"], *took.last(took.size), *(one.longest_s for one in looks.values()))
-        if quiet < min(self.for_s, self.pause_s):
-            return None
-        seen = Seen(window, answers)
-        if quiet < self._limit_s(seen, longest):
+        least = min(self.for_s, self.pause_s)
+        if quiet < least or quiet < self._limit_s(seen := Seen(window, answers), longest):
             return None
         cause, told = _told(seen)
         return self.found(
