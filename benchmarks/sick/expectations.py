@@ -14,7 +14,8 @@ from perfagent_server.rules.catalogue import all_rules
 
 __all__ = ["Expectation", "WrongExpectationError", "expectation", "read"]
 
-REMARKS_OF_HEALTHY = {"healthy": "", "compute_bound": ""}
+REMARKS_OF_HEALTHY = {"healthy": "", "compute_bound": "", "cpu_oversubscribed": "^[^.]*[.] Other programs use"}
+"""The last is what the machine's other load does to a run, and says so."""
 _CHOICES = {"alert": ("yes", "no", "either"), "judge": ("end", "live")}
 
 
