@@ -49,6 +49,7 @@ def test_a01_attach_returns_at_once_whatever_the_server(fault: Accounts) -> None
             run = perfagent.init(server=url)
             took.append(time.monotonic() - began)
             run.log({"loss": 1.0})
+            assert run.verdict() is None
             with ends_in_time(run._sender):
                 run.finish()
         assert min(took) <= 0.25, url
