@@ -93,22 +93,6 @@ def test_sent_delivery_is_not_sent_again_before_its_outcome(
     assert (outbox.counters["failures"], deliveries(database)[0]["state"]) == (5, "delivered")
 
 
-@pytest.mark.fault
-def test_w01_receiver_that_often_fails_gets_one_id_an_alert(database: Database) -> None:
-    posts = Posts(lambda count: 500 if count % 3 == 0 else 200)
-    add_channel(database)
-    for number in range(30):
-        fire(database, f"al_{number}")
-    send_all(database, posts)
-    ids: dict[str, set[str]] = {}
-    for got in posts.deliveries:
-        ids.setdefault(got.json["data"]["alert"]["id"], set()).add(got.headers["webhook-id"])
-    assert set(ids) == {f"al_{number}" for number in range(30)}
-    assert all(len(found) == 1 for found in ids.values())
-    accepted = [got.headers["webhook-id"] for got in posts.deliveries if got.status == 200]
-    assert len(accepted) == len(set(accepted)) == 30, "what was accepted is not sent again"
-
-
 def test_what_was_in_the_air_at_a_kill_comes_again_under_its_id(database: Database) -> None:
     entered, may_end = threading.Event(), threading.Event()
 

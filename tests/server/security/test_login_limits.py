@@ -31,14 +31,20 @@ def log_in(client: TestClient, password: str, name: str = "ada") -> int:
     return client.post("/login", data={"name": name, "password": password}).status_code
 
 
+def browser_of_ada(client: TestClient) -> dict[str, str]:
+    """The cookie of a browser in which the new user ada has logged in."""
+    body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
+    assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
+    assert log_in(client, PASSWORD) == 303
+    known = {"perfagent_device": client.cookies["perfagent_device"]}
+    client.cookies.clear()
+    return known
+
+
 def test_the_right_password_waits_too_but_not_in_a_known_browser(tmp_path: Path) -> None:
     clock = Clock(NOW)
     with api(tmp_path, clocks={"clock": clock}) as client:
-        body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
-        assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
-        assert log_in(client, PASSWORD) == 303
-        known = {"perfagent_device": client.cookies["perfagent_device"]}
-        client.cookies.clear()
+        known = browser_of_ada(client)
         assert [log_in(client, "a wrong one") for _ in range(6)] == [401] * 5 + [429]
         client.cookies.update(known)
         assert log_in(client, PASSWORD) == 303, "a stranger does not keep out who has logged in here before"
@@ -53,11 +59,7 @@ def test_the_right_password_waits_too_but_not_in_a_known_browser(tmp_path: Path)
 
 def test_a_stranger_at_the_same_address_keeps_no_browser_out(tmp_path: Path) -> None:
     with api(tmp_path, clocks={"clock": Clock(NOW)}) as client:
-        body = {"name": "ada", "password": PASSWORD, "roles": [{"role": "viewer"}]}
-        assert client.post("/api/v1/users", json=body, headers=ADMIN).status_code == 201
-        assert log_in(client, PASSWORD) == 303
-        known = {"perfagent_device": client.cookies["perfagent_device"]}
-        client.cookies.clear()
+        known = browser_of_ada(client)
         assert [log_in(client, "a guess", f"name {number}") for number in range(11)] == [401] * 10 + [429]
         assert log_in(client, PASSWORD) == 429, "a browser that is not known waits with its address"
         client.cookies.update(known)
