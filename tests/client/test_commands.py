@@ -138,13 +138,7 @@ def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listeni
     assert refused.returncode == 1
     assert "2 runs are named 'twin'" in refused.stderr and all(run in refused.stderr for run in ids)
     for run in ids:
+        denied = perfagent(server, tmp_path, "delete", run, "--yes")
+        assert denied.returncode == 1 and "administrator" in denied.stderr
         assert perfagent(server, tmp_path, "delete", run, "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN).returncode == 0
-
-
-def test_delete_needs_the_administrator(server: Listening, tmp_path: Path) -> None:
-    web().post(f"{server.url}/api/v1/log", json={"run": "short", "metrics": {"x": 1}}).raise_for_status()
-    refused = perfagent(server, tmp_path, "delete", "short", "--yes")
-    assert refused.returncode == 1 and "administrator" in refused.stderr
-    deleted = perfagent(server, tmp_path, "delete", "short", "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
-    assert deleted.returncode == 0, deleted.stderr
-    assert perfagent(server, tmp_path, "show", "short").returncode == 1
+        assert perfagent(server, tmp_path, "show", run).returncode == 1

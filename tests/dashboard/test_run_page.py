@@ -35,14 +35,6 @@ DRAWN_HEIGHT = """name => {
 }"""
 
 
-def more(name: str) -> str:
-    return f"document.querySelector('[data-figure=\"{name}\"] .more')?.textContent"
-
-
-def value(name: str) -> str:
-    return f"document.querySelector('[data-figure=\"{name}\"] .value')?.textContent"
-
-
 def loaded(page: Tab, *names: str) -> None:
     """Waits until these charts have lines."""
     points = 'document.querySelector(`#run-charts [data-name="${name}"] .plot`)?.dataset.points'

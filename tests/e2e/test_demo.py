@@ -54,14 +54,6 @@ def test_a_fault_of_the_demo_ends_in_its_verdict(tmp_path: Path, fault: str, sta
     assert "fix:     " in done.stdout
 
 
-def test_unknown_fault_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--fault", "nonsense")
-    assert done.returncode in (1, 2)
-    assert "nonsense" in done.stderr
-    assert "data-stall" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(

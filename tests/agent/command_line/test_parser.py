@@ -11,6 +11,7 @@ from command_line import command
     [
         ("up --port 99999", "perfagent up: --port is '99999'; allowed are 0 (any free one) to 65535; see `perfagent up --help`"),
         ("demo --steps 0", "perfagent demo: --steps is '0', not a whole number above 0; see `perfagent demo --help`"),
+        ("demo --fault nonsense", "perfagent demo: there is no fault 'nonsense'; there are: none, nan, spike, "),
         ("up --auth none", "perfagent up: --auth is 'none'; allowed are auto, required; see `perfagent up --help`"),
         ("export x --format cvs", "perfagent export: --format is 'cvs'; allowed are jsonl, csv, parquet (did you mean csv?)"),
         ("runs --limit", "perfagent runs: --limit needs a value; see `perfagent runs --help`"),

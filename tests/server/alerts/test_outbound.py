@@ -55,12 +55,6 @@ def test_x05_no_form_of_an_inner_address_is_sent_to(host: str) -> None:
         post(Guard(), f"http://{host}:8420/x", b"{}", {}, total_s=30.0)  # a slow resolver takes its time for a name
 
 
-@pytest.mark.fault
-def test_x05_the_refusal_says_what_to_set() -> None:
-    with pytest.raises(AddressNotAllowed, match=r"address not allowed: .*PERFAGENT_WEBHOOK_ALLOW=127\.1:9000"):
-        Guard().check_url("http://127.1:9000/x")
-
-
 @pytest.mark.parametrize("text", PUBLIC)
 def test_public_addresses_pass(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
@@ -143,12 +137,6 @@ def test_the_allow_list_takes_hosts_ports_and_cidrs(entry: str, allowed: bool) -
     else:
         with pytest.raises(AddressNotAllowed):
             guard.check_url(f"http://{host}:9000/x")
-
-
-@pytest.mark.fault
-def test_x05_an_allowed_port_does_not_allow_its_neighbors() -> None:
-    with pytest.raises(AddressNotAllowed):
-        Guard(["127.0.0.1:9000"], resolver=resolving("127.0.0.1")).addresses("x", 9001)
 
 
 @pytest.mark.parametrize("entry", ["host:port", "a:b:c", "host:0", "host:70000", "host:²", "a..b:80"])

@@ -137,13 +137,3 @@ def test_an_alert_that_no_table_takes_costs_no_other_alert(bench: Bench, monkeyp
     assert engine.counters["passed_over"] == 1
     assert {row["run"] for row in bench.rows(rule_state)} == {"a", "b"}
     assert engine.run_once() == 0
-
-
-def test_unreadable_snapshot_costs_its_run_only_the_past(bench: Bench) -> None:
-    for engine, loss in ((bench.engine(), 2.0), (bench.engine(), math.nan)):
-        for name in ("a", "b"):
-            bench.send({"loss": [loss]}, [1 if loss == 2.0 else 2], name=name)
-        engine.run_once()
-        engine.checkpoint()
-        bench.write(rule_state.update().where(rule_state.c.run == "a").values(state=b"\xc1"))
-    assert [run for run, _, _ in _told(bench)] == ["a", "b"]
