@@ -95,25 +95,6 @@ def test_x11_folder_and_files_are_private_whatever_the_umask(tmp_path: Path) -> 
     assert {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made} == {(True, 0o700), (False, 0o600)}
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_a11_killed_spool_sends_again_under_the_same_number(tmp_path: Path, *, held: bool) -> None:
-    """What is acknowledged is not sent again; held: the server goes away, and frames are made of what waits."""
-    spool = Spool(tmp_path / "s", header())
-    spool.append(rows(0), [], now=0.0)
-    drain(spool)
-    spool.append(rows(3), [event()], now=0.0)
-    first = sent(spool)
-    spool.append(rows(6), [], now=0.0)  # came while the frame was on its way
-    if held:
-        spool.hold(now=1e9)
-    crash(spool)
-    found = Spool.open(tmp_path / "s")
-    again, rest = drain(found)
-    assert (again.seq, again.groups, again.events) == (first.seq, first.groups, first.events)
-    assert (rest.seq, steps_of(rest)) == (first.seq + 1, [6, 7, 8])
-    assert found.header.run == "r"
-
-
 def test_ticks_become_compressed_frames_while_no_server_answers(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header())
     for minute in range(3):

@@ -21,8 +21,8 @@ from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.row_packing import Packed, Packer
-from perfagent.delivery.spool import Spool
-from perfagent.wire import Event, Group
+from perfagent.delivery.spool import Outgoing, Spool
+from perfagent.wire import Event
 
 pytestmark = pytest.mark.fault
 
@@ -117,10 +117,12 @@ class Books:
         self.taken: set[int] = set()
         self.tried: set[int] = set()
         self.ledger: dict[int, list[int]] = {}
+        self.events: dict[int, list[Event]] = {}
 
-    def receive(self, seq: int, groups: list[Group]) -> None:
-        steps = sorted(round(1 / value) - 1 for group in groups for value in group.column("loss"))
-        assert self.ledger.setdefault(seq, steps) == steps, f"number {seq} was given to other samples"
+    def receive(self, frame: Outgoing) -> None:
+        steps = sorted(round(1 / value) - 1 for group in frame.groups for value in group.column("loss"))
+        assert self.ledger.setdefault(frame.seq, steps) == steps, f"number {frame.seq} was given to other samples"
+        assert self.events.setdefault(frame.seq, frame.events) == frame.events
 
     def check(self) -> None:
         stored = sorted(step for steps in self.ledger.values() for step in steps)
@@ -165,7 +167,7 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
             if frame.seq not in books.ledger:
                 if what == "split" and spool.split(frame.seq):
                     continue
-                books.receive(frame.seq, frame.groups)
+                books.receive(frame)
                 if what == "refuse":  # it is in the quarantine then
                     spool.quarantine(frame.seq, "no")
                     continue
@@ -182,7 +184,8 @@ def succeed(folder: Path, books: Books) -> None:
     with contextlib.suppress(FileNotFoundError):
         spool = Spool.open(folder)
         while (frame := spool.next()) is not None:
-            books.receive(frame.seq, frame.groups)
+            assert spool.header.run == "r"
+            books.receive(frame)
             spool.ack(frame.seq)
         assert not spool.counters["corrupt"]
         spool.remove()

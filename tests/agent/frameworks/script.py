@@ -49,6 +49,25 @@ class Script:
         return self._digest.hexdigest()
 
 
+def stepped(
+    script: Script,
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    loss: torch.Tensor,
+    clip: float = 0.0,
+    **truth: float,
+) -> None:
+    """A backward pass and a step on a batch of eight, if the truth is not another one."""
+    loss.backward()
+    norm = norm_of(model.parameters())
+    if clip:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    script.step(**{"loss": loss.item(), "lr": 1e-2, "norm": norm, "samples": 8, **truth})
+
+
 def norm_of(parameters: Iterable[torch.Tensor]) -> float:
     """The global 2-norm of the gradients, by hand."""
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from agent.hooks.loops import sgd, step
-from builders import free_port, job_environment
-from preloaded import run
+from two_ranks import of_two_ranks
 
 HERE = Path(__file__).parent
 LATE_S = 0.2
@@ -22,18 +19,7 @@ EXCHANGES = ("ddp", "fsdp2", "by_hand", "by_hand_at_once")
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("communication")
-    port = str(free_port())
-    environments = [
-        job_environment(
-            folder / str(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-            OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    ended = run([str(HERE / "communication_job.py"), str(folder)], folder, environments)
-    assert [one.returncode for one in ended] == [0, 0], ended
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return of_two_ranks(HERE / "communication_job.py", tmp_path_factory.mktemp("communication"))
 
 
 def typical(said: dict[str, Any]) -> dict[str, float]:

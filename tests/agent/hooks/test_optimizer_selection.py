@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from agent.hooks.loops import sgd, small, step, train
+from agent.hooks.test_optimizer_step import rates
 
 from perfagent.hooks import optimizer_selection
 from perfagent.hooks.model_discovery import search
-
-
-def rates(recorded):
-    return [values["lr"] for _, values in recorded.steps()]
 
 
 @pytest.fixture

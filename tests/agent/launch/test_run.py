@@ -193,19 +193,6 @@ print("trained", flush=True)
 
 
 @REAL
-def test_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: IngestServer, spool: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    options = ["--project", "vision", "--name", "first", "--tag", "a", "--tag", "b", "--run-id", "mine"]
-    done = ran(tmp_path, server, *options, "train.py")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
-    assert ended(server) == "finished"
-    assert sorted(server.values("loss")) == list(range(1, 61))
-    assert {(f.project, f.run, f.name) for f in server.frames} == {("vision", "mine", "first")}
-    assert server.events("state")[0]["tags"] == ["a", "b"]
-    until(lambda: not list(spool.iterdir()), why="the watcher left the folder behind")
-
-
-@REAL
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("end", "state", "reason"),
@@ -297,7 +284,7 @@ assert perfagent.attach() is run and first.ended and run.id == first.id
 run.log({{"x": 1.0}}, step=1)
 {end}
 """
-GIVEN = ["--project", "vision", "--name", "first", "--tag", "a"]
+GIVEN = ["--project", "vision", "--name", "first", "--tag", "a", "--tag", "b"]
 
 
 @REAL
@@ -313,7 +300,7 @@ def test_script_that_names_another_server_keeps_the_run(
         until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
         ((project, run, name, source),) = {(f.project, f.run, f.name, f.source) for f in other.frames}
         assert (project, name) == ("vision", "first")
-        assert other.events("state")[0]["tags"] == ["a"]
+        assert other.events("state")[0]["tags"] == ["a", "b"]
         assert other.values("x") == {1: 1.0}
     assert server.states() == ["starting", "finished"]
     assert {frame.run for frame in server.frames} == {run}

@@ -43,21 +43,6 @@ def numbered(values, **options):
 # ---- clipping
 
 
-def test_the_norm_before_clipping_is_told_of_every_step(record):
-    model, computed = nn.Linear(8, 1), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
-    train(
-        model,
-        optimizer,
-        4,
-        scale=100.0,
-        then=lambda: computed.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))),
-    )
-    assert [norm for _, norm in recorded.of("grad/norm")] == computed
-    assert [count for _, count in recorded.of("grad/nonfinite")] == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("measured", [True, False])
 def test_gradients_clipped_before_unscaling_have_the_first_norm(record, measured, fused):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import free_port, job_environment
-from preloaded import run
 from torch import nn
+from two_ranks import of_two_ranks
 
 from perfagent.signals.sharding import Held, held
 
@@ -26,17 +23,7 @@ KINDS = (
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote: kind of sharding -> with and without the agent -> what happened."""
-    folder, port = tmp_path_factory.mktemp("sharded"), str(free_port())
-    environments = [
-        job_environment(
-            folder / str(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-            OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    ended = run([str(HERE / "sharded_job.py"), str(folder)], folder, environments)
-    assert [one.returncode for one in ended] == [0, 0], ended
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return of_two_ranks(HERE / "sharded_job.py", tmp_path_factory.mktemp("sharded"))
 
 
 def series(said: dict[str, Any], name: str) -> dict[int, float]:

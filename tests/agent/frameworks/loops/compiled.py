@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from models import Points, classifier
-from script import Script, norm_of
+from script import Script, stepped
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader
@@ -31,11 +31,7 @@ def _train(script: Script, model: nn.Sequential, first: int, backend: str = "aot
         if first and number == first + 1:
             script.attach(compiled, optimizer)
         loss = nn.functional.cross_entropy(compiled(x), y)
-        loss.backward()
-        norm = norm_of(model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        if number > first:
-            script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
+        stepped(script, model, [optimizer], loss)
+    del script.steps[:first]
     script.produced(model)
     script.produced(nn.ParameterList([torch.tensor(float(graphs.frame_count))]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from models import LENGTH, VOCABULARY, WIDTH, Language, Points, classifier, language_loss
-from script import Script, norm_of
+from script import Script, norm_of, stepped
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -38,11 +38,7 @@ def own_batches(script: Script) -> None:
     for _ in range(6):
         tokens = torch.randint(0, VOCABULARY, (4, LENGTH + 1))
         loss = language_loss(model(tokens[:, :-1]), tokens[:, 1:])
-        loss.backward()
-        norm = norm_of(model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=0.5, norm=norm, samples=4, tokens=4 * LENGTH)
+        stepped(script, model, [optimizer], loss, lr=0.5, samples=4, tokens=4 * LENGTH)
     script.produced(model)
 
 
@@ -113,12 +109,7 @@ def evaluation_between(script: Script) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     validation = DataLoader(Points(24), batch_size=12)
     for number, (x, y) in enumerate(DataLoader(Points(48), batch_size=8), start=1):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        norm = norm_of(model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
+        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y))
         if number % 2 == 0:
             model.eval()
             with torch.no_grad():
@@ -134,7 +125,7 @@ def loader_with_workers(script: Script) -> None:
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for x, y in DataLoader(Points(48), batch_size=8, shuffle=True, num_workers=2):
-        _step(script, model, optimizer, nn.functional.cross_entropy(model(x), y))
+        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y))
     script.produced(model)
 
 
@@ -145,7 +136,7 @@ def back_to_a_checkpoint(script: Script) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     file = Path(script.folder) / "checkpoint.pt"
     for number, (x, y) in enumerate(DataLoader(Points(64), batch_size=8), start=1):
-        _step(script, model, optimizer, nn.functional.cross_entropy(model(x), y))
+        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y))
         if number == 3:
             saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
             torch.save(saved, file)
@@ -164,17 +155,8 @@ def becomes_nan(script: Script) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for number, (x, y) in enumerate(DataLoader(Points(48), batch_size=8), start=1):
         factor = float("nan") if number == 4 else 1.0
-        _step(script, model, optimizer, nn.functional.cross_entropy(model(x), y) * factor)
+        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y) * factor)
     script.produced(model)
-
-
-def _step(script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """One step on a batch of eight."""
-    loss.backward()
-    norm = norm_of(model.parameters())
-    optimizer.step()
-    optimizer.zero_grad()
-    script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
 
 
 def without_gradients(script: Script) -> None:

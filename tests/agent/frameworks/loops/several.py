@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from models import WIDTH, Points, classifier
-from script import Script, norm_of
+from script import Script, norm_of, stepped
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -16,13 +16,7 @@ def several_optimizers(script: Script) -> None:
     body, head = list(model[:-1].parameters()), list(model[-1].parameters())
     first, second = torch.optim.AdamW(body, lr=1e-2), torch.optim.SGD(head, lr=1e-1)
     for x, y in DataLoader(Points(48), batch_size=8):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        norm = norm_of(model.parameters())
-        first.step()
-        second.step()
-        model.zero_grad()
-        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
+        stepped(script, model, [first, second], nn.functional.cross_entropy(model(x), y))
     script.produced(model)
 
 
@@ -35,14 +29,7 @@ def muon(script: Script) -> None:
         torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-3),
     ]
     for x, y in DataLoader(Points(48), batch_size=8):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        norm = norm_of(model.parameters())
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        script.step(loss=loss.item(), lr=1e-3, norm=norm, samples=8)
+        stepped(script, model, optimizers, nn.functional.cross_entropy(model(x), y), clip=0.5, lr=1e-3)
     script.produced(model)
 
 
