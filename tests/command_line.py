@@ -3,6 +3,7 @@ does."""
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import pty
@@ -11,7 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,14 @@ class Screenful:
     @property
     def text(self) -> str:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.sent)
+
+
+def ran(command: Callable[[argparse.ArgumentParser], None], *words: str) -> int:
+    """The exit code of a command that the agent's command line need not know."""
+    parser = argparse.ArgumentParser()
+    command(parser)
+    options = parser.parse_args(words)
+    return int(options.run(options))
 
 
 def in_terminal(

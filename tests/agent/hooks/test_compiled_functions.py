@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from agent.hooks.loops import sgd
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.distributed import all_reduce as imported_earlier
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_versions import TORCH
@@ -133,3 +134,34 @@ def test_what_comes_between_backward_and_step_is_one_graph(record, name):
     # compiled anew at most once: a function it has in it has become another
     assert later.graphs in (without.graphs, without.graphs * 2)
     assert (first.breaks, later.breaks) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own, at an import
+@pytest.mark.parametrize("how", ["in place", "model", "whole step"])
+def test_compiled_training_has_the_same_graphs_and_all_its_steps(record, how):
+    def trained(attached: bool):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        graphs, model = CompileCounter(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        recorded = record(model) if attached else None
+        net = torch.compile(model, backend=graphs) if how == "model" else model
+        if how == "in place":
+            model.compile(backend=graphs)
+        optimizer = sgd(model)
+
+        def step(x):
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        step = torch.compile(step, backend=graphs) if how == "whole step" else step
+        return [step(torch.randn(4, 8)).item() for _ in range(6)], graphs.frame_count, recorded
+
+    *without, _ = trained(attached=False)
+    *seen, recorded = trained(attached=True)
+    assert seen == without
+    assert recorded.numbers("loss") == [1, 2, 3, 4, 5, 6]
+    if how != "whole step":  # there the forward pass is inside a graph
+        assert recorded.numbers("phase/forward_s") == [2, 3, 4, 5, 6]

@@ -106,30 +106,13 @@ def test_alert_about_the_result_outlives_its_run(client: TestClient, agent: Agen
     assert resolve(client, alert)["state"] == "resolved"
 
 
-def test_whoever_was_told_before_a_mute_hears_only_its_end(client: TestClient, agent: Agent, posts: Posts) -> None:
-    add(client)
-    alert = agent.fails()
-    until(lambda: posts.arrived)
-    client.post(f"/api/v1/alerts/{alert['id']}/mute", params={"for_s": 600})
-    resolve(client, alert)
-    until(lambda: posts.arrived == ["firing", "resolved"])
-    agent.send(3, loss=[math.nan])
-    until(lambda: alerts(client, state="firing"))
-    last = client.get("/api/v1/deliveries").json()["deliveries"][0]
-    assert (last["event"], last["state"], last["tries"]) == ("alert.firing", "waiting", 0)
-    assert len(posts.deliveries) == 2
-
-
 def test_a_nan_logged_as_json_is_told_under_the_name_of_its_run(client: TestClient, posts: Posts) -> None:
     add(client)
     for loss in (1.0, "NaN"):
         row = {"project": "lab", "run": "my net", "metrics": {"loss": loss}}
         assert client.post("/api/v1/log", json=row).is_success
     [got] = until(lambda: posts.of_type("alert.firing"))
-    assert got.json.keys() == {"type", "timestamp", "data"}
     data = got.json["data"]
-    assert data.keys() == {"alert", "run", "run_name", "project", "evidence", "fix", "url"}
-    assert {"id", "rule", "severity", "message", "since", "ranks"} <= data["alert"].keys()
     assert (data["run_name"], data["project"], data["alert"]["rule"]) == ("my net", "lab", "nonfinite_loss")
     assert (data["alert"]["ranks"], data["evidence"]["last_losses"]) == ([0], [1.0])
 

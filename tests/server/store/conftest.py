@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 
 from perfagent.wire import Frame
 from perfagent_server.database import Database, open_database
+from perfagent_server.store import tables
 from perfagent_server.store.interface import Check, Receipt
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import Retention, RetentionPolicy
@@ -79,6 +80,9 @@ class Shelf:
 
     def count(self, table: Any) -> int:
         return int(self.ask(select(func.count()).select_from(table))[0])
+
+    def runs(self) -> list[str]:
+        return sorted(self.ask(select(tables.run.c.id)))
 
     def samples(self, run: str = "r1", name: str = "loss") -> list[tuple[int, float]]:
         """(step, value) of a series, of all ranks."""

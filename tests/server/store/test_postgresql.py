@@ -99,15 +99,6 @@ def test_a_second_server_does_not_start_and_a_command_may(database: Database, pl
     ending.join()
 
 
-@pytest.mark.fault
-def test_s04_connections_that_were_cut_are_made_anew(database: Database, place: Place) -> None:
-    database.write(mark("before"))
-    cut(place)
-    assert marks(database) == {"before"}
-    database.write(mark("after"))
-    assert marks(database) == {"before", "after"}
-
-
 @pytest.mark.parametrize("when", ["within the job", "before the commit"])
 def test_a_connection_cut_in_a_job_tells_or_tries_again(database: Database, place: Place, when: str) -> None:
     """Before the commit nobody knows what was stored: the caller is told, and nothing runs again."""

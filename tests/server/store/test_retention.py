@@ -17,10 +17,6 @@ def say_hello(shelf, run: str = "alive") -> None:
     shelf.append(frame(int(shelf.now - BEGIN) + 1, run=run))
 
 
-def runs_left(shelf) -> list[str]:
-    return sorted(shelf.ask(select(tables.run.c.id)))
-
-
 def thin(shelf, days: float = 40, keep_days: float = 30) -> dict[str, int]:
     """What retention counts when it looks after so many days."""
     shelf.now = BEGIN + days * DAY_S
@@ -59,7 +55,7 @@ def test_runs_over_age_are_deleted_whole(shelf) -> None:
     shelf.now = BEGIN + 60 * DAY_S
     retention = shelf.retention(runs_days=30)
     retention.run_once()
-    assert (retention.counters["runs_deleted"], runs_left(shelf)) == (3, ["new", "under age"])
+    assert (retention.counters["runs_deleted"], shelf.runs()) == (3, ["new", "under age"])
     assert shelf.store.names("new") == ["loss"]
 
 

@@ -52,10 +52,6 @@ def kept(shelf, *runs: str) -> list[int]:
     return [len(shelf.samples(run)) for run in runs]
 
 
-def runs_left(shelf) -> list[str]:
-    return sorted(shelf.ask(select(tables.run.c.id)))
-
-
 def audited(shelf) -> list[str]:
     return shelf.ask(select(tables.audit.c.action).order_by(tables.audit.c.id))
 
@@ -86,7 +82,7 @@ def test_projects_are_over_the_default_and_that_over_settings(shelf) -> None:
     shelf.now = LATER
     goes_on(shelf)
     shelf.retention(runs_days=1000).run_once()
-    assert (runs_left(shelf), audited(shelf)) == (["alive", "b"], ["retention.run"])
+    assert (shelf.runs(), audited(shelf)) == (["alive", "b"], ["retention.run"])
     about = shelf.ask(select(tables.audit.c.project, tables.audit.c.thing))
     assert about == [("p", "a")], "whoever looks for the run, or may see the project, finds it"
 
@@ -135,7 +131,7 @@ def test_a_run_that_must_stay_by_now_is_not_deleted(shelf, how: str, policy: dic
 
     retention = shelf.retention(on_deleted=happens, **policy)
     retention.run_once()
-    assert (runs_left(shelf), retention.counters["runs_deleted"]) == (["alive", "second"], 1)
+    assert (shelf.runs(), retention.counters["runs_deleted"]) == (["alive", "second"], 1)
 
 
 @pytest.mark.sql
@@ -171,7 +167,7 @@ def test_a_small_budget_spares_live_and_kept_runs_and_others(shelf) -> None:
     shelf.now = BEGIN + 10 * DAY_S
     retention = shelf.retention()
     retention.run_once()
-    assert runs_left(shelf) == ["alive", "other", "r1"]
+    assert shelf.runs() == ["alive", "other", "r1"]
     assert kept(shelf, "alive", "other", "r1") == [1, 2000, 2000]
     assert retention.counters["over_budget_bytes"] > 0
     assert retention.counters["refused"] == 1, "what is left is told once"
@@ -186,7 +182,7 @@ def test_a_run_that_failed_within_a_day_keeps_all_of_it(shelf) -> None:
     for hours, left in ((23.9, [3000]), (25, [])):
         shelf.now = BEGIN + hours * 3600
         shelf.retention().run_once()
-        assert [len(shelf.samples(run)) for run in runs_left(shelf)] == left
+        assert [len(shelf.samples(run)) for run in shelf.runs()] == left
 
 
 @pytest.mark.fault
@@ -199,6 +195,6 @@ def test_s10_a_clock_that_jumps_a_year_costs_nothing(shelf, jump_days: int) -> N
     goes_on(shelf)  # a job sends on, and is heard of by the wrong clock
     for _ in range(3):
         retention.run_once()
-    assert (runs_left(shelf), kept(shelf, "yesterday")) == (["alive", "yesterday"], [3000])
+    assert (shelf.runs(), kept(shelf, "yesterday")) == (["alive", "yesterday"], [3000])
     assert retention.counters["refused"] == 3
     assert "the clock jumped" in retention.preview().refused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from builders import job_environment
+from command_line import ran
 from preloaded import run
 from torch import Tensor, nn
 from torch.nn import functional
@@ -200,13 +200,6 @@ def test_sizes_and_counts_as_people_write_them() -> None:
     assert [size_said(size) for size in (12, 1536, 3 * 2**30)] == ["12 B", "1.50 KiB", "3.00 GiB"]
 
 
-def run_command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command(parser)
-    options = parser.parse_args(words)
-    return int(options.run(options))
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -219,21 +212,21 @@ def run_command(*words: str) -> int:
 )
 def test_options_that_would_be_left_unread_are_refused(words: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        run_command(*words.split())
+        ran(command, *words.split())
 
 
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shape = "--layers 2 --width 128 --heads 2 --vocabulary 256 --sequence 64 --lora 4"
-    assert run_command(*shape.split()) == 0
+    assert ran(command, *shape.split()) == 0
     shown = capsys.readouterr().out
     assert "a decoder of 2 layers" in shown
     assert "in the backward pass" in shown
     assert "LoRA of rank 4 beside 14 linear layers" in shown
     script = "import torch\ndef made():\n    return torch.nn.Linear(8, 2), torch.zeros(4, 8)\n"
     (tmp_path / "pair.py").write_text(script)
-    assert run_command(f"{tmp_path / 'pair.py'}:made", "--optimizer", "sgd", "--json") == 0
+    assert ran(command, f"{tmp_path / 'pair.py'}:made", "--optimizer", "sgd", "--json") == 0
     assert json.loads(capsys.readouterr().out)["weights_bytes"] == 4 * 18
-    assert run_command("--demo", "--json") == 0
+    assert ran(command, "--demo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 501_312
 
 
@@ -241,7 +234,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str],
 def test_a_configuration_of_transformers_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shape = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128, "n_positions": 64}
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    assert run_command("--config", str(tmp_path), "--sequence", "32", "--lora", "4", "--json") == 0
+    assert ran(command, "--config", str(tmp_path), "--sequence", "32", "--lora", "4", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["what"].startswith("GPT2LMHeadModel")
     assert figures["trainable"] < 0.2 * figures["parameters"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import ran
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -125,17 +125,10 @@ def less():
 """
 
 
-def run_command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command(parser)
-    options = parser.parse_args(words)
-    return int(options.run(options))
-
-
 @pytest.mark.long
 def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(JOB)
-    assert run_command(str(tmp_path / "mine.py"), "--steps", "2", "--rounds", "1", "--largest-batch", "32") == 0
+    assert ran(command, str(tmp_path / "mine.py"), "--steps", "2", "--rounds", "1", "--largest-batch", "32") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["samples/s", "without", "with", "gain", "spread"]
     (line,) = (line for line in lines if line.startswith("batch_size=32"))
@@ -144,7 +137,7 @@ def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[
     assert float(spread) >= 0
     assert result.startswith(("kept: fewer larger steps", "left out: "))
     assert (
-        run_command(str(tmp_path / "mine.py"), *["--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json"])
+        ran(command, str(tmp_path / "mine.py"), *["--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json"])
         == 0
     )
     report = json.loads(capsys.readouterr().out)
