@@ -87,7 +87,6 @@ KEPT = ROOT / "docs" / "faults.json"
 TESTED = (
     "tests/agent",
     "tests/faults",
-    "tests/e2e/test_monitoring.py",
     "tests/server/alerts",
     "tests/training/checkpoint/test_damage.py",
 )
