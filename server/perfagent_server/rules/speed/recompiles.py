@@ -31,7 +31,7 @@ class Recompiles(Rule):
     share_pct: float = 5.0
     after_steps: int = 10
     least_times: int = within(4, least=2, most=4000)
-    least_s: float = 10.0
+    least_s: float = 5.0
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "recompiles"
