@@ -14,7 +14,7 @@ from pathlib import Path
 from perfagent.addresses import DEFAULT_SERVER
 from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, ServerUnreachable
-from perfagent.pids import owner_line
+from perfagent.pids import boot_id, owner_line
 
 __all__ = [
     "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "LocalServer", "announcement", "credentials", "data_folder", "found_server",
@@ -45,11 +45,12 @@ def announcement(address: str, pid: int | None = None) -> str:
 
 def _place() -> str:
     """Where process ids and loopback addresses mean the same as here."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116
+        places = f"{os.stat('/proc/self/ns/pid').st_ino} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116
     except OSError:
         return platform.node()
+    return f"{boot} {places}" if boot else platform.node()
 
 
 @dataclass(frozen=True, slots=True)

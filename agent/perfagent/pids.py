@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["machine", "owner_line", "process_start"]
+__all__ = ["boot_id", "machine", "owner_line", "process_start"]
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """Names this start of the machine's kernel, which its containers share. Empty where the kernel does not say."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def machine(proc: Path = Path("/proc")) -> str:
-    """Names the kernel and the namespace in which a pid holds: another host, or a container beside this one, has others.
+    """Names the kernel and the namespace in which a pid is valid: another host, or a container beside this one, has others.
     Empty where that is not known."""
+    boot = boot_id(proc)
     try:
-        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {(proc / 'self/ns/pid').readlink()}" if (proc / "self/stat").exists() else ""
+        return f"{boot} {(proc / 'self/ns/pid').readlink()}" if boot and (proc / "self/stat").exists() else ""
     except OSError:
         return ""
 

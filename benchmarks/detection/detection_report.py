@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -154,7 +155,7 @@ def plain(found: dict[str, Summary], docs: Path) -> dict[str, Any]:
     for rule, named in _named_in_demo(docs / DEMO_FAULTS).items():
         figures.setdefault(rule, {})["demo"] = named
     for rule, of in _of_programs(docs).items():
-        figures.setdefault(rule, {})["programs"] = by_rule.plain(of)
+        figures.setdefault(rule, {})["programs"] = dataclasses.asdict(of)
     return figures
 
 

@@ -81,11 +81,8 @@ def _language() -> str:
     """Of the terminal, as other programs see it: verdicts, alerts and remedies are said in it, where the server speaks it."""
     locale = next((value for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (value := os.environ.get(name))), "")
     language = locale.partition(".")[0].replace("_", "-")
-    return (
-        language
-        if language.isascii() and language.replace("-", "").isalnum() and language not in ("C", "POSIX")
-        else "en"
-    )
+    is_one = language.isascii() and language.replace("-", "").isalnum() and language not in ("C", "POSIX")
+    return language if is_one else "en"
 
 
 def _run_path(run: str, rest: str = "") -> str:

@@ -15,7 +15,7 @@ from perfagent.identity import slurm
 from perfagent.identity.process_group import in_group
 from perfagent.identity.rendezvous_cleanup import sweep
 from perfagent.naming import identity_problem
-from perfagent.pids import process_start
+from perfagent.pids import boot_id, process_start
 
 __all__ = ["job_key", "named_by_launcher", "place", "this_node", "whole_number"]
 
@@ -136,11 +136,7 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
 def this_node() -> str:
     """A name for this node, different from every other's. The host name may be "localhost" on all of them, and
     containers share the id of their host's boot."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        boot = ""
-    return f"{os.uname().nodename} {boot}"
+    return f"{os.uname().nodename} {boot_id()}"
 
 
 def _store_address() -> str | None:

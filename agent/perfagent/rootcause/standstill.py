@@ -150,18 +150,20 @@ class Standstill:
 
     def _pulse_of(self, threads: list[dict[str, Any]]) -> Pulse | None:
         from perfagent.rootcause.stacks import OWN
+        from perfagent.samplers.training_thread import native_id
 
         training = next((one for one in threads if one["training"]), threads[0] if threads else None)
-        native = None if training is None else _native_id(training["thread"])
+        native = None if training is None else native_id(training["thread"])
         if training is None or native is None or "state" not in training:
             return None
         p, tasks, waits_in = self._investigator.progress, _PROC / "self" / "task", training.get("waits_in", "")
         cpu_s, moved = 0.0, _bytes_of(tasks / str(native))
         busy = training["state"] == "R" or any(one.get("state") == "D" for one in threads)
-        ours = {native, *(getattr(one, "native_id", 0) for one in _active().values() if one.name in OWN)}
+        known = dict(getattr(threading, "_active", {}))  # no lock, which threading.enumerate() takes
+        ours = {native, *(one.native_id for one in known.values() if one.name in OWN)}
         beside = sum(_bytes_of(task) for task in tasks.iterdir() if int(task.name) not in ours)
         # of threads in C, as those of a collective's watchdog, many wake all the time
-        others = [_native_id(one["thread"]) for one in threads if "nanosleep" not in one.get("waits_in", "")]
+        others = [native_id(one["thread"]) for one in threads if "nanosleep" not in one.get("waits_in", "")]
         woken = sum(_switches(tasks / str(one)) for one in others if one not in (None, native))
         for child, is_worker in _below(os.getpid()):
             state, ticks = _state_of(child)
@@ -229,14 +231,6 @@ def _are_starting(age: float) -> bool:
     with contextlib.suppress(OSError):
         return not any("futex" in (_PROC / str(pid) / "wchan").read_text() for pid in workers)
     return True
-
-
-def _native_id(ident: int) -> int | None:
-    return getattr(_active().get(ident), "native_id", None)
-
-
-def _active() -> dict[int, threading.Thread]:
-    return dict(getattr(threading, "_active", {}))
 
 
 def _state_of(pid: int) -> tuple[str, int]:

@@ -32,8 +32,8 @@ _SAME_NUMBERS = (
 )  # fmt: skip
 """Operators that move numbers, and leave them as they are."""
 _OF_A_DIFFERENCE = (*_REGRESSIONS, "PowBackward0", "AbsBackward0")
-"""Losses of regression, and what those that are written by hand do with the difference. Other losses compare all pairs of a
-batch, and mean to."""
+"""Regression losses, and the operators that hand-written ones apply to the difference. Contrastive losses, for example, compare
+all pairs of a batch on purpose."""
 _PAIRS = ("SubBackward0", "ExpandBackward0")
 _MEAN = 1  # of torch's `reduction`
 

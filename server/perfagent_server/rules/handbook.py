@@ -93,10 +93,9 @@ def tally() -> str:
     rest = [rule for rule in rules if rule not in (*rated, *seen, *unseen)]
     demo = sum("demo" in figures.get(rule.id, {}) for rule in rest)
     return (
-        f"Of the {len(rules)} rules, {len(rated)} have figures on labeled runs or programs. {len(seen)} others named a fault "
-        f"in a job on {' or '.join({rule.seen_on for rule in seen if rule.seen_on})}. {len(unseen)} need a GPU, and none "
-        f"of these has been seen on one. {len(rest)} have no labeled data: they were tested on synthetic series, and "
-        f"{demo} of them also named their fault in a training of the demo."
+        f"{len(rated)} of the {len(rules)} rules were measured on labeled runs or programs. {len(seen)} more named a fault in "
+        f"a job on {' or '.join({rule.seen_on for rule in seen if rule.seen_on})}. {len(unseen)} need a GPU and were never "
+        f"tried on one. {len(rest)} were tested on synthetic series, {demo} of them also in the demo."
     )
 
 
@@ -111,19 +110,20 @@ def _figures() -> dict[str, dict[str, Any]]:
 def measured(rule: Rule) -> str:
     """What scripts/detection, the sick programs and the demo showed of a rule, in a sentence."""
     found = _figures().get(rule.id, {})
-    demo = f"{seen_in_demo(found['demo'])}; " if "demo" in found else ""
-    if programs := found.get("programs"):
-        demo = f"{_of_programs(programs)}; {demo}"
-        if programs["should"] and "total" not in found:
-            return f"{demo.removesuffix('; ')} ([detection.md](detection.md#sick-trainings))."
+    said = [_of_programs(found["programs"])] if "programs" in found else []
+    said += [seen_in_demo(found["demo"])] if "demo" in found else []
     if "total" in found:
-        return f"{demo}{_shares(found)} ([detection.md](detection.md))."
-    if rule.seen_on:
-        seen = f"named in a job on {rule.seen_on} (docs/gpu.md)"
-        return f"{demo}{seen}; else tested on made-up series, without a claim of precision."
-    if rule.needs_card:
-        return f"{demo}not yet seen on a card: tested on recorded and made-up series, without a claim of precision."
-    return f"{demo}no labeled data: tested on synthetic series."
+        said.append(f"{_shares(found)} ([detection.md](detection.md))")
+    elif _is_rated(found):
+        said[-1] += " ([detection.md](detection.md#sick-trainings))"
+    elif rule.seen_on:
+        said.append(f"named in a job on {rule.seen_on} (docs/gpu.md)")
+        said.append("else tested on made-up series, without a claim of precision")
+    elif rule.needs_card:
+        said.append("not yet seen on a card: tested on recorded and made-up series, without a claim of precision")
+    else:
+        said.append("no labeled data: tested on synthetic series")
+    return f"{'; '.join(said)}."
 
 
 def _of_programs(found: dict[str, Any]) -> str:

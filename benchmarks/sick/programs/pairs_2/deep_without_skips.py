@@ -1,4 +1,4 @@
-"""Twenty ReLU layers in the default initialization, without skips: the last learns the shares of the classes, no other learns."""
+"""Twenty ReLU layers without skip connections, in the default initialization: only the last layer learns, and it learns only how frequent each class is."""
 
 import json
 import time

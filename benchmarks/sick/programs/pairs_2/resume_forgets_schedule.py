@@ -1,4 +1,4 @@
-"""After step 600 the job starts again: the weights are loaded, but Adam and its schedule begin anew at a rate of 0.2."""
+"""The job restarts after step 600. It loads the weights, but not the state of Adam and of the schedule: the learning rate starts at 0.2 again."""
 
 import json
 import math

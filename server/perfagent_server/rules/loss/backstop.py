@@ -12,14 +12,14 @@ _LEARNED, _OF_THE_FALL = 0.5, 0.05
 """The loss must have come down to this part of its first values, and be above its best by this part of that fall: next to zero
 ten times as much is nothing."""
 _BEYOND_ALL = 10_000.0
-"""Times its best, a loss that never came down is lost, too. The squared error of values that grow with the rewards, as DQN
-learns, stays far below."""
+"""A loss that never fell is lost at so many times its best. The temporal-difference loss of a DQN grows with the rewards, but
+stays far below that."""
 _STAYS = 0.9
 _RAISED = 1.25
-"""Of the learning rate at the best. From there on, as at a warm restart, the loss may rise for a while: five times as much is
-needed, and it must be `times` its best now."""
+"""Times the learning rate that the best loss had. A higher rate, as after a warm restart, may raise the loss for a while. So
+five times the evidence is needed, and the loss must be at `times` its best now."""
 _MAY_RISE = 10.0
-"""Times as much in a loss of which nobody knows whether it must fall: a temporal difference grows with the rewards."""
+"""How many times higher a loss other than a cross entropy must be: a temporal-difference loss grows with the rewards."""
 
 
 class Lost(NamedTuple):
