@@ -217,7 +217,7 @@ def test_two_looks_tell_what_cannot_go_on_from_a_pause(
     if ranks is None:
         assert evaluator.tick(START + 59) == []
     elif frames:
-        assert "waits for a lock" in opened[0].message
+        assert " Rank 1 waits for a lock." in opened[0].message
 
 
 def test_a_look_is_of_its_step_and_a_rank_that_looks_is_not_gone() -> None:

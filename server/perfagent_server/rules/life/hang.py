@@ -158,6 +158,7 @@ def _told(seen: Seen) -> tuple[str, dict[str, Any]]:
         "stopped_ranks": sorted(rank for rank, state in dead.items() if state == "stopped"),
         "awaited_ranks": sorted(dead) or (seen.silent if is_silence else sorted(ranks)),
         "operation": seen.operation if absence is None or dead else "",
+        "waiting_ranks": stands,
         "waits_for": waits_for(seen.looks[stands[0]].waits_in) if len(stands) == 1 and not is_silence else "",
         "at": at[0].place.own if len(at) == 1 and not is_silence else "",
     }

@@ -71,11 +71,7 @@ class DataloaderWorkers(Rule):
         if bound is None or too_many:
             figures["advised_workers"] = machine.free
             return self.found("warning" if waits and is_loud else "info", since_step=window.at, evidence=figures)
-        figures |= {
-            "advised_workers": wanted,
-            "share_pct": wait_pct,
-            "room_workers": machine.free,
-            "steps": bound.steps,
-        }
+        figures |= {"advised_workers": wanted, "share_pct": wait_pct}
+        figures |= {"room_workers": machine.free, "steps": bound.steps}
         severity: Severity = "warning" if is_loud else "info"
         return self.found(severity, cause="too few", since_step=window.at, evidence=figures, gain_pct=wait_pct)
