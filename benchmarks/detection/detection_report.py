@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gpu_jobs
 from injected import FAULTS
 from records import chosen_on
 from sick import by_rule
@@ -93,6 +94,7 @@ def summaries(results: Results) -> dict[str, Summary]:
                     summary.tested_false += alerts if is_tested else 0
         _add_incidents(summary, results)
         _add_traces(summary, results)
+        _add_gpu_jobs(summary, results)
         if summary.on:
             found[rule.id] = summary
     return found
@@ -111,12 +113,13 @@ def _add_incidents(summary: Summary, results: Results) -> None:
 
 
 def _add_traces(summary: Summary, results: Results) -> None:
-    if summary.rule.id != "straggler":
+    rule = summary.rule
+    if not any(rule.id in trace["rules"] for trace in results["traces"]):
         return
     for trace in results["traces"]:
-        alerts = _counted(summary.rule, trace["alerts"])
-        if trace["slow"]:
-            right = bool(alerts) and [*alerts[0]["ranks"]] == trace["slow"]
+        alerts = _counted(rule, trace["alerts"])
+        if rule.id in trace["rules"]:
+            right = bool(alerts) and (rule.id != "straggler" or [*alerts[0]["ranks"]] == trace["slow"])
             summary.total += 1
             summary.found += right
             summary.early += bool(alerts) and not right
@@ -125,6 +128,25 @@ def _add_traces(summary: Summary, results: Results) -> None:
             summary.steps += trace["steps"]
             summary.alerts += len(alerts)
     summary.on.append("traces of real jobs")
+
+
+def _add_gpu_jobs(summary: Summary, results: Results) -> None:
+    """A remark counts as well: of rules whose remark is all that such a job deserves."""
+    rule = summary.rule.id
+    if not any(rule in job["rules"] for job in results["gpu_jobs"]):
+        return
+    for job in results["gpu_jobs"]:
+        alerts = [one for one in job["alerts"] if one["rule"] == rule]
+        if rule in job["rules"]:
+            summary.total += 1
+            summary.found += bool(alerts)
+            summary.latencies += [one["first_step"] for one in alerts[:1]]
+        elif not job["rules"]:
+            summary.steps += job["steps"]
+            summary.tested_steps += job["steps"]
+            summary.alerts += len(alerts)
+            summary.tested_false += len(alerts)
+    summary.on.append(f"jobs on {gpu_jobs.ON}")
 
 
 def _counted(rule: Rule, alerts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -182,6 +204,7 @@ def sections(results: Results, docs: Path) -> dict[str, str]:
         "faults": _faults(results),
         "incidents": _incidents(results),
         "traces": _traces(results),
+        "gpu": _gpu_jobs(results),
         "demo": _demo(docs / DEMO_FAULTS),
     }
 
@@ -204,7 +227,6 @@ def _rules(results: Results, docs: Path) -> str:
             rows.append((f"`{rule.id}`", *figures, _steps(one.latencies), *programs, measured_on))
         else:
             words = "not yet seen on a card" if rule.needs_card else "no recorded runs: tested on synthetic series"
-            words = f"named in a job on {rule.seen_on}" if rule.seen_on else words
             rows.append(
                 (f"`{rule.id}`", "", "", "", str(on_healthy[rule.id] or ""), "", "", "", *programs, words + named)
             )
@@ -306,6 +328,18 @@ def _traces(results: Results) -> str:
         told = str(trace["ranks"]), str(trace["stages"]), str(trace["steps"])
         rows.append((trace["trace"], *told, slow, said or "nothing"))
     return table(("trace", "ranks", "stages", "steps", "slowed", "what the rules said"), rows)
+
+
+def _gpu_jobs(results: Results) -> str:
+    rows = []
+    for job in results["gpu_jobs"]:
+        said = "; ".join(
+            f"`{one['rule']}` ({one['severity']}) in step {one['first_step']:,}: {one['message']}"
+            for one in job["alerts"]
+        )
+        ill = ", ".join(f"`{rule}`" for rule in job["rules"]) or "nothing"
+        rows.append((job["job"], f"{job['steps']:,}", ill, said or "nothing"))
+    return table(("job", "steps", "ill of", "what the rules said"), rows)
 
 
 def _demo(file: Path) -> str:

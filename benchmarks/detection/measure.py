@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import detection_report
+import gpu_jobs
 from incidents import INCIDENTS, look_at
 from injected import FAULTS, Fault, try_out
 from records import Record, chosen_on, curves, mlperf, scaled
@@ -78,6 +79,7 @@ def measure(*, quick: bool, jobs: int) -> dict[str, Any]:
     ]
     tasks += [("incidents", partial(incident, place)) for place in range(len(INCIDENTS))]
     tasks += [("traces", partial(trace, name)) for name in TRACES]
+    tasks += [("gpu_jobs", partial(gpu_job, name)) for name in gpu_jobs.TRUTH]
     found: dict[str, Any] = {"day": datetime.datetime.now(datetime.UTC).date().isoformat()}
     found |= {part: [] for part, _ in tasks}
     with ProcessPoolExecutor(max(1, jobs)) as pool:
@@ -131,6 +133,16 @@ def trace(name: str) -> dict[str, Any]:
     judged = replay(one.moments, Plan(all_rules()))
     return {
         "trace": name, "ranks": len(one.workers), "stages": len(set(one.stages)), "steps": one.steps, "slow": one.slow,
+        "rules": list(one.rules),
+        "alerts": [dataclasses.asdict(alert) for alert in judged.alerts],
+    }  # fmt: skip
+
+
+def gpu_job(name: str) -> dict[str, Any]:
+    """All rules on a job that was recorded on a GPU."""
+    judged = replay(gpu_jobs.moments_of(name), Plan(all_rules()))
+    return {
+        "job": name, "steps": judged.steps, "rules": list(gpu_jobs.TRUTH[name]),
         "alerts": [dataclasses.asdict(alert) for alert in judged.alerts],
     }  # fmt: skip
 

@@ -28,20 +28,21 @@ _PHASE_OF = {
     "forward-compute": "phase/forward_s", "backward-compute": "phase/backward_s", "optimizer": "phase/optimizer_s",
     "optimizer-clip-main-grad": "phase/optimizer_s",
 }  # fmt: skip
-_BY_WORKER = 0.5
-"""Of the slowdown that must go when the slowest worker is put right, for the trace to be one of a straggler."""
+_MOST_OF_IT = 0.5
+"""Of the slowdown that must go when the slowest worker, or the slowest stage, is put right, for it to be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """stages: pipeline stage of each rank; workers: worker of the trace behind each rank; slow: ranks that the labels and
-    the compute times name as slowed, none where the cause is another."""
+    the compute times name as slowed, none where the cause is another; rules: that must name a cause of it."""
 
     name: str
     moments: list[Moment]
     stages: list[int]
     workers: list[int]
     slow: list[int]
+    rules: tuple[str, ...]
 
     @property
     def steps(self) -> int:
@@ -68,8 +69,9 @@ def read_trace(name: str) -> Trace:
     stages = [stage_of[worker] for worker in workers]
     moments = _moments(spent, whole, stages)
     own = [sum(sum(of_rank[rank].values()) for of_rank in spent.values()) for rank in range(len(workers))]
-    slow = [max(range(len(own)), key=own.__getitem__)] if _is_of_a_worker(name) else []
-    return Trace(name, moments, stages, workers, slow)
+    slow = [max(range(len(own)), key=own.__getitem__)] if _is_cause(name, "Mw") else []
+    rules = ("straggler",) * bool(slow) + ("stage_imbalance",) * _is_cause(name, "Ms")
+    return Trace(name, moments, stages, workers, slow, rules)
 
 
 def _moments(spent: dict[int, dict[int, dict[str, float]]], whole: dict[int, float], stages: list[int]) -> list[Moment]:
@@ -91,6 +93,7 @@ def _started(rank: int, stage: int, world_size: int) -> dict[str, object]:
     return {"state": "running", "rank": rank, "world_size": world_size, "pipeline_stage": stage}
 
 
-def _is_of_a_worker(name: str) -> bool:
-    label = json.loads((DATA / "stragglers" / f"mw-{name}.json").read_text("utf-8"))
-    return bool(label["Mw"] >= _BY_WORKER)
+def _is_cause(name: str, label: str) -> bool:
+    """label: Mw, of the slowest worker, or Ms, of the slowest stage."""
+    told = json.loads((DATA / "stragglers" / f"{label.lower()}-{name}.json").read_text("utf-8"))
+    return bool(told[label] >= _MOST_OF_IT)

@@ -88,14 +88,12 @@ def tally() -> str:
     rules = all_rules()
     figures = _figures()
     rated = [rule for rule in rules if _is_rated(figures.get(rule.id, {}))]
-    seen = [rule for rule in rules if rule.seen_on and rule not in rated]
-    unseen = [rule for rule in rules if rule.needs_card and not rule.seen_on and rule not in rated]
-    rest = [rule for rule in rules if rule not in (*rated, *seen, *unseen)]
+    unseen = [rule for rule in rules if rule.needs_card and rule not in rated]
+    rest = [rule for rule in rules if rule not in (*rated, *unseen)]
     demo = sum("demo" in figures.get(rule.id, {}) for rule in rest)
     return (
-        f"{len(rated)} of the {len(rules)} rules were measured on labeled runs or programs. {len(seen)} more named a fault in "
-        f"a job on {' or '.join({rule.seen_on for rule in seen if rule.seen_on})}. {len(unseen)} need a GPU and were never "
-        f"tried on one. {len(rest)} were tested on synthetic series, {demo} of them also in the demo."
+        f"{len(rated)} of the {len(rules)} rules were measured on labeled runs or programs. {len(unseen)} need a GPU "
+        f"and were never tried on one. {len(rest)} were tested on synthetic series, {demo} of them also in the demo."
     )
 
 
@@ -116,9 +114,6 @@ def measured(rule: Rule) -> str:
         said.append(f"{_shares(found)} ([detection.md](detection.md))")
     elif _is_rated(found):
         said[-1] += " ([detection.md](detection.md#sick-trainings))"
-    elif rule.seen_on:
-        said.append(f"named in a job on {rule.seen_on} (docs/gpu.md)")
-        said.append("else tested on made-up series, without a claim of precision")
     elif rule.needs_card:
         said.append("not yet seen on a card: tested on recorded and made-up series, without a claim of precision")
     else:

@@ -134,11 +134,10 @@ class Rule:
     in one step. asks_for: the command that every rank of the run gets when its alert fires. profile_helps: a profile of
     some steps shows what it is about, so a project may have one taken when its alert fires. state_version: a rule that
     keeps a state of its own (`window.state_of(rule)`) counts this up when its form changes; an older state is dropped.
-    needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision;
-    seen_on: the GPU on which a job that was ill in this way was recorded and named (docs/gpu.md). level: of a rule that
-    compares a level, the threshold that says over how many steps or seconds: its alert opens when the level has held for
-    that long again, and is resolved, or changes its severity, when it was off for as long. own_text: what a rule from
-    outside this package says; what the others say stands in rules/texts.
+    needs_card: it reads what only a GPU sends, so it was tested on recorded or made-up series and claims no precision.
+    level: of a rule that compares a level, the threshold that says over how many steps or seconds: its alert opens when
+    the level has held for that long again, and is resolved, or changes its severity, when it was off for as long.
+    own_text: what a rule from outside this package says; what the others say stands in rules/texts.
     """
 
     id: ClassVar[str]
@@ -153,7 +152,6 @@ class Rule:
     asks_for: ClassVar[str] = ""
     profile_helps: ClassVar[bool] = False
     needs_card: ClassVar[bool] = False
-    seen_on: ClassVar[str] = ""
     level: ClassVar[str] = ""
     state_version: ClassVar[int] = 1
     urgent: ClassVar[Literal["", "loss", "gradient"]] = ""

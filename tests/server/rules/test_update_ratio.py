@@ -22,8 +22,9 @@ RISEN = [2.3, *[2.9 + one for one in FLAT[1:]]]
 
 
 def train(measured: Measured, losses: Sequence[float] = FLAT, rates: Sequence[float] = (1e-3,) * 800) -> StepJob:
+    names = {"": "update/ratio", "clipped": "grad/clipped_scaled"}
     ratios = {
-        step: {f"update_ratio/{layer}" if layer else "update/ratio": ratio for layer, ratio in layers.items()}
+        step: {names.get(layer, f"update_ratio/{layer}"): ratio for layer, ratio in layers.items()}
         for step, layers in measured.items()
     }
     columns = {"loss": losses, "lr": rates}
@@ -70,3 +71,13 @@ def test_two_steps_as_large_as_the_weights_are_a_warning() -> None:
     assert job.alert.step == 300
     assert {one.finding.severity for one in job.changes if one.step >= 500} == {"warning"}
     assert train({step: {"body": 1e-3, "head": 30.0} for step in (300, 500)}).found.evidence["layers"] == {"head": 30.0}
+
+
+def test_gradients_clipped_with_the_loss_scale_on_them() -> None:
+    told = {step: {"": 2e-6} for step in (300, 500)}
+    assert train(told).fired == []
+    clipped = train({step: {**layers, "clipped": 1.0} for step, layers in told.items()})
+    assert clipped.found.cause == "clipped scaled"
+    assert clipped.found.severity == "warning"
+    usual = train({step: {"": 1e-3, "clipped": 1.0} for step in (300, 500)})
+    assert usual.fired == []

@@ -54,7 +54,6 @@ class GpuFragmentation(Rule):
     after = ("rank_memory_imbalance",)
     reads = (Every(15.0), *(Series(name, keep=2, axis="time", ranks="apart") for name in _SERIES))
     needs_card = True
-    seen_on = "an NVIDIA H200"
     charts = ("cuda/fragmentation", "cuda/reserved_bytes")
     life = Life(for_s=60.0, clear_s=60.0, restated=True)
 

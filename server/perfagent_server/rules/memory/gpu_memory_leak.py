@@ -43,7 +43,6 @@ class GpuMemoryLeak(Rule):
         Series(_HEADROOM, keep=_LOWEST_OF_S, axis="time", ranks="apart"),
     )
     needs_card = True
-    seen_on = "an NVIDIA H200"
     charts = (_ALLOCATED, "cuda/reserved_bytes")
     life = Life(for_s=5.0, clear_s=60.0, restated=True)
 

@@ -16,6 +16,7 @@ from perfagent_server.rules.window import Window
 __all__ = ["UpdateRatio"]
 
 _TOTAL, _LAYERS = "update/ratio", "update_ratio/"
+_CLIPPED_SCALED = "grad/clipped_scaled"
 _KEEP = 4  # measurements
 
 
@@ -28,11 +29,13 @@ class UpdateRatio(Rule):
     begin at zero (LoRA's B, the last layer of a residual block) move by multiples of themselves at first; but where
     gradients are measured rarely, a high ratio in step 6 or later explains a loss that stands where it began 200
     steps later. Weights that stand still altogether are another rule's, and below least_rate of the highest learning
-    rate small changes are meant.
+    rate small changes are meant. Where gradients were clipped with the loss scale still on them, small_clipped is small:
+    such clipping leaves a norm of 1e-5 or so, unless the optimizer scales its steps itself.
     """
 
     large: float = 10.0
     small: float = 1e-8
+    small_clipped: float = 1e-4
     high_ratio: float = 0.05
     sick_ratio: float = 0.3
     risen_share: float = 1.05
@@ -51,6 +54,7 @@ class UpdateRatio(Rule):
         Series(_TOTAL, keep=_KEEP, judged=True),
         Series(_LAYERS, keep=_KEEP, judged=True),
         Series("lr", merge="max"),
+        Series(_CLIPPED_SCALED, merge="max"),
         Series(LOSS),
         Every(10.0),
     )
@@ -91,18 +95,19 @@ class UpdateRatio(Rule):
         rate, highest = window.value("lr"), window.learning_rate.peak
         if rate is not None and rate < self.least_rate * highest:
             return None
-        if whole is not None and self._is_small(whole, lowered):
-            return self._of_model(window, whole, "small", left, is_sick=True)
-        small = [row for row in rows if self._is_small(row, lowered)]
+        is_clipped = bool(window.value(_CLIPPED_SCALED))
+        if whole is not None and self._is_small(whole, lowered, self.small_clipped if is_clipped else self.small):
+            return self._of_model(window, whole, "clipped scaled" if is_clipped else "small", left, is_sick=True)
+        small = [row for row in rows if self._is_small(row, lowered, self.small)]
         return self._of_layers(window, small, len(rows), "small layers") if small else None
 
     def _is_large(self, row: LayerRow, lowered: float) -> bool:
         newest = row.values[-self.observations :]
         return len(newest) == self.observations and lowered * self.large <= min(newest) < math.inf
 
-    def _is_small(self, row: LayerRow, lowered: float) -> bool:
+    def _is_small(self, row: LayerRow, lowered: float, small: float) -> bool:
         newest = row.values[-self.observations :]
-        return len(newest) == self.observations and min(newest) > 0 and max(newest) < self.small / lowered
+        return len(newest) == self.observations and min(newest) > 0 and max(newest) < small / lowered
 
     def _of_model(self, window: Window, whole: LayerRow, cause: str, left: float | None, *, is_sick: bool) -> Finding:
         figures = {"change_pct": 100 * whole.values[-1], "loss_left_pct": None if left is None else 100 * left}

@@ -32,7 +32,6 @@ class H2dBound(Rule):
     after = ("data_bound",)
     reads = (Every(5.0), Series("phase/h2d_s", merge="median"), Series("step_time_s", merge="median"))
     needs_card = True
-    seen_on = "an NVIDIA H200"
     charts = ("phase/h2d_s", "step_time_s")
     profile_helps = True
     level = "steps"

@@ -42,7 +42,6 @@ class LowMfu(Rule):
     life = Life(clear_steps=20, restated=True)
     joins = ("throughput_regression",)
     needs_card = True
-    seen_on = "an NVIDIA H200"
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         series = window.by_step[_MFU]
