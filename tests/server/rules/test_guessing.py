@@ -37,13 +37,15 @@ FALLS = 2.3 * np.exp(-np.arange(STEPS) / 400) * noise()
         (GUESS, CLASSES, {}, "guess"),
         (1.1 * GUESS, CLASSES, {}, "guess"),  # an unlucky start that nothing improves
         (GUESS, CLASSES, {"update/ratio": [1e-9] * STEPS, "lr": [1e-10] * STEPS}, "tiny steps"),
+        (GUESS, CLASSES, {"update/ratio": [2e-6] * STEPS, "grad/clipped_scaled": [1.0] * STEPS}, "clipped scaled"),
+        (GUESS, CLASSES, {"update/ratio": [1e-3] * STEPS, "grad/clipped_scaled": [1.0] * STEPS}, "guess"),
         (GUESS, CLASSES | {"fed_by": "softmax"}, {}, "guess fed by softmax"),
         (0.65 * GUESS, CLASSES | {"fed_by": "softmax"}, {}, "fed by softmax"),
         (FALLS, BROADCAST, {}, "broadcast"),
         (5.0 * noise(), {"kind": "mse"}, {}, "flat"),
         (GUESS, CLASSES | {"mean": False}, {}, "flat"),
     ],
-    ids=["guess", "above", "tiny", "softmax", "floor", "broadcast", "flat", "sum"],
+    ids=["guess", "above", "tiny", "clipped", "clipped, Adam", "softmax", "floor", "broadcast", "flat", "sum"],
 )
 def test_loss_at_chance_is_told_with_its_cause(losses: Any, loss: Any, series: Any, cause: str) -> None:
     job = train(losses, loss, **series)

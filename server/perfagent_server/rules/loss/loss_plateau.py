@@ -14,7 +14,8 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["LossPlateau"]
 
-_UPDATES = "update/ratio"
+_UPDATES, _CLIPPED_SCALED = "update/ratio", "grad/clipped_scaled"
+_SMALL_RATIO = 1e-4  # where gradients were clipped with the loss scale on them, as in update_ratio
 _MOST_BLOCKS = 128
 _FIRST = 10  # values that say where the loss began
 _LATE_SHARE = 0.05
@@ -49,6 +50,7 @@ class LossPlateau(Rule):
     after = ("overfit",)
     reads = (
         Series(LOSS, keep=64, judged=True), Series("lr", merge="max"), Series(_UPDATES, keep=8), Events("loss", keep=1),
+        Series(_CLIPPED_SCALED, merge="max"),
     )  # fmt: skip
     charts = (LOSS,)
     life = Life(clear_steps=2, restated=True)
@@ -95,10 +97,13 @@ class LossPlateau(Rule):
         if found is None:
             return None
         ratio = window.value(_UPDATES)
-        is_tiny = found.cause == "guess" and ratio is not None and 0 <= ratio < self.tiny_ratio
+        cause = found.cause
+        if cause == "guess" and ratio is not None and 0 <= ratio < _SMALL_RATIO:
+            is_clipped = bool(window.value(_CLIPPED_SCALED))
+            cause = "clipped scaled" if is_clipped else "tiny steps" if ratio < self.tiny_ratio else cause
         return self.found(
             "warning" if found.is_sure else "info",
-            cause="tiny steps" if is_tiny else found.cause,
+            cause=cause,
             since_step=1,
             evidence={"series": series, **found.figures, "lr": window.value("lr"), "update_ratio": ratio},
         )

@@ -33,6 +33,7 @@ class UnchangedTensor(Rule):
     severities = ("info", "warning")
     question = Question.DOES_IT_LEARN
     after = ("frozen_training",)
+    joins = ("dead_units",)
     reads = (PARAMETERS, Series(_SHARE, keep=4, judged=True))
     charts = (_SHARE, "update/ratio")
     life = Life(restated=True)
