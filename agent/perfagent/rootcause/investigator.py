@@ -98,6 +98,7 @@ class Investigator:
         self._commands: Commands | None = None
         self._age_told = 0.0
         self._standstill = Standstill(self)
+        self._began = self.clock()
 
     # ---- on the training thread
 
@@ -301,8 +302,10 @@ class Investigator:
     def _tell_age(self) -> None:
         """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
         p = self.progress
-        age = self.clock() - p.step_end / 1e9 if p.step_end and not p.ended else 0.0
+        age = 0.0 if p.ended else self.clock() - (p.step_end / 1e9 or self._began)
         self._standstill.poll(p.step_end, age)
+        if not p.step_end:
+            return
         if age >= STEP_AGE_S and age - self._age_told >= 1.0:
             self._age_told = age
             p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))

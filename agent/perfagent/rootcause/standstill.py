@@ -1,10 +1,10 @@
 """Looks where a training stands, without being asked, once it makes no step for longer than ever before.
 
 The first look is taken when this pause is the longest one, the next at twice that, then four times: a training that
-stands for an hour is looked at ten times. From one look to the next it is seen whether anything goes on. A thread that
-waits uses no processor, and moves no bytes; code that runs is no hang. A process that is stopped, or whose interpreter
-is held, cannot look at all: the other ranks of this machine look for it. On the sender's thread; what is not known
-(no /proc) is left out.
+stands for an hour is looked at ten times. Before the first step the first look is taken after a minute. From one look to
+the next it is seen whether anything goes on. A thread that waits uses no processor, and moves no bytes; code that runs is
+no hang. A process that is stopped, or whose interpreter is held, cannot look at all: the other ranks of this machine look
+for it. On the sender's thread; what is not known (no /proc) is left out.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = ["FIRST_S", "Standstill", "goes_on"]
 
 FIRST_S = 5.0
 """No look is taken sooner, nor so soon after another one."""
+_STARTING_S = 60.0
+"""Before the first step."""
 _MOST_PASSED_S = 2.0
 """That counts from one tick to the next, of 0.2 s."""
 _COMPUTES = 0.05
@@ -87,7 +89,7 @@ class Standstill:
         self._investigator = investigator
         self._end = self._looks = 0
         self._age = self._quiet = self._longest = 0.0
-        self._next = FIRST_S
+        self._next = _STARTING_S
         self._pulse: Pulse | None = None
         self._tell_at: float | None = None
         self._headers: dict[Path, Header] = {}  # of spools beside this one, which are read once
@@ -95,10 +97,10 @@ class Standstill:
         self._ticks: dict[int, tuple[float, int]] = {}  # what they had computed at the last look
 
     def poll(self, end: int, age: float) -> None:
-        """Every tick. end: when the last step ended, ns; age: seconds since then. A time in which this process could not
-        run, or its interpreter was held, is no pause of the training."""
+        """Every tick. end: when the last step ended, ns, 0 before the first; age: seconds since then, or since the start. A
+        time in which this process could not run, or its interpreter was held, is no pause of the training."""
         if end != self._end:
-            self._longest = max(self._longest, self._quiet)
+            self._longest = max(self._longest, self._quiet) if self._end else 0.0
             self._end, self._looks, self._next = end, 0, max(FIRST_S, self._longest)
             self._pulse, self._tell_at = None, None
             self._age = self._quiet = 0.0

@@ -9,10 +9,13 @@ from timed_job import TimedJob
 from perfagent_server.rules.life.init_slow import InitSlow
 
 
-def starting(minutes: int, *, ranks: int = 1, step: int = 0, heard: bool = True) -> TimedJob:
-    """An agent reads its process every minute; step: the one in progress, which readings carry."""
+def starting(minutes: int, *, ranks: int = 1, step: int = 0, heard: bool = True, at: str = "") -> TimedJob:
+    """An agent reads its process every minute; step: the one in progress, which readings carry; at: where it stands."""
     job = TimedJob(InitSlow(), ranks=ranks)
     job.step = step
+    if at:
+        threads = [{"main": True, "training": False, "frames": ["/job/train.py:5 in main", at]}]
+        job.event("stacks", {"threads": threads})
     for _ in range(minutes):
         job.wait(60)
         if heard:
@@ -31,6 +34,13 @@ def test_twenty_minutes_without_a_step_are_told_until_the_first(words: SnapshotA
     job.train(3, {"forward": 1.0})
     job.wait(30)
     assert job.kinds == ["fire", "resolve"]
+
+
+def test_ranks_that_wait_for_others_are_told_sooner() -> None:
+    library = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:1722 in init_process_group"
+    [found] = starting(6, at=library).found("init_slow")
+    assert (found.cause, found.severity) == ("joining", "warning")
+    assert starting(6, at="/job/train.py:9 in tokenize").changes == []
 
 
 def test_a_job_that_steps_or_has_no_agent_is_silent() -> None:

@@ -6,20 +6,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.rule import Every, Question, Rule, Series
+from perfagent_server.rules.rule import Events, Every, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
 __all__ = ["InitSlow"]
 
+_JOINS = "torch/distributed/distributed_c10d.py"
+
 
 @dataclass(frozen=True, kw_only=True)
 class InitSlow(Rule):
-    """No first step. 20 minutes are SageMaker's MaxInitializationTime, and what DLRover gives the first step.
+    """No first step. 20 minutes are SageMaker's MaxInitializationTime, and what DLRover gives the first step. A process that
+    stands in init_process_group waits for nothing but others, which a launcher starts together.
 
     Only where an agent reads its process: a script that sends rows of its own may have nothing that is a step.
     """
 
     for_s: float = 1200.0
+    joining_s: float = 300.0
 
     id: ClassVar[str] = "init_slow"
     severities = ("warning",)
@@ -27,6 +31,7 @@ class InitSlow(Rule):
     after = ("link_errors",)
     reads = (
         Every(15.0),
+        Events("stacks", keep=1),
         Series("process/rss_bytes", keep=2, axis="time", ranks="apart"),
         Series("loss"),
         # The first step has phases, and no step time: it began before there was anything to time it from.
@@ -39,10 +44,17 @@ class InitSlow(Rule):
         waited = window.now - window.started
         # Before the first step, readings carry the step in progress: the one after start_step, or what log() has counted.
         moves = window.step > window.start_step + 1 or bool(window.by_step)
-        if waited < self.for_s or moves or "process/rss_bytes" not in window.by_time:
+        told = window.events("stacks")
+        is_joining = bool(told) and _JOINS in str(told[-1].data.get("threads"))
+        if (
+            waited < (self.joining_s if is_joining else self.for_s)
+            or moves
+            or "process/rss_bytes" not in window.by_time
+        ):
             return None
         return self.found(
             "warning",
+            cause="joining" if is_joining else "",
             since_step=window.step,
             ranks=sorted(window.heard - window.done - window.lost.keys()),
             evidence={
