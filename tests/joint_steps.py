@@ -29,10 +29,10 @@ class JointSteps(Judged):
             self.evaluator.take(frame({}, [], rank=rank, ident=rank + 1, events=[started]))
 
     def go_on(
-        self, steps: int, work: Work, *, transfer: float = 0.002, phase: str = "forward", pressure: float | None = None
+        self, steps: int, work: Work, *, transfer: float = 0.002, phase: str = "forward", **of_node: float
     ) -> JointSteps:
         """A step each half second. transfer: what all wait for in the end; phase: where a rank spends what it needs more
-        than the fastest; pressure: on the cores of the node."""
+        than the fastest; of_node: readings of rank 0, `gpu__utilization_pct` stands for gpu/utilization_pct."""
         for _ in range(steps):
             self.step += 1
             now = START + 0.5 * self.step
@@ -43,7 +43,8 @@ class JointSteps(Judged):
                 spent[phase] += seconds - least
                 columns = {"step_time_s": [whole], **{f"phase/{name}_s": [value] for name, value in spent.items()}}
                 columns |= {"loss": [2.0]} if rank in self._with_loss else {}
-                columns |= {"host/cpu_pressure_pct": [pressure]} if rank == 0 and pressure is not None else {}
+                readings = of_node.items() if rank == 0 else ()
+                columns |= {name.replace("__", "/"): [value] for name, value in readings}
                 ident = self.evaluator.upto + 1
                 self.changes += self.evaluator.take(
                     frame(columns, [self.step], rank=rank, ident=ident, received=now, step_s=0.5)

@@ -91,8 +91,10 @@ def test_a_straggler_is_one_alert_while_the_server_is_away() -> None:
     ("transfer", "severities"), [(0.0425, []), (0.0435, ["info"]), (0.098, ["info"]), (0.102, ["warning"])]
 )
 def test_communication_of_every_rank_is_told_from_30_percent(transfer: float, severities: list[str]) -> None:
-    found = train([0.1] * 4, transfer=transfer).found
+    found = train([0.1] * 4, transfer=transfer, gpu__utilization_pct=60.0).found
     assert [one.severity for one in found if one.rule == "comm_bound"] == severities
+    on_cores = train([0.1] * 4, transfer=transfer).found
+    assert [one.severity for one in on_cores] == [one for one in severities if one == "warning"]
     for one in found:
         assert one.evidence["share_pct"] == pytest.approx(100 * transfer / (0.1 + transfer))
 
@@ -182,5 +184,5 @@ def test_work_that_is_longer_on_another_rank_is_told_by_its_cost(more: float, se
 
 @pytest.mark.parametrize(("pressure", "fires"), [(20.0, False), (19.9, True)])
 def test_ranks_that_fight_for_the_same_cores_are_not_judged(pressure: float, fires: bool) -> None:
-    job = JointSteps(LoadImbalance(), ranks=8).go_on(140, in_turn(0.6), pressure=pressure)
+    job = JointSteps(LoadImbalance(), ranks=8).go_on(140, in_turn(0.6), host__cpu_pressure_pct=pressure)
     assert len(job.found) == fires

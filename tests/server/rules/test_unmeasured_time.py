@@ -9,7 +9,7 @@ from timed_job import TimedJob
 
 from perfagent_server.rules.speed.unmeasured_time import UnmeasuredTime
 
-TWO, MOST = {"forward": 0.04, "other": 0.06}, {"forward": 0.04, "other": 0.07}
+TWO, MOST = {"forward": 0.04, "other": 0.038}, {"forward": 0.04, "other": 0.07}
 
 
 def job(*parts: tuple[int, dict[str, float]], times: int = 1, **readings: float) -> TimedJob:

@@ -11,6 +11,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed.own_work import rank_medians
+from perfagent_server.rules.speed.step_shares import UTILIZATION
 from perfagent_server.rules.window import Window
 
 __all__ = ["CommBound"]
@@ -22,7 +23,7 @@ class CommBound(Rule):
 
     A rank that waits for a slow one shows the wait as communication. The rank that waits least waits for the transfer
     alone, so its share counts. Two healthy ranks that share the cores of one host wait for each other for a quarter to
-    nearly half of a step of 10 to 30 ms: so less than half is a remark.
+    nearly half of a step of 10 to 30 ms: so less than half is a remark, and without a GPU nothing.
     """
 
     info_pct: float = 30.0
@@ -40,6 +41,7 @@ class CommBound(Rule):
         Series("step_time_s", merge="median"),
         Series("phase/comm_s", ranks="apart"),
         Series("step_time_s", ranks="apart"),
+        UTILIZATION,
     )
     charts = ("phase/comm_s", "step_time_s")
     profile_helps = True
@@ -63,7 +65,8 @@ class CommBound(Rule):
         shares = 100 * waited / total
         least = int(np.argmin(shares))
         share = float(shares[least])
-        if not share >= self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0):
+        limit = self.info_pct if UTILIZATION.name in window.by_time else self.warning_pct
+        if not share >= limit * (self.clear_at if window.is_firing(self.id) else 1.0):
             return None
         wait_s, step_s = float(waited[least]), float(total[least])
         return self.found(

@@ -25,7 +25,7 @@ class UnmeasuredTime(Rule):
     """
 
     share_pct: float = 30.0
-    warning_pct: float = 60.0
+    warning_pct: float = 50.0
     warning_s: float = 8.0
     steps: int = within(20, least=2, most=64)
     least_s: float = 0.001
