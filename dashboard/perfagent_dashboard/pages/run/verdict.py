@@ -71,7 +71,7 @@ def verdict_band(facts: RunFacts) -> Component:
 
 def _beyond(title: str, message: str) -> str:
     """What a message says beyond the title, with which it usually begins."""
-    rest = message.removeprefix(title).lstrip(" :;,.") if message.startswith(title) else message
+    rest = message.removeprefix(title).lstrip(" :;,.：；，。") if message.startswith(title) else message
     return rest[:1].upper() + rest[1:]
 
 
