@@ -229,6 +229,8 @@ def test_a_healthy_verdict_is_in_the_tense_of_its_run(words: SnapshotAssertion) 
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x8 and 16x4)", "shapes"),
         ("RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight", "state_dict"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'epoch_2.pt'", "no file"),
+        ("PermissionError: [Errno 13] Permission denied: '/etc/last.pt'", "not allowed"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no CUDA"),
         ("KeyError: 'labels'", "KeyError"),
         ("datasets.exceptions.DatasetNotFoundError: no dataset", "exception"),
     ],
