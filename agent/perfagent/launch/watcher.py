@@ -47,6 +47,8 @@ SIGN_OF_LIFE_S = 10.0
 FIRST_SEQ = 2**40
 """The watcher speaks as the source that the trainer becomes, which counts its own frames from 1."""
 PIDFD = 3
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
+"""A process gets them for what it did itself: a C++ exception that nobody caught, a wrong address."""
 
 
 class Ending:
@@ -74,6 +76,8 @@ def truth(ending: Ending) -> tuple[str, str] | None:
             return "oom", "killed by the kernel: the control group was out of memory"
         if ending.signal == signal.SIGTERM:
             return "preempted", "terminated by SIGTERM"
+        if name in _CRASHES:
+            return "failed", f"crashed with {name}"
         return "killed", f"killed by {name}"
     if ending.code is None:
         return None

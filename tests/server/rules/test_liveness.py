@@ -138,7 +138,7 @@ CRASH, OOM, TOLD = ("process_crash", "critical"), ("oom_observed", "critical"), 
         ("failed", {"reason": "the disk is full"}, CRASH, "Look at what the script printed last"),
         ("failed", raised("KeyboardInterrupt"), TOLD, ""),
         ("killed", {"reason": "killed by SIGKILL"}, CRASH, "look for who sent the signal"),
-        ("killed", {"reason": "killed by SIGSEGV"}, CRASH, "crashed outside of Python"),
+        ("failed", {"reason": "crashed with SIGSEGV"}, CRASH, "crashed outside of Python"),
         ("preempted", {"reason": "SIGTERM"}, TOLD, ""),
         ("oom", {"reason": "the control group's limit"}, OOM, ""),
         ("failed", raised("OutOfMemoryError: CUDA out of memory."), OOM, ""),
@@ -173,7 +173,7 @@ def test_an_end_has_its_rule_and_its_remedy(name: str, data: dict[str, str], rul
         ([("preempted", 1, 0.1, "terminated by SIGTERM"), ("failed", 0, 0, RESET)], "critical", "Rank 0 failed"),
         ([("preempted", 1, 0, "terminated by SIGTERM"), ("failed", 0, 3600, RESET)], "critical", "Rank 0 failed"),
         # a dataset on a server, a database: the words are the system's own, for every socket
-        ([("failed", 0, 0, ELSEWHERE), ("killed", 1, 2, "killed by SIGABRT")], "critical", "Rank 0 failed"),
+        ([("failed", 0, 0, ELSEWHERE), ("failed", 1, 2, "crashed with SIGABRT")], "critical", "Rank 0 failed"),
     ],
 )  # fmt: skip
 def test_of_the_ends_of_two_ranks_the_cause_leads(

@@ -70,7 +70,7 @@ def _ended(name: str, **data: str) -> Finding:
 
 
 def test_a_bus_error_names_shared_memory_first() -> None:
-    found = _ended("killed", reason="killed by SIGBUS")
+    found = _ended("failed", reason="crashed with SIGBUS")
     assert (found.rule, "/dev/shm" in found.fix) == ("process_crash", True)
 
 
