@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from perfagent.wire import Finding
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.life.hang import Hang
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.speed.step_shares import share_elsewhere
 from perfagent_server.rules.window import Window
@@ -121,8 +122,8 @@ def is_good_share(finding: Finding) -> bool:
 def held_back_by(window: Window, shares: TimeShares | None) -> Finding | None:
     """What a verdict must say instead of `healthy`, where no rule found it: anything beside training took a third of the
     wall time, a phase other than compute as much of the step, or all of these together took half of it."""
-    if standing_s(window):
-        return _standing(window)
+    if standing := standing_s(window):
+        return Hang().so_far(window, standing)
     if shares is None or (shares.steps < _FEWEST_STEPS and shares.wall_s < _ENOUGH_S):
         return None
     worth = {phase: seconds for phase, seconds in shares.phases.items() if seconds >= _LEAST_S * shares.steps}
@@ -178,15 +179,6 @@ def _on_phase(shares: TimeShares, phase: str, beside: dict[str, float], in_steps
         },
         gain_pct=None if is_once else share,  # no habit to change
     )  # fmt: skip
-
-
-def _standing(window: Window) -> Finding:
-    return _rule("hang").found(
-        "info",
-        cause="stands still",
-        since_step=window.step,
-        evidence={"standing_s": standing_s(window), "step": window.step},
-    )
 
 
 def _stopped(shares: TimeShares) -> Finding:

@@ -220,6 +220,16 @@ def test_two_looks_tell_what_cannot_go_on_from_a_pause(
         assert " Rank 1 waits for a lock." in opened[0].message
 
 
+def test_a_run_that_stands_says_what_the_looks_show(words: SnapshotAssertion) -> None:
+    evaluator = standing(2)
+    for rank, frames, goes_on in ((0, IN_ALL_REDUCE, ""), (1, IN_READ, "computes")):
+        answer(evaluator, rank, START + 5, frames=frames, look=1, quiet_s=5.0, longest_s=1.0, goes_on=goes_on)
+    assert evaluator.tick(START + 70) == [], "what computes may come"
+    found = evaluator.verdict()
+    assert (found.rule, found.severity, found.cause, found.ranks) == ("hang", "info", "stands at a line", [1])
+    assert (found.title, found.message) == words
+
+
 def test_a_look_is_of_its_step_and_a_rank_that_looks_is_not_gone() -> None:
     evaluator = standing(2)
     look: dict[str, Any] = {"frames": IN_BACKWARD, "longest_s": 1.0, "goes_on": ""}

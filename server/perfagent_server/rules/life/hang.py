@@ -52,7 +52,8 @@ class Hang(Rule):
             return None
         # lost_at: where the run hung when the pauses before it were lost with the server's state
         fresh = {"step": -1, "longest_s": 0.0, "quiet_s": 0.0, "judged": window.now}
-        state = window.state_of(self, {**fresh, "lost_at": window.step if window.is_firing(self.id) else -1})
+        state = window.state_of(self, {})
+        state.update({**fresh, "lost_at": window.step if window.is_firing(self.id) else -1, **state})
         # Neither a jump of the clock nor a time in which this server was down or behind is the run's pause.
         passed = min(max(0.0, window.now - state["judged"]), _MOST_PASSED * _EVERY_S)
         if window.step == state["step"]:
@@ -82,6 +83,18 @@ class Hang(Rule):
                 "lost_ranks": sorted(window.lost), **told,
             },
         )  # fmt: skip
+
+    def so_far(self, window: Window, standing_s: float) -> Finding:
+        """What is known of a run that stands, be it a hang or not."""
+        seen = Seen(window, Answers(window, self))
+        told = _told(seen)[1] | {"goes_on": "runs" if seen.goes_on else ""} if seen.groups else {}
+        return self.found(
+            "info",
+            cause="stands at a line" if told else "stands still",
+            since_step=window.step,
+            ranks=told.get("awaited_ranks") or [],
+            evidence={"standing_s": standing_s, "step": window.step, "world_size": window.world_size, **told},
+        )
 
     def _limit_s(self, seen: Seen, longest: float) -> float:
         if seen.is_stuck:
