@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import watch_phase
 from perfagent.samplers.folders import saved_to
+from perfagent.step.state import Progress
 
 __all__ = ["SAVERS", "install"]
 
@@ -35,6 +38,7 @@ SAVERS: dict[str, tuple[str, ...]] = {
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
 }
 """Module -> functions and methods that write a checkpoint."""
+_FILE_BYTES = ("checkpoint/file_bytes",)
 _PATHS = ("f", "checkpoint_id", "filename", "filepath", "save_directory", "save_dir", "output_dir", "path")
 
 Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
@@ -42,7 +46,7 @@ Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
     """Watches the modules that are imported now, and the others once they are."""
-    replace_when_imported(SAVERS, watch_phase("checkpoint", _note_path), patch, when_imported)
+    replace_when_imported(SAVERS, watch_phase("checkpoint", _note_path, _tell_size), patch, when_imported)
 
 
 def replace_when_imported(
@@ -68,8 +72,8 @@ def replace_when_imported(
 
 
 @guarded
-def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Gives the path of the checkpoint to the disk sampler."""
+def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Gives the path of the checkpoint to the disk sampler, and returns it."""
     for value in (*args[:3], *(kwargs.get(name) for name in _PATHS)):
         if isinstance(value, (str, os.PathLike, io.IOBase)):
             path = getattr(value, "name", "") if isinstance(value, io.IOBase) else os.fspath(value)
@@ -78,4 +82,18 @@ def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                     path = os.path.abspath(path)  # noqa: PTH100 - twice as fast; absolute, as a chdir may follow
                 if not saved_to or saved_to[-1] != path:
                     saved_to.append(path)
-            return
+                return path
+            return None
+    return None
+
+
+@guarded
+def _tell_size(p: Progress, path: str | None) -> None:
+    """Of a file that was saved, as `checkpoint/file_bytes` of the step in progress. The last kilobytes of one that the script
+    holds open may be missing; the size of a folder says nothing."""
+    try:
+        found = os.stat(path) if path else None  # noqa: PTH116 - half as long
+    except OSError:  # of another machine
+        return
+    if found is not None and stat.S_ISREG(found.st_mode):
+        p.rows.append((p.logged_at(), time.time(), time.monotonic(), _FILE_BYTES, (float(found.st_size),)))

@@ -84,10 +84,15 @@ def device_mark(p: Progress) -> Any:
     return p.clock.mark()
 
 
-def watch_phase(name: str, look: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> Any:
+def watch_phase(
+    name: str,
+    look: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+    done: Callable[[Progress, Any], None] | None = None,
+) -> Any:
     """Returns a wrapper for a function whose calls on the training thread are a phase of that name.
 
-    look: gets the arguments of every call, even within another one and on other threads.
+    look: gets the arguments of every call, even within another one and on other threads; done: what that returned, after
+    a call that is a phase.
     """
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,14 +101,16 @@ def watch_phase(name: str, look: Callable[[tuple[Any, ...], dict[str, Any]], Non
             p = state.current
             if p is None:
                 return original(*args, **kwargs)
-            if look is not None:
-                look(args, kwargs)
+            seen = look(args, kwargs) if look is not None else None
             if p.phase_depth or p.thread != get_ident():
                 return original(*args, **kwargs)
             begin_step, started = p.in_progress(), now()
             try:
                 with Span(p, name, tells=False):
-                    return original(*args, **kwargs)
+                    result = original(*args, **kwargs)
+                if done is not None:
+                    done(p, seen)
+                return result
             finally:
                 tell(p, name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
 

@@ -50,6 +50,8 @@ def test_torch_save_is_a_phase_of_the_next_step_and_an_event(clock, record, tmp_
         more = {"_use_new_zipfile_serialization": False}
     train(lambda _: save(Slow(clock), path, **more))
     series, other = recorded.series("phase/checkpoint_s"), recorded.series("phase/other_s")
+    sizes = {*recorded.series("checkpoint/file_bytes").values()}
+    assert sizes == ({path.stat().st_size} if how != "by name" else set()), "the inner function has no path"
     assert [*series] == [2, 3]
     assert all(about(seconds, NAP_S) for seconds in series.values())
     assert all(other[number] < NAP_S for number in series)

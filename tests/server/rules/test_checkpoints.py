@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from over_time import Job, every
@@ -105,6 +105,21 @@ def test_a_save_that_is_ten_times_as_large_is_told(
     assert job.kinds == (["fire", "resolve"] if told and not held else ["fire"] * len(told))
     for change in job.fired:
         assert change.finding.evidence["bytes"] == saved[-1 if held else 3] * MIB
+
+
+@pytest.mark.parametrize(
+    ("mib", "grows"),
+    [
+        (range(10, 90, 6), True),
+        (range(10, 70, 6), False),
+        ((100, *range(300, 312)), False),
+        ((90, 99, 180, 3) * 4, False),
+    ],
+    ids=["steadily", "by less than 64 MiB", "moments came after the first step", "several files in turn"],
+)
+def test_saves_that_grow_steadily_are_a_remark(mib: Sequence[int], grows: bool) -> None:
+    saved = {100 * place: {"checkpoint/file_bytes": size * MIB} for place, size in enumerate(mib, 1)}
+    assert anomaly(750, saved).told == [("info", "growing")] * grows
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import Finding
-from perfagent_server.rules.memory.saves import SAVE_S, SAVED_BYTES, SAVES, follow_saves
+from perfagent_server.rules.memory.saves import FILE_BYTES, SAVE_S, SAVED_BYTES, SAVES, follow_saves
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
@@ -15,6 +15,7 @@ __all__ = ["CheckpointAnomaly"]
 
 _FAILED = Series("checkpoint/failed", keep=16, merge="max")
 _DAMAGED = Series("checkpoint/damaged", keep=4, merge="max")
+_USUAL_OF = 16  # saves
 _STATE = ("memory/parameters_bytes", "memory/optimizer_state_bytes", "memory/offloaded_bytes")
 
 
@@ -23,7 +24,7 @@ class CheckpointAnomaly(Rule):
     """A save that failed, or stands out from those before it or from what is trained.
 
     whole_times: views are saved with their whole tensor. The checkpoints of BigScience's tr1-13B were ten times too large
-    for want of a clone.
+    for want of a clone. A jump begins a new growth: optimizers have their state after the first step.
     """
 
     far_times: float = 10.0
@@ -31,6 +32,8 @@ class CheckpointAnomaly(Rule):
     more_mib: float = 64.0
     whole_times: float = 4.0
     fewest_saves: int = 3
+    grown_times: float = 3.0
+    growing_saves: int = 6
     damaged_for_s: float = 1800.0
 
     id: ClassVar[str] = "checkpoint_anomaly"
@@ -41,6 +44,7 @@ class CheckpointAnomaly(Rule):
         Every(10.0),
         SAVES,
         SAVED_BYTES,
+        FILE_BYTES,
         SAVE_S,
         _FAILED,
         _DAMAGED,
@@ -50,15 +54,13 @@ class CheckpointAnomaly(Rule):
     life = Life(restated=True)
 
     def judge(self, window: Window) -> Finding | None:
-        names = (SAVES.name, SAVED_BYTES.name, _FAILED.name, _DAMAGED.name)
-        if all(window.series(name) is None for name in names):
-            return None
         state = window.state_of(self, {})
         return (
             self._failed(window)
             or self._damaged(window, state)
             or self._large(window)
             or self._slow(window, state.setdefault("saves_of", {}))
+            or self._growing(window)
         )
 
     def _failed(self, window: Window) -> Finding | None:
@@ -81,9 +83,7 @@ class CheckpointAnomaly(Rule):
 
     def _damaged(self, window: Window, state: dict[str, Any]) -> Finding | None:
         damaged = window.series(_DAMAGED.name)
-        if damaged is None or not damaged.value:
-            return None
-        if window.now - state.setdefault("damaged", window.now) > self.damaged_for_s:
+        if not (damaged and damaged.value) or window.now - state.setdefault("damaged", window.now) > self.damaged_for_s:
             return None
         evidence = {"damaged": round(damaged.value)}
         return self.found("warning", cause="damaged", since_step=damaged.step, evidence=evidence)
@@ -92,7 +92,7 @@ class CheckpointAnomaly(Rule):
         saved = window.series(SAVED_BYTES.name)
         if saved is None:
             return None
-        *before, newest = saved.last(SAVED_BYTES.keep)
+        *before, newest = saved.last(_USUAL_OF)
         held = [window.by_time[name] for name in _STATE if name in window.by_time]
         whole = sum(readings.newest(rank) or 0.0 for readings in held for rank in readings.ranks)  # of all ranks
         usual = median(before) if len(before) >= self.fewest_saves else None
@@ -129,3 +129,14 @@ class CheckpointAnomaly(Rule):
                 "saves": len(rows), "before": len(rows) - 1, "step": step,
             },
         )  # fmt: skip
+
+    def _growing(self, window: Window) -> Finding | None:
+        for saved in filter(None, (window.series(SAVED_BYTES.name), window.series(FILE_BYTES.name))):
+            sizes, saves = saved.last(saved.size), 1
+            while saves < len(sizes) and sizes[-saves - 1] < sizes[-saves] < 2 * sizes[-saves - 1]:
+                saves += 1
+            first, newest = sizes[-saves], sizes[-1]
+            if saves >= self.growing_saves and newest >= max(self.grown_times * first, first + self.more_mib * 2**20):
+                grown = {"bytes": newest, "first_bytes": first, "saves": saves, "step": saved.step}
+                return self.found("info", cause="growing", since_step=saved.step, evidence=grown)
+        return None
