@@ -47,6 +47,7 @@ from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
 from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
+from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, words
 from perfagent.samplers.sampler import Sampler
 from perfagent.samplers.unmeasured_lines import UnmeasuredLines
@@ -401,7 +402,7 @@ class Run:
             self._sender.disabled = True
             return
         guard.reset()
-        who = self._identity
+        who, self._oom_kills = self._identity, oom_kills_of_host()
         told = {
             "state": "starting",
             "name": self.name or self._default_name(),
@@ -730,7 +731,10 @@ class Run:
         self._investigator.ended_by(error)
         ending, reason, exception, trace = cause(error)
         unused = unused_parameters(error)
-        more = {"unused": unused} if unused else {}
+        more: dict[str, Any] = {"unused": unused} if unused else {}
+        kills = oom_kills_of_host() if "killed by signal" in reason else None
+        if kills is not None and self._oom_kills is not None:
+            more["oom_kills"] = max(0, kills - self._oom_kills)
         self._end(ending, reason, exception=exception, traceback=trace, **more)
 
     def _end(self, ending: str, reason: str = "", **more: Any) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from perfagent.samplers.kernel_file import KernelFile
 
-__all__ = ["ControlGroup", "GroupReader", "find"]
+__all__ = ["ControlGroup", "GroupReader", "find", "oom_kills_of_host"]
 
 UNLIMITED = 2**60
 _CACHE_S = 5.0
@@ -105,6 +105,11 @@ class GroupReader:
         for file in (self._usage, self._stat, self._events, self._cpu):
             if file is not None:
                 file.close()
+
+
+def oom_kills_of_host() -> int | None:
+    """How many processes the kernel has killed for want of memory, in whatever group; None before Linux 4.13."""
+    return _count(_text(Path("/proc/vmstat")), b"oom_kill")
 
 
 def find(

@@ -69,6 +69,7 @@ class StateData(_Described, kw_only=True):
     exception: str | None = None
     traceback: str | None = None
     unused: str | None = None
+    oom_kills: Count | None = None
 
 
 class ContextData(_Described):

@@ -285,10 +285,10 @@ class Evaluator:
         if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
         words = {key: str(event.data.get(key) or "")[:8000] for key in _WORDS_OF_END}
-        step = whole(event.step)
+        step, kills = whole(event.step), whole(event.data.get("oom_kills"))
         # A watcher knows no step. What other ranks send of later steps must not move this end.
         time = reports.time_of(event, window.now)
-        self._note_end(End(state, stored.rank, time, window.step if step is None else step, **words))
+        self._note_end(End(state, stored.rank, time, window.step if step is None else step, oom_kills=kills, **words))
         window.lost.pop(stored.rank, None)
         changes = self._judge_urgent(final=True)
         changes += self._judge_ready(window.close(list(window.by_step)))

@@ -65,7 +65,7 @@ class Samples(Protocol):
 @dataclass(slots=True)
 class End:
     """How a process of this attempt ended, in its own words. unused: parameters without a gradient, by name, of which
-    DistributedDataParallel complained."""
+    DistributedDataParallel complained; oom_kills: what the kernel has killed on its host for want of memory."""
 
     state: str
     rank: int
@@ -75,6 +75,7 @@ class End:
     exception: str = ""
     traceback: str = ""
     unused: str = ""
+    oom_kills: int | None = None
 
 
 @dataclass(slots=True)

@@ -62,11 +62,23 @@ def test_the_kernels_word_and_the_exception_before_decide_which() -> None:
     assert found.message.startswith("GPU memory ran out")
 
 
-def _ended(name: str, **data: str) -> Finding:
+def _ended(name: str, used_gib: float | None = None, **data: object) -> Finding:
     judge = make_evaluator()
-    judge.take(frame({"loss": [2.0]}, [1]))
+    memory = {} if used_gib is None else {"used": used_gib, "total": 100.0}
+    readings = {f"host/memory_{what}_bytes": [gib * 2**30] for what, gib in memory.items()}
+    judge.take(frame({"loss": [2.0], **readings}, [1]))
     (change,) = judge.take(frame({}, [], ident=2, events=[state(name, step=1, **data)]))
     return change.finding
+
+
+@pytest.mark.parametrize(
+    ("used_gib", "kills", "rule"),
+    [(10, 0, "process_crash"), (10, 1, "oom_observed"), (10, None, "oom_observed"), (80, 0, "oom_observed"),
+     (None, 0, "oom_observed")],
+)  # fmt: skip
+def test_a_worker_killed_in_a_host_with_room_is_no_oom(used_gib: float | None, kills: int | None, rule: str) -> None:
+    found = _ended("failed", used_gib, exception="RuntimeError", reason=HOST[-1], traceback=HOST[-1], oom_kills=kills)
+    assert (found.rule, found.cause == "worker killed") == (rule, rule == "process_crash")
 
 
 def test_a_bus_error_names_shared_memory_first() -> None:

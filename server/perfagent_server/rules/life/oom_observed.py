@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import one_line
+from perfagent_server.rules.memory.readings import OF_HOSTS, hosts
 from perfagent_server.rules.rule import Events, Life, Question, Rule
 from perfagent_server.rules.window import End, Window
 
@@ -18,6 +19,7 @@ _SHARED = re.compile(
 )
 _WORKER = re.compile(r"DataLoader worker.*killed by signal: Killed", re.DOTALL)
 """A worker that got SIGKILL: the kernel sends it when memory ran out, and hardly anyone else does."""
+_ROOM = 0.7  # of the memory of the host, or its group: below it nobody kills to free some
 _HOST = re.compile(r"DefaultCPUAllocator|alloc_cpu|_ArrayMemoryError|Unable to allocate [\d.]+ \w+ for an array")
 _GPU = re.compile(r"CUDA|cuda|\bHIP\b|\bhip[A-Z]|GPU|XPU|MPS|CUBLAS|CUDNN|CUSOLVER|CUSPARSE")
 _PLAIN = re.compile(r"MemoryError\b|\bbad_alloc\b|cannot allocate memory(?! in static TLS)", re.IGNORECASE)
@@ -29,11 +31,15 @@ _OOM = re.compile(
 _ANY = (_OOM, _PLAIN, _HOST, _WORKER, _SHARED)
 
 
-def is_oom(end: End) -> bool:
-    """Whether a process ended because memory ran out: its own state says so, or its exception does."""
+def is_oom(end: End, window: Window) -> bool:
+    """Whether a process ended because memory ran out: its own state says so, or its exception does. Not where a worker was
+    killed, but none by the kernel for want of memory, and there was room."""
     if end.state == "oom":
         return True
-    said = (end.exception, end.reason, end.traceback[-500:])
+    said: tuple[str, ...] = (end.exception, end.reason, end.traceback[-500:])
+    known = hosts(window) if end.oom_kills == 0 else []
+    if known and all(host.used < _ROOM * host.total for host in known):
+        said = tuple(_WORKER.sub("", text) for text in said)
     return end.state == "failed" and any(_ran_out(text) for text in said)
 
 
@@ -64,12 +70,12 @@ class OomObserved(Rule):
     id: ClassVar[str] = "oom_observed"
     severities = ("critical",)
     question = Question.IS_IT_DEAD
-    reads = (Events("state"),)
+    reads = (Events("state"), *OF_HOSTS)
     charts = ("cuda/reserved_bytes", "gpu/memory_used_bytes", "host/memory_used_bytes")
     life = Life(outlives_run=True)
 
     def judge(self, window: Window) -> Finding | None:
-        ends = [end for end in window.ends if is_oom(end)]
+        ends = [end for end in window.ends if is_oom(end, window)]
         if not ends:
             return None
         first = ends[0]

@@ -36,7 +36,9 @@ class ProcessCrash(Rule):
     joins = ("oom_observed",)
 
     def judge(self, window: Window) -> Finding | None:
-        ends = [end for end in window.ends if end.state in ("failed", "killed", "preempted") and not is_oom(end)]
+        ends = [
+            end for end in window.ends if end.state in ("failed", "killed", "preempted") and not is_oom(end, window)
+        ]
         if not ends:
             return None
         preempted = min((end.time for end in ends if end.state == "preempted"), default=math.inf)
