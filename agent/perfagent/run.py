@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +46,7 @@ from perfagent.identity import Identity
 from perfagent.misuse import Misuse
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
+from perfagent.rootcause.stacks import frames_of
 from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
 from perfagent.samplers.cgroup import oom_kills_of_host
@@ -68,6 +70,7 @@ EXIT_S = 1.5
 """What the end of a process may take for delivery; with the rest of the exit it stays below 2 s."""
 LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "critical", "error": "critical"}
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
+MOST_THREADS_TOLD = 8
 MAX_STEP = 2**53
 """What every reader of a step can hold, and the server takes."""
 PUBLIC = (
@@ -147,6 +150,8 @@ class Run:
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
         self._compilations = Compilations(self._sender, self._progress)
+        self._threads_told = 0
+        self._oom_kills: int | None = None
         self._console: Console | None = None
         self._sampler: Sampler | None = None
         self._context = Context(self._sender, self.config, self._known_model, self._known_optimizer)
@@ -723,6 +728,16 @@ class Run:
             self._investigator.ended_by(error)
         self._investigator.left_from(frame)
         return None if error is None else cause(error)
+
+    def thread_ended(self, thread: Thread, error: BaseException) -> None:
+        """A thread of the script's was ended by an exception, in whose midst this is called, on that thread."""
+        if self._ended or self.inherited or self._threads_told >= MOST_THREADS_TOLD:
+            return
+        self._threads_told += 1
+        p = self._progress
+        told: dict[str, Any] = {"name": _text(thread.name, 200), "reason": cause(error)[1]}
+        told |= {"training": p.last is not None and p.thread == thread.ident}
+        self._sender.event("thread", told | {"frames": frames_of(error.__traceback__)}, step=p.completed)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run by what ended the process."""

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from perfagent import launch_options as launched
 from perfagent.agent_config import AgentConfig
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.boundary.agent_log import logger
+from perfagent.boundary.guard import guarded
 from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Leaving, handled, told_from_afar
@@ -323,7 +325,6 @@ def _tell_inherited() -> None:
 def _tell_green_threads() -> None:
     """gevent and eventlet replace what starts a thread: the agent's share one with the training then, and work when it
     rests."""
-    threading: Any = sys.modules.get("threading")
     library = str(getattr(getattr(threading, "_start_new_thread", None), "__module__", "")).partition(".")[0]
     if library in ("gevent", "eventlet"):
         logger.warning(
@@ -344,7 +345,30 @@ def _watch_process() -> None:
         os.register_at_fork(after_in_child=_forked)
         atexit.register(_at_exit)
         _leaving.watch()
+        _watch_threads()
     _watch_worker()
+
+
+def _watch_threads() -> None:
+    """A thread that an exception ends is gone, and Python only prints that. What stood in this place is always called."""
+    before = threading.excepthook
+
+    def excepthook(told: threading.ExceptHookArgs, /) -> None:
+        try:
+            _thread_ended(told)
+        finally:
+            before(told)
+
+    threading.excepthook = excepthook
+
+
+@guarded
+def _thread_ended(told: threading.ExceptHookArgs) -> None:
+    run, error = current(), told.exc_value
+    if run is None or error is None or isinstance(error, SystemExit):
+        return
+    if told.thread is not None and not told.thread.name.startswith("perfagent-"):
+        run.thread_ended(told.thread, error)
 
 
 def _watch_worker() -> None:

@@ -49,10 +49,14 @@ def test_a11_kill_9_loses_at_most_the_last_tick(fault: Accounts, tmp_path: Path)
 
 WHAT = """
 import os, signal, sys, threading, time
+def own(told, last=threading.excepthook): print("own hook", told.exc_type, flush=True); last(told)
+threading.excepthook = own
 {start}
 def quiet(*_): pass
 {body}
-print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook, threading.excepthook, flush=True)
+for work in ([].pop, sys.exit):
+    thread = threading.Thread(target=work, args=(3,), name="saver"); thread.start(); thread.join()
+print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook, flush=True)
 {end}
 print("end", flush=True)
 """
@@ -101,6 +105,8 @@ def test_a13_process_ends_as_without_us_and_the_server_hears_how(case: str, faul
     crash = [line for line in said if line.startswith("perfagent: the job crashed")]
     assert [line for line in said if line not in crash] == _without_addresses(plain_err)
     assert [f"{server.url}/run/r" in line and "ValueError: no" in line for line in crash] == [True] * ("raise V" in end)
+    died = [told["reason"] for told in server.events("thread")]
+    assert died == ["IndexError: pop from empty list"] or (state is None and not died), "of the last tick"
     states = [told for told in server.states() if told != "starting"]
     assert states[-1:] == ([state] if state else [])
     assert case != "ctrl-c" or server.events("state")[-1]["reason"] == "KeyboardInterrupt"

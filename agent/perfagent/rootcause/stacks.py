@@ -12,10 +12,10 @@ import linecache
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-__all__ = ["OWN", "all_stacks"]
+__all__ = ["OWN", "all_stacks", "frames_of"]
 
 MOST_THREADS = 256
 MOST_FRAMES = 64
@@ -64,16 +64,28 @@ def _frames(frame: FrameType | None) -> list[str]:
     left_out = 0
     while frame is not None:
         if len(lines) < MOST_FRAMES:
-            code = frame.f_code
-            line = frame.f_lineno or 0  # None where an instruction belongs to no line, as in code that was generated
-            source = linecache.getline(code.co_filename, line).strip()[:200]
-            lines.append(f"{code.co_filename}:{line} in {code.co_qualname}" + (f": {source}" if source else ""))
+            lines.append(_spelled(frame.f_code, frame.f_lineno))
         else:
             left_out += 1
         frame = frame.f_back
     if left_out:
         lines.append(f"... {left_out} more")
     return lines[::-1]
+
+
+def frames_of(trace: TracebackType | None) -> list[str]:
+    """Of an exception's traceback; the innermost frame last."""
+    lines: list[str] = []
+    while trace is not None:
+        lines.append(_spelled(trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    return lines[-MOST_FRAMES:]
+
+
+def _spelled(code: CodeType, number: int | None) -> str:
+    line = number or 0  # None where an instruction belongs to no line, as in code that was generated
+    source = linecache.getline(code.co_filename, line).strip()[:200]
+    return f"{code.co_filename}:{line} in {code.co_qualname}" + (f": {source}" if source else "")
 
 
 def _kernel(native: int) -> dict[str, str]:

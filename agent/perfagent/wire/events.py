@@ -308,6 +308,15 @@ class LeftOutData(Struct):
     count: Whole | None = None
 
 
+class ThreadData(Struct):
+    """A thread of the script that an exception ended. training: the one that trains."""
+
+    name: str | None = None
+    reason: str | None = None
+    training: bool | None = None
+    frames: list[str] | None = None
+
+
 EVENT_DATA: Mapping[str, type[Struct]] = {
     "state": StateData,
     "context": ContextData,
@@ -327,6 +336,7 @@ EVENT_DATA: Mapping[str, type[Struct]] = {
     "lines": LinesData,
     "compile": CompileData,
     "left_out": LeftOutData,
+    "thread": ThreadData,
 }
 """The fields of each of EVENT_KINDS. Whatever may be left out may be nil."""
 

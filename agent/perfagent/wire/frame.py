@@ -54,6 +54,7 @@ EVENT_KINDS = (
     "lines",
     "compile",
     "left_out",
+    "thread",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from perfagent.wire import LOSS, SEVERITIES, Finding
 from perfagent_server.rules.life.lost_contact import LostContact
+from perfagent_server.rules.life.process_crash import THREAD_DIED
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
@@ -111,7 +112,7 @@ def verdict(
 
 
 def _how_it_ended(window: Window, found: Finding, language: Language) -> list[str]:
-    if not window.ended or found.rule in _ENDS:
+    if not window.ended or (found.rule in _ENDS and found.cause != THREAD_DIED):
         return []
     return [sentence("run_end", language, how=window.state, step=window.step)]
 

@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from perfagent.wire import Event
 from perfagent_server.engine.evaluator import Evaluator
-from perfagent_server.rules.life.process_crash import ProcessCrash
+from perfagent_server.rules.life.process_crash import THREAD_DIED, ProcessCrash
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3, in <module>\nValueError: bad shape"
 
@@ -190,6 +190,31 @@ def test_of_the_ends_of_two_ranks_the_cause_leads(
     assert (found.severity, found.message[: len(message)]) == (severity, message)
     assert ("the other ranks" in found.fix) == (message == "Rank 0 failed" and ELSEWHERE not in ends[0])
     assert len(fired(changes)) == len({change.alert for change in changes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "steps", "trains", "severity"),
+    [
+        ("/job/train.py", 10, False, "warning"), ("/job/train.py", 10, True, "critical"),
+        ("/usr/lib/python3/site-packages/hub/files.py", 10, False, "info"), ("/job/train.py", 3, False, None),
+    ],
+)  # fmt: skip
+def test_a_thread_that_died_is_told_when_steps_go_on(file: str, steps: int, trains: bool, severity: str | None) -> None:
+    evaluator = _trained()
+    told = {"name": "Saver", "reason": "IndexError: no slot", "training": trains, "frames": [f"{file}:9 in run: x"]}
+    event = Event(kind="thread", time=evaluator.window.now, step=30, data=told)
+    columns = {"loss": [2.0] * steps, "step_time_s": [0.1] * steps}
+    after = frame(columns, range(31, 31 + steps), ident=evaluator.upto + 1, events=[event])
+    changes = [*evaluator.take(after), *_end(evaluator, "finished")]
+    assert {(one.finding.cause, one.finding.severity) for one in fired(changes)} == (
+        {(THREAD_DIED, severity)} if severity else set()
+    )
+    said = evaluator.verdict()
+    assert (said.rule == "process_crash") == (severity in ("warning", "critical"))
+    assert ("Saver died" in said.message, "finished" in said.message) == (
+        severity is not None,
+        severity not in (None, "info"),
+    )
 
 
 def test_silence_is_told_once_until_frames_come_or_the_end() -> None:

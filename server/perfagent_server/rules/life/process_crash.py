@@ -1,4 +1,4 @@
-"""process_crash: a process ended that should not have."""
+"""process_crash: a process, or a thread of it, ended that should not have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from perfagent.wire import Finding
 from perfagent_server.rules.life.crash_causes import cause_by_text
 from perfagent_server.rules.life.first_failure import TOGETHER_S, Failure, first_of, lost_a_peer
 from perfagent_server.rules.life.oom_observed import is_oom
-from perfagent_server.rules.rule import Events, Life, Question, Rule
+from perfagent_server.rules.life.stack_groups import place_of
+from perfagent_server.rules.rule import Events, Every, Life, Question, Rule
 from perfagent_server.rules.window import End, Window
 
-__all__ = ["ProcessCrash"]
+__all__ = ["THREAD_DIED", "ProcessCrash"]
 
-_NATIVE = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
+THREAD_DIED = "a thread died"  # the cause of what is no end of the process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,17 @@ class ProcessCrash(Rule):
     Preemption and Ctrl-C are info, which no channel sends by default. The first failure leads, by the clocks of the ranks and
     in whatever order they report: what the launcher then does to the other ranks is its consequence. So is an error that
     says that another process is gone, where another rank ended at the same time, or was preempted before.
+    A thread that died is told when the training goes on, or stands, without it; one of a library alone is a remark.
     """
 
+    without_steps: int = 10
+    without_s: float = 30.0
+
     id: ClassVar[str] = "process_crash"
-    severities = ("info", "critical")
+    severities = ("info", "warning", "critical")
     question = Question.IS_IT_DEAD
     after = ("oom_observed",)
-    reads = (Events("state"),)
+    reads = (Every(5.0), Events("state"), Events("thread", keep=8))
     life = Life(outlives_run=True, restated=True)
     joins = ("oom_observed",)
 
@@ -39,43 +44,55 @@ class ProcessCrash(Rule):
         ends = [
             end for end in window.ends if end.state in ("failed", "killed", "preempted") and not is_oom(end, window)
         ]
-        if not ends:
-            return None
         preempted = min((end.time for end in ends if end.state == "preempted"), default=math.inf)
         crashes = [
             end
             for end in ends
             if end.state != "preempted"
-            and not _by_hand(end)
+            and not any(word in _said(end) for word in ("KeyboardInterrupt", "SIGINT"))
             and not (0.0 < end.time - preempted <= TOGETHER_S and lost_a_peer(_said(end)))
         ]
-        first = self._leading(crashes or ends)
+        died = None if crashes else self._died(window)
+        if not ends or (died is not None and died.severity != "info"):
+            return died
+        among = crashes or ends
+        first = among[first_of([Failure(end.time, end.rank, end.state, _said(end)) for end in among])]
         step = first.step if first.step is not None else window.step
-        said = first.reason or first.exception
-        finished = _finished_before(window, first)
+        # a rank that had no more to do while this one waited for it
+        done = [one for one in window.ends if one.state == "finished" and one.rank != first.rank]
+        finished = min((one for one in done if one.time <= first.time), key=lambda one: one.time, default=None)
         return self.found(
             "critical" if crashes else "info",
             cause=_cause(window, first, finished) if crashes else "preempted",
             since_step=step,
-            ranks=sorted({end.rank for end in (crashes or ends)}),
+            ranks=sorted({end.rank for end in among}),
             evidence={
                 "rank": first.rank, "how": first.state if crashes or first.state == "preempted" else "interrupted",
-                "step": step, "said": _last_line(said), "state": first.state, "reason": first.reason,
+                "step": step, "said": _last_line(first.reason or first.exception), "state": first.state, "reason": first.reason,
                 "exception": first.exception, "traceback": "\n".join(first.traceback.splitlines()[-20:]),
                 "unused": first.unused or None, "finished_rank": finished and finished.rank,
                 "finished_step": finished and finished.step,
             },
         )  # fmt: skip
 
-    @staticmethod
-    def _leading(ends: list[End]) -> End:
-        return ends[first_of([Failure(end.time, end.rank, end.state, _said(end)) for end in ends])]
-
-
-def _finished_before(window: Window, end: End) -> End | None:
-    """A rank that had no more to do while this one waited for it."""
-    ends = [one for one in window.ends if one.state == "finished" and one.rank != end.rank and one.time <= end.time]
-    return min(ends, key=lambda one: one.time, default=None)
+    def _died(self, window: Window) -> Finding | None:
+        stands = not window.ended and window.now - window.stepped >= self.without_s
+        for noted in window.events("thread"):
+            step, trains, frames = noted.step or 0, noted.data.get("training"), noted.data.get("frames") or []
+            if not (trains or stands or window.step - step >= self.without_steps):
+                continue
+            place = place_of(frames)
+            return self.found(
+                "critical" if trains else "warning" if place.is_users else "info",
+                cause=THREAD_DIED,
+                since_step=step,
+                ranks=[noted.rank],
+                evidence={
+                    "thread": noted.data.get("name"), "said": _last_line(noted.data.get("reason") or ""), "step": step,
+                    "at": place.own.strip("?"), "went_on": max(0, window.step - step) or None, "frames": frames[-20:],
+                },
+            )  # fmt: skip
+        return None
 
 
 def _cause(window: Window, end: End, finished: End | None) -> str:
@@ -84,21 +101,13 @@ def _cause(window: Window, end: End, finished: End | None) -> str:
         return "lost another rank" if finished is None else "uneven inputs"
     if end.exception == "SystemExit" or end.reason.startswith("exit code"):
         return "the script ended itself"
-    if end.exception or end.traceback:
-        return cause_by_text(_said(end))
-    if "SIGBUS" in end.reason:
-        return "SIGBUS"
-    if any(signal in end.reason for signal in _NATIVE):
-        return "native code"
-    return "killed" if end.state == "killed" else ""
+    cause = cause_by_text(_said(end))
+    is_known = cause != "exception" or end.exception or end.traceback
+    return cause if is_known else "killed" if end.state == "killed" else ""
 
 
 def _said(end: End) -> str:
     return f"{end.exception}\n{end.reason}"
-
-
-def _by_hand(end: End) -> bool:
-    return "KeyboardInterrupt" in end.exception or "KeyboardInterrupt" in end.reason or "SIGINT" in end.reason
 
 
 def _last_line(text: str) -> str:

@@ -40,11 +40,12 @@ _WAITED_FOR = {
 @dataclass(frozen=True, slots=True)
 class Place:
     """The line where a thread stands. own: in the user's code, the innermost such frame; inner: the innermost frame of
-    all, where that is another one."""
+    all, where that is another one. is_users: whether any frame is in the user's code."""
 
     own: str
     source: str
     inner: str
+    is_users: bool = False
 
     def __str__(self) -> str:
         quoted = f": {self.source}" if self.source else ""
@@ -101,10 +102,11 @@ def place_of(frames: Sequence[str]) -> Place:
     parsed = [match for frame in frames if (match := _FRAME.match(frame)) is not None]
     if not parsed:
         return Place(own="?", source="", inner="")
-    own = next((match for match in reversed(parsed) if _is_own(match["file"])), parsed[-1])
+    users = [match for match in parsed if _is_own(match["file"])]
+    own = (users or parsed)[-1]
     innermost = next((match for match in reversed(parsed) if not _OURS.search(match["file"])), own)
     inner = "" if own is innermost else _spelled(innermost)
-    return Place(own=_spelled(own), source=(own["source"] or "")[:120], inner=inner)
+    return Place(own=_spelled(own), source=(own["source"] or "")[:120], inner=inner, is_users=bool(users))
 
 
 def _is_own(file: str) -> bool:
