@@ -86,7 +86,8 @@ RESULTS: dict[str, Any] = {
         }
     ],
     "incidents": [],
-    "traces": [{"trace": "AR", "ranks": 4, "stages": 2, "steps": 44, "slow": [0], "alerts": []}],
+    "traces": [{"trace": "AR", "ranks": 4, "stages": 2, "steps": 44, "slow": [0], "rules": ["straggler"], "alerts": []}],
+    "gpu_jobs": [{"job": "copies", "steps": 300, "rules": ["h2d_bound"], "alerts": []}],
 }  # fmt: skip
 
 
