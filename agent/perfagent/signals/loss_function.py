@@ -39,10 +39,12 @@ _MEAN = 1  # of torch's `reduction`
 
 
 def loss_function(root: Any) -> dict[str, Any]:
-    """Returns what is known, {} where nothing is: `kind` of the loss; of a cross entropy `classes`, and `mean` where it is
-    averaged; `fed_by`: softmax or sigmoid, where it takes logits; `broadcast`: the shape of the prediction and
-    that of the difference. root: the tensor on which backward is called."""
+    """Returns what is known, {} where nothing is: `kind` of the loss; of a cross entropy `classes`, `mean` where it is
+    averaged, and `alone` where nothing is added to it or multiplied with it; `fed_by`: softmax or sigmoid, where it takes
+    logits; `broadcast`: the shape of the prediction and that of the difference. root: the tensor on which backward is
+    called."""
     found: dict[str, Any] = {}
+    is_alone = True
     for node in _nodes(root):
         name = node.name()
         if name in _CROSS_ENTROPY or name in _OTHERS:
@@ -52,6 +54,8 @@ def loss_function(root: Any) -> dict[str, Any]:
             if len(classes) > 1:
                 found.setdefault("classes", classes[1])
                 found.setdefault("mean", node._saved_reduction == _MEAN)
+                found.setdefault("alone", is_alone)
+        is_alone = is_alone and (name in _SAME_NUMBERS or name == "DivBackward0")
         if name in _TAKES_LOGITS and (squashed := _SQUASHED.get(_maker(node.next_functions[0][0]))):
             found.setdefault("fed_by", squashed)
         if name in _OF_A_DIFFERENCE:

@@ -15,7 +15,7 @@ if not hasattr(torch.ones(1, requires_grad=True).sum().grad_fn, "_input_metadata
 
 INPUTS, LABELS, TARGETS = torch.randn(8, 5), torch.randint(0, 10, (8,)), torch.randn(8)
 HEAD, ONE = nn.Linear(5, 10), nn.Linear(5, 1)
-CROSS_ENTROPY = {"kind": "cross_entropy", "classes": 10, "mean": True}
+CROSS_ENTROPY = {"kind": "cross_entropy", "classes": 10, "mean": True, "alone": True}
 SQUARE = {"broadcast": [[8, 1], [8, 8]]}
 
 
@@ -23,7 +23,11 @@ SQUARE = {"broadcast": [[8, 1], [8, 8]]}
     ("loss", "known"),
     [
         (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS), CROSS_ENTROPY),
-        (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS, label_smoothing=0.1) / 4, CROSS_ENTROPY),
+        (
+            lambda: functional.cross_entropy(HEAD(INPUTS), LABELS, label_smoothing=0.1) / 4,
+            CROSS_ENTROPY | {"alone": False},
+        ),
+        (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS) / 4, CROSS_ENTROPY),
         (lambda: functional.cross_entropy(HEAD(INPUTS), LABELS, reduction="sum"), CROSS_ENTROPY | {"mean": False}),
         (lambda: functional.nll_loss(functional.log_softmax(HEAD(INPUTS), -1), LABELS), CROSS_ENTROPY),
         (

@@ -126,6 +126,13 @@ def test_a_loss_that_rises_as_the_rate_creeps_up_is_told(times: float) -> None:
     assert 1500 < job.alert.step < 2900
 
 
+def test_a_rise_that_takes_two_thousand_steps_is_told() -> None:
+    """By a third in the end, with a noise of a tenth: no rise is usual because it takes long."""
+    creep = np.concatenate((np.zeros(1000), np.linspace(0, 0.3, 2200)))
+    job = train(falling(3200, spread=0.09, first=3.9, last=0.85) + creep)
+    assert (job.found.cause, job.kinds, 1500 < job.alert.step < 2900) == ("", ["fire"], True)
+
+
 AT = np.arange(600)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judging import fired, frame, state
+from judging import START, fired, frame, state
 from step_job import StepJob
 
+from perfagent.wire import Event
 from perfagent_server.rules.loss.poor_init import PoorInit
 
 FLAT = [2.303 + 0.01 * ((7 * step) % 11 - 5) / 5 for step in range(400)]
@@ -45,6 +46,19 @@ def test_gradients_that_vanish_with_depth_are_told() -> None:
 def test_layers_that_never_get_a_gradient_are_counted() -> None:
     found = train(FLAT, lambda _: [0.0] * 7 + [0.5]).found
     assert (found.cause, len(found.evidence["silent_layers"])) == ("zeros", 7)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "alone", "step"),
+    [(175.0, 8.0, True, 200), (175.0, 5.0, True, None), (25.0, 8.0, True, None), (175.0, 8.0, False, None)],
+)
+def test_a_start_far_above_guessing_is_told(first: float, last: float, alone: bool, step: int | None) -> None:
+    """Guessing gives 6.9: one that is below it soon began well enough, and a sum of losses may be above it."""
+    losses = [last + (first - last) * 0.96**at for at in range(400)]
+    made = {"kind": "cross_entropy", "classes": 1000, "mean": True, "alone": alone}
+    told = {5: [Event(kind="loss", time=START, step=5, data=made)]}
+    job = StepJob(PoorInit(), restarts=2).go_on({"loss": losses}, rows=16, events=told)
+    assert [(one.finding.cause, one.step) for one in job.fired] == [("too large", step)] * (step is not None)
 
 
 HEALTHY: dict[str, tuple[Sequence[float], Norms]] = {

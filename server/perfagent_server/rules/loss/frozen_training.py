@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding, Severity
@@ -19,6 +20,7 @@ __all__ = ["FrozenTraining"]
 
 _SIX_DIGITS = 1e-6
 _SLOWLY = 20  # values before the loss stood still that say whether it got there little by little
+_NO_SMALL_SHARE = 0.01  # of the first loss
 _UPDATE, _NORM = "update/ratio", "grad/norm"
 
 
@@ -33,6 +35,9 @@ class FrozenTraining(Rule):
     a constant), at exactly zero, after it came to its value little by little (a training on one batch that
     converged), and, after constant_steps, if it never varied at all. A warm-up that begins at zero leaves it after a
     step; so nothing shorter counts.
+
+    A loss that is zero at once, from a level that is no small share of its first value and without a gradient, has not
+    converged: nothing enters it any more, and weight decay may still move the weights.
     """
 
     update_steps: int = 50
@@ -51,13 +56,14 @@ class FrozenTraining(Rule):
     )  # fmt: skip
     charts = (_UPDATE, LOSS)
     life = Life(clear_steps=2, restated=True)
+    state_version = 2
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         # still, still_since: how many values of the loss were the same, and from which step on, of how many seen; varied:
-        # whether it was another before; zero: see zero_rate
+        # whether it was another before; fell_from: the level from which it fell to zero at once; zero: see zero_rate
         fresh = {
             "still": 0, "still_since": 0, "value": None, "varied": False, "seen": 0, "loss_step": -1,
-            "zero": dict(zero_rate.FRESH),
+            "fell_from": None, "zero": dict(zero_rate.FRESH),
         }  # fmt: skip
         state = window.state_of(self, fresh)
         rates = window.series("lr")
@@ -65,7 +71,10 @@ class FrozenTraining(Rule):
             zero_rate.follow(state["zero"], rates.value, rates.step)
         track = window.series(window.loss_name or LOSS)
         if track is not None:
-            self._follow_loss(track, state)
+            self._follow_loss(window, track, state)
+        if state["fell_from"] is not None and state["still"] >= self.equal_steps and not window.value(_NORM):
+            figures = {"values": state["still"], "level": state["fell_from"]}
+            return self._found(window, "warning", "zero at once", state["still_since"], **figures)
         unmoved = self._unmoved_since(window)
         if unmoved is not None:
             return self._unmoved(window, unmoved)
@@ -79,7 +88,7 @@ class FrozenTraining(Rule):
 
     # --- what is followed ---------------------------------------------------------------------------------------------
 
-    def _follow_loss(self, track: StepSeries, state: dict[str, Any]) -> None:
+    def _follow_loss(self, window: Window, track: StepSeries, state: dict[str, Any]) -> None:
         value, step = track.value, track.step
         if value is None or step == state["loss_step"] or not math.isfinite(value):
             return
@@ -89,7 +98,9 @@ class FrozenTraining(Rule):
         if known is not None and abs(value - known) <= _SIX_DIGITS / 2 * abs(known):
             state["still"] += 1
         else:
-            state.update(value=value, still=1, still_since=step, varied=known is not None)
+            first, before = window.loss_before or window.first_loss, track.last(_SLOWLY + 1)[:-1]
+            fell_from = None if value else _fell_from(before, first)
+            state.update(value=value, still=1, still_since=step, varied=known is not None, fell_from=fell_from)
 
     def _unmoved_since(self, window: Window) -> int | None:
         """Since which step every measurement says that no weight moved; None if one says otherwise, or too few came."""
@@ -151,6 +162,12 @@ class FrozenTraining(Rule):
                 "grad_norm": window.value(_NORM), "update_ratio": window.value(_UPDATE), **evidence,
             },
         )  # fmt: skip
+
+
+def _fell_from(before: list[float], first: float | None) -> float | None:
+    """The level before a value of zero, if it is no small share of the first value and the loss came no nearer to zero."""
+    level = median(before) if len(before) == _SLOWLY and first is not None else 0.0
+    return level if 2 * min(before, default=0.0) >= level >= _NO_SMALL_SHARE * (first or math.inf) > 0 else None
 
 
 def _rises(values: Sequence[float]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from perfagent.wire.limits import whole
 
-__all__ = ["Guess", "guessing"]
+__all__ = ["Guess", "chance_of", "guessing"]
 
 _MOST_TIMES = 8.0
 """A flat loss that is more than so many times the guess has another part, which hides what the first one does."""
@@ -46,7 +46,7 @@ def guessing(
     guess in which the newest third must lie, hardly below the third before it; no stretch may have been below by twice
     that."""
     lowest, now = min(blocks), fmean(blocks[-max(1, len(blocks) // 3) :])
-    chance, fed_by, shapes = _chance(loss), loss.get("fed_by"), loss.get("broadcast")
+    chance, fed_by, shapes = chance_of(loss), loss.get("fed_by"), loss.get("broadcast")
     figures = {
         "level": now, "first": first, "lowest": lowest, "values": values, "guess": chance, "fed_by": fed_by,
         "classes": whole(loss.get("classes")), "loss_function": loss.get("kind"),
@@ -69,7 +69,8 @@ def guessing(
     return None
 
 
-def _chance(loss: Mapping[str, Any]) -> float | None:
+def chance_of(loss: Mapping[str, Any]) -> float | None:
+    """The cross entropy of guessing, where the loss is the mean of one."""
     classes = whole(loss.get("classes"))
     is_mean = loss.get("kind") == "cross_entropy" and loss.get("mean") is True
     return math.log(classes) if is_mean and classes is not None and classes > 1 else None

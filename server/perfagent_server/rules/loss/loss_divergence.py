@@ -29,9 +29,10 @@ _TINY = 0.1  # a loss that begins below it (a value before the first reward, a c
 @dataclass(frozen=True, kw_only=True)
 class LossDivergence(Rule):
     """The smoothed loss is above its lowest point of the last thousand steps by all of: warning_pct; `spreads` of its
-    noise; usual_times of how far above its lowest points it usually was in this run (95th percentile); and a share of what
-    it had come down. Only lowest points at a learning rate like today's count, so a warm restart is no divergence; where
-    the rate rose to a new peak since, it takes raised_times as much. A loss that is on its way back is silent.
+    noise; usual_times of how far above its lowest points it usually was in this run (95th percentile; of a loss that had
+    settled at most what it came back from, so that no rise is usual because it takes long); and a share of what it had come
+    down. Only lowest points at a learning rate like today's count, so a warm restart is no divergence; where the
+    rate rose to a new peak since, it takes raised_times as much. A loss that is on its way back is silent.
 
     A loss that had not settled (come down by a quarter, ever more slowly, or kept steady) must rise by as much above where
     it came down from: those of GANs and of reinforcement learning swing. Before it is known what is usual (600 values before
@@ -178,9 +179,9 @@ class LossDivergence(Rule):
         low, spread = lowest["low"], lowest["spread"]
         if loss.first <= _TINY and not has_fallen(loss.first, low, to=0.25):
             return math.inf
-        usual, is_known = loss.usual_rise(loss.count - lowest["count"])
-        is_steady = is_known and usual <= 0.5 * self.warning_pct / 100 * low
-        has_settled = is_steady or loss.has_settled(lowest)
+        has_settled = loss.has_settled(lowest)
+        usual, is_known = loss.usual_rise(loss.count - lowest["count"], comes_back=has_settled)
+        has_settled = has_settled or (is_known and usual <= 0.5 * self.warning_pct / 100 * low)  # it kept steady
         if not is_known:
             if low <= 0 or not has_settled:
                 return math.inf

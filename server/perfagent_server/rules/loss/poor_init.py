@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from perfagent.wire import LOSS, Finding
+from perfagent_server.rules.loss.guessing import chance_of
 from perfagent_server.rules.loss.loss_series import recent
-from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown
+from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["PoorInit"]
@@ -45,12 +46,17 @@ class PoorInit(Rule):
     fallen_pct: float = 3.0
     least_steps: int = 60
     lost_share: float = 0.5
+    guess_times: float = 4.0
+    guess_steps: int = 200
 
     id: ClassVar[str] = "poor_init"
     severities = ("warning",)
     question = Question.DOES_IT_LEARN
     after = ("data_repeats",)
-    reads = (Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"))
+    reads = (
+        Series(_FAMILY, keep=4, judged=True), Series(LOSS, keep=64, judged=True), Series("lr", merge="max"),
+        Events("loss", keep=1),
+    )  # fmt: skip
     charts = ("grad/vanishing_share", LOSS)
     life = Life(clear_steps=1, restated=True)
     state_version = 2
@@ -78,11 +84,18 @@ class PoorInit(Rule):
         if state["lost"] is not None and window.at <= window.start_step + _TOLD_STEPS:
             return self._found(window, state, "not restored", **state["lost"])
         self._follow_gradients(window, state)
-        state["over"] = state["measured"] >= _GIVEN_UP or state["count"] > _GIVEN_UP_STEPS
+        state["over"] = state["count"] > (self.guess_steps if state["measured"] >= _GIVEN_UP else _GIVEN_UP_STEPS)
         newest = [value for value in track.last(9) if math.isfinite(value)]
         if not newest or not state["losses"]:
             return UNKNOWN
         first, now = state["losses"][0], median(newest)
+        told = [one.data for one in window.events("loss") if one.data.get("alone") and not window.start_step]
+        guess = chance_of(told[-1]) if told and state["count"] >= self.guess_steps else None
+        if guess is not None and now > guess and min(state["losses"]) >= self.guess_times * guess:
+            return self._found(
+                window, state, "too large", loss=now, steps=state["count"], guess=guess, times=first / guess,
+                classes=told[-1]["classes"],
+            )  # fmt: skip
         if first - now > self.fallen_pct / 100 * abs(first):
             return None
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:

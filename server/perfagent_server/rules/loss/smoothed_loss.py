@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -103,12 +104,18 @@ class SmoothedLoss:
             self.state["rises"].append(rise)
             del self.state["rises"][:-_SAMPLES]
 
-    def usual_rise(self, values: int) -> tuple[float, bool]:
+    def usual_rise(self, values: int, *, comes_back: bool) -> tuple[float, bool]:
         """The 95th percentile of the samples older than the newest so many values (from 100 to 300: what rises for longer
-        is usual itself); and whether they are of 600 values, enough to know."""
+        is usual itself); and whether they are of 600 values, enough to know. comes_back: at most that by which the loss
+        came down again after one of them, so that no rise is usual because it takes long."""
         recent = (max(100, min(300, values)) + _EVERY) // _EVERY
-        usual = sorted(self.state["rises"][:-recent])
-        return usual[int(0.95 * (len(usual) - 1))] if usual else 0.0, len(usual) >= _FEWEST_SAMPLES
+        rises: list[float] = self.state["rises"]
+        older = sorted(rises[:-recent])
+        usual = older[int(0.95 * (len(older) - 1))] if older else 0.0
+        if comes_back:
+            later = [*itertools.accumulate(reversed(rises), min)][::-1]
+            usual = min(usual, max((a - b for a, b in zip(rises[:-recent], later, strict=False)), default=0.0))
+        return usual, len(older) >= _FEWEST_SAMPLES
 
     def has_settled(self, lowest: Lowest) -> bool:
         """Whether the loss came down as one that is minimised does: by a quarter, and ever more slowly."""

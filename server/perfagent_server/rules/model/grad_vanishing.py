@@ -29,8 +29,8 @@ class GradVanishing(Rule):
     vanished_share: float = 1e-4
     alive_share: float = 0.1
     observations: int = 20
-    sparse_observations: int = 8
-    sparse_steps: int = 100
+    sparse_observations: int = 4
+    sparse_steps: int = 200
     skip_steps: int = 20
 
     id: ClassVar[str] = "grad_vanishing"
