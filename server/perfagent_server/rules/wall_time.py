@@ -55,32 +55,22 @@ class _Tally:
     def __init__(self, sums: Iterable[float] = (0.0, 0.0)) -> None:
         self.sums = array("d", sums)
 
-    def add(self, step_s: float, phases: Iterable[tuple[int, float]]) -> None:
+    def add(self, wall_s: float, steps: float, phases: Iterable[tuple[int, float, float, float]]) -> None:
+        """phases: place, seconds, in how many of these steps, and in the longest of them."""
         sums = self.sums
-        sums[0] += step_s
-        sums[1] += 1
-        for place, seconds in phases:
-            at = self._at(place)
+        sums[0] += wall_s
+        sums[1] += steps
+        for place, seconds, often, longest_s in phases:
+            at = 2 + 3 * place
+            if len(sums) < at + 3:
+                sums.extend([0.0] * (at + 3 - len(sums)))
             sums[at] += seconds
-            sums[at + 1] += 1
-            sums[at + 2] = max(sums[at + 2], seconds)
-
-    def add_rest(self, place: int, seconds: float) -> None:
-        """A phase after the last step."""
-        at = self._at(place)
-        self.sums[0] += seconds
-        self.sums[at] += seconds
-        self.sums[at + 1] += 1
-        self.sums[at + 2] = max(self.sums[at + 2], seconds)
+            sums[at + 1] += often
+            sums[at + 2] = max(sums[at + 2], longest_s)
 
     def join(self, other: _Tally) -> None:
-        self.sums[0] += other.sums[0]
-        self.sums[1] += other.sums[1]
-        for place in range(len(other.sums) // 3):
-            at, theirs = self._at(place), other.sums[2 + 3 * place : 5 + 3 * place]
-            self.sums[at] += theirs[0]
-            self.sums[at + 1] += theirs[1]
-            self.sums[at + 2] = max(self.sums[at + 2], theirs[2])
+        wall_s, steps, *phases = other.sums
+        self.add(wall_s, steps, zip(range(len(phases) // 3), phases[::3], phases[1::3], phases[2::3], strict=True))
 
     def spent(self, phases: Sequence[str], stopped_s: float = 0.0) -> Spent:
         sums = self.sums
@@ -94,16 +84,10 @@ class _Tally:
             longest_s={phase: sums[at + 2] for phase, at in seen},
         )
 
-    def _at(self, place: int) -> int:
-        at = 2 + 3 * place
-        if len(self.sums) < at + 3:
-            self.sums.extend([0.0] * (at + 3 - len(self.sums)))
-        return at
-
 
 class WallTime:
     """Filled from one rank of the run: the lowest that times its steps, since in many scripts only rank 0 saves and
-    evaluates. ended: when its newest step ended, by its own clock, Unix seconds."""
+    evaluates. rank: which that is; ended: when its newest step ended, by its own clock, Unix seconds."""
 
     def __init__(self) -> None:
         self.ended = -math.inf
@@ -112,7 +96,7 @@ class WallTime:
         self._whole = _Tally()
         self._recent: list[tuple[float, _Tally]] = []  # start of a minute, oldest first
         self._interrupted: deque[int] = deque(maxlen=_MOST_INTERRUPTED)
-        self._rank: int | None = None
+        self.rank: int | None = None
         self._newest = -1  # step that was counted; ranks may come in any order
         self._counted = -1  # up to which step a rank before this one was
 
@@ -125,11 +109,11 @@ class WallTime:
         phases: Sequence[tuple[str, Sequence[float]]],
     ) -> None:
         """Rows of one group. took: step times in seconds; phases: with their seconds in each row."""
-        if self._rank is None:
-            self._rank = rank
-        elif rank < self._rank:
-            self._rank, self._counted = rank, self._newest
-        if rank != self._rank:
+        if self.rank is None:
+            self.rank = rank
+        elif rank < self.rank:
+            self.rank, self._counted = rank, self._newest
+        if rank != self.rank:
             return
         columns = [(place, column) for phase, column in phases if (place := self._place(phase)) is not None]
         for at, (step, time, step_s) in enumerate(zip(steps, times, took, strict=True)):
@@ -139,10 +123,10 @@ class WallTime:
             if math.isfinite(self._older_ended) and math.isfinite(time):
                 self._stopped_s += max(0.0, time - step_s - self._older_ended)
                 self._older_ended = -math.inf
-            spent = [(place, column[at]) for place, column in columns if 0 < column[at] < math.inf]
-            self._whole.add(step_s, spent)
-            self._recent_at(time).add(step_s, spent)
-            beside = sum(seconds for place, seconds in spent if self._phases[place] not in _USUAL)
+            spent = [(place, took_s, 1, took_s) for place, column in columns if 0 < (took_s := column[at]) < math.inf]
+            self._whole.add(step_s, 1, spent)
+            self._recent_at(time).add(step_s, 1, spent)
+            beside = sum(seconds for place, seconds, *_ in spent if self._phases[place] not in _USUAL)
             if beside > _INTERRUPTED * step_s:
                 self._interrupted.append(step)
             if math.isfinite(time):
@@ -150,29 +134,24 @@ class WallTime:
 
     def take_rest(self, rank: int, steps: Sequence[int], phases: Sequence[tuple[str, Sequence[float]]]) -> None:
         """Rows without a step time: an evaluation or a save after the last step, which no later step holds."""
-        if rank != self._rank:
+        if rank != self.rank:
             return
         for phase, column in phases:
             place = None if phase in _USUAL else self._place(phase)
             for step, seconds in zip(steps, column, strict=True):
                 if place is not None and step >= self._newest and 0 < seconds < math.inf:
-                    self._whole.add_rest(place, seconds)
-
-    @property
-    def rank(self) -> int | None:
-        """The rank that this is the time of."""
-        return self._rank
+                    self._whole.add(seconds, 0, [(place, seconds, 1, seconds)])
 
     def whole(self) -> Spent:
         """Of all steps of the run, attempts before this one included."""
         return self._whole.spent(self._phases, self._stopped_s)
 
-    def recent(self, seconds: float = RECENT_S) -> Spent:
-        """Of the steps that ended in the newest seconds (at most RECENT_S), to a minute."""
+    def recent(self) -> Spent:
+        """Of the steps that ended in the newest RECENT_S, to a minute."""
         joined = _Tally()
         newest = self._recent[-1][0] if self._recent else 0.0
         for start, one in self._recent:
-            if start > newest - seconds:
+            if start > newest - RECENT_S:
                 joined.join(one)
         return joined.spent(self._phases)
 
@@ -183,8 +162,7 @@ class WallTime:
 
     def was_interrupted(self, step: int) -> bool:
         """Whether `step` is one of `interrupted`. Of the newest steps, without a look at the others."""
-        known = next((one for one in reversed(self._interrupted) if one <= step), None)
-        return known == step
+        return step == next((one for one in reversed(self._interrupted) if one <= step), None)
 
     def go_on_from(self, older: WallTime, *, is_restart: bool = True) -> None:
         """The run was started again: its time goes on. is_restart: it had not finished, so until its first step ends it
@@ -212,13 +190,13 @@ class WallTime:
     def snapshot(self) -> list[Any]:
         recent = [[start, tally.sums.tobytes()] for start, tally in self._recent]
         return [
-            self.ended, self._rank, [self._newest, self._counted], [self._stopped_s, self._older_ended],
+            self.ended, self.rank, [self._newest, self._counted], [self._stopped_s, self._older_ended],
             self._phases, self._whole.sums.tobytes(),
             recent, list(self._interrupted),
         ]  # fmt: skip
 
     def restore(self, state: Sequence[Any]) -> None:
-        self.ended, self._rank, counted, stopped, phases, whole, recent, interrupted = state
+        self.ended, self.rank, counted, stopped, phases, whole, recent, interrupted = state
         self._newest, self._counted = counted
         self._stopped_s, self._older_ended = stopped
         self._phases, self._whole = list(phases), _Tally(array("d", whole))
