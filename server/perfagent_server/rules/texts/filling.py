@@ -80,7 +80,10 @@ class _Writer(Formatter):
         self._figures, self._words, self._grammar = figures, words, grammar
 
     def write(self, template: str) -> str:
-        return "".join(self._pieces(template))
+        pieces = self.parse(template)
+        return "".join(
+            before + ("" if name is None else self._spelled(name, spec or "")) for before, name, spec, _ in pieces
+        )
 
     def if_known(self, template: str) -> str:
         """Still a template: with its braces doubled."""
@@ -88,14 +91,6 @@ class _Writer(Formatter):
             return self.write(template).replace("{", "{{").replace("}", "}}")
         except MissingFigureError:
             return ""
-
-    def _pieces(self, template: str) -> Sequence[str]:
-        pieces = []
-        for before, name, spec, _ in self.parse(template):
-            pieces.append(before)
-            if name is not None:
-                pieces.append(self._spelled(name, spec or ""))
-        return pieces
 
     def _spelled(self, name: str, spec: str) -> str:
         value = self._figures.get(name)
