@@ -9,8 +9,8 @@ from typing import Any
 from perfagent.wire import SEVERITIES, Event, Finding
 from perfagent.wire.limits import whole
 from perfagent_server.alerts.evidence_limit import limited
-from perfagent_server.rules.evidence import TITLE
 from perfagent_server.rules.rule import USER_ALERT, Life
+from perfagent_server.rules.texts import TITLE
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["REPORTED_LIFE", "USER_LIFE", "of_the_agent", "of_the_user", "step_of", "time_of", "title_key", "user_key"]

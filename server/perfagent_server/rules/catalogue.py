@@ -86,7 +86,7 @@ def with_overrides(rule: Rule, overrides: Sequence[Overrides]) -> Configured:
 
 def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
     """The rule with other thresholds. Raises ConfigError that says what is allowed."""
-    known = {field.name: getattr(rule, field.name) for field in fields(rule)}  # type: ignore[arg-type]  # all rules are dataclasses
+    known = rule.thresholds()
     changed = {}
     for name, value in settings.items():
         if name not in known:
@@ -112,7 +112,7 @@ def _check(rule: Rule, name: str, value: Any, present: float) -> None:
 def bounds_of(rule: Rule, name: str) -> tuple[float, float]:
     """The least and the most that a threshold may be: its own bounds; else a share of a whole has at most 100 %, and
     anything else is at most a thousand times its default."""
-    threshold = next(field for field in fields(rule) if field.name == name)  # type: ignore[arg-type]  # as above
+    threshold = next(field for field in fields(rule) if field.name == name)  # type: ignore[arg-type]  # all rules are dataclasses
     if "bounds" in threshold.metadata:
         least, most = threshold.metadata["bounds"]
         return least, most
@@ -130,7 +130,6 @@ def describe(configured: Configured) -> dict[str, Any]:
     """A rule as GET /rules shows it."""
     rule = configured.rule
     defaults = {one.id: one for one in all_rules()}[rule.id].thresholds()
-    life = asdict(rule.held_life())
     texts = {language: rule.text(language) for language in LANGUAGES}
     words = {
         language: {
@@ -153,7 +152,7 @@ def describe(configured: Configured) -> dict[str, Any]:
         "thresholds": rule.thresholds(),
         "defaults": defaults,
         "units": {name: unit for name in defaults if (unit := unit_of(name))},
-        "life": life,
+        "life": asdict(rule.held_life()),
         "words": words,
     }
 

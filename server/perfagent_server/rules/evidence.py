@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfagent_server.rules.texts import TITLE
 from perfagent_server.rules.window import Window
 
-__all__ = ["TITLE", "one_line", "p90", "surroundings", "told_lines", "where"]
+__all__ = ["one_line", "p90", "surroundings", "told_lines", "where"]
 
 _MOST_LINES = 5
 
 
 def surroundings(window: Window) -> dict[str, object]:
     """Learning rate, loss scale and gradient norms up to the step under judgment, as far as they are known."""
-
-    def last(name: str, count: int) -> list[float]:
-        series = window.by_step.get(name)
-        return series.before(window.at, count) if series else []
-
-    return {
-        "lr": next(iter(last("lr", 1)), None),
-        "scale": next(iter(last("amp/scale", 1)), None),
-        "grad_norms": last("grad/norm", 20),
-    }
+    lr, scale = (next(iter(window.track(name).before(window.at, 1)), None) for name in ("lr", "amp/scale"))
+    return {"lr": lr, "scale": scale, "grad_norms": window.track("grad/norm").before(window.at, 20)}
 
 
 def where(window: Window, ranks: Sequence[int]) -> dict[str, object]:

@@ -11,9 +11,9 @@ import operator
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fnmatch import translate
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -111,11 +111,9 @@ class OwnAlert(Rule):
 
     def figures(self) -> dict[str, Any]:
         """Of its sentences: what was asked. What is not said is left out."""
-        asked = {
-            name: getattr(self, name) for name in ("metric", "function", "comparison", "for_steps", "for_s", "note")
-        }
+        asked = ("metric", "function", "comparison", "for_steps", "for_s", "note")
         numbers = {} if self.threshold is None else {"threshold": self.threshold}
-        return {name: value for name, value in asked.items() if value} | numbers
+        return {name: value for name in asked if (value := getattr(self, name))} | numbers
 
     def is_of(self, finding: Finding) -> bool:
         """Whether a finding says what this alert asks by now: somebody may have changed it."""
@@ -234,10 +232,11 @@ def own_alert(form: Any) -> OwnAlert:
     """From rules.toml, the API or the table. Raises FormError, which says what is allowed."""
     if not isinstance(form, Mapping):
         raise FormError("", f"an alert must be a table of settings, not {form!r:.80}")
-    unknown = form.keys() - _fields()
+    fields = OwnAlert.__dataclass_fields__
+    unknown = form.keys() - fields.keys()
     if unknown:
         name = min(map(str, unknown))
-        raise FormError(name[:80], f"an alert has no {name!r:.80}; it has {', '.join(_fields())}")
+        raise FormError(name[:80], f"an alert has no {name!r:.80}; it has {', '.join(fields)}")
     values = {name: value for name, value in form.items() if value is not None}
     for name in ("name", "metric"):
         if not values.get(name):
@@ -248,11 +247,6 @@ def own_alert(form: Any) -> OwnAlert:
     _check_texts(values)
     _check_numbers(values)
     return OwnAlert(**values | {"tags": tuple(values.get("tags", ()))})
-
-
-@cache
-def _fields() -> dict[str, None]:
-    return {field.name: None for field in fields(OwnAlert)}
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
@@ -270,9 +264,8 @@ def _check_texts(values: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:
-    function, comparison, threshold = (
-        values.get(name, usual) for name, usual in (("function", "value"), ("comparison", ""), ("threshold", None))
-    )
+    function, comparison = values.get("function", "value"), values.get("comparison", "")
+    threshold: Any = values.get("threshold")
     if function in _COMPARED:
         if comparison not in COMPARISONS:
             raise FormError("comparison", f"comparison is {comparison!r:.40}; allowed are {', '.join(COMPARISONS)}")

@@ -115,7 +115,8 @@ class OwnSeries:
         """Without the series of alerts that are not there any more."""
         entries, full, self._step = state
         for name, unit, is_part, saved, ids in entries:
-            its = [one for one in ids if one in self._alerts and self._still_watches(self._alerts[one], name, unit)]
+            known = [self._alerts[one] for one in ids if one in self._alerts]
+            its = [alert.id for alert in known if alert.unit == unit and alert.watches(name)]
             if its:
                 self._series[name, unit] = _series(name, is_part=is_part)
                 self._series[name, unit].restore(saved)
@@ -123,10 +124,6 @@ class OwnSeries:
                 for one in its:
                     self._count[one] = self._count.get(one, 0) + 1
         self._full = {alert for alert in full if self._count.get(alert) == MOST_SERIES}
-
-    @staticmethod
-    def _still_watches(alert: OwnAlert, name: str, unit: str) -> bool:
-        return alert.unit == unit and alert.watches(name)
 
 
 def _series(name: str, *, is_part: bool) -> StepSeries:

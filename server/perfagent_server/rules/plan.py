@@ -11,24 +11,13 @@ from perfagent_server.rules.own_alert import OwnAlert
 from perfagent_server.rules.own_series import Watched, watched
 from perfagent_server.rules.rule import EVALUATION_LOSS, Events, Every, Rule, Series
 
-__all__ = ["STEPPED", "Column", "Columns", "Kept", "Plan"]
+__all__ = ["STEPPED", "Column", "Columns", "Plan"]
 
 STEPPED = (LOSS, "lr")
 """The window itself takes a note of each of their steps."""
 _NAMED_LOSS = Series("", keep=64)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MOST_COLUMNS = 1000
 _STEP_TIME = "step_time_s"
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept of one series. merged: over steps, ranks put together; apart: over steps, a row for each rank; time:
-    over time; family: its prefix, when it is kept as a row of its family."""
-
-    merged: Series | None = None
-    apart: Series | None = None
-    time: Series | None = None
-    family: Series | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +55,13 @@ class Columns:
         return bool(self.merged or self.apart[0] or self.time or self.families or self.step_time is not None)
 
 
-_NOTHING = Kept()
-
-
 class Plan:
     """Made once for a set of rules. Raises ValueError when two rules put the ranks of a series together differently.
 
     on_step: name of a series, or prefix of a family, -> rules that are judged at each of its new steps; on_time: the
     same at each new reading; on_event: kind -> rules; events: kind -> how many are kept; clocked: rules with the seconds
-    between two judgments; urgent: kind of non-finite value -> the rule that is judged at once; own: users' own alerts.
+    between two judgments; urgent: kind of non-finite value -> the rule that is judged at once; own: users' own alerts;
+    time: series that are kept over time; families: those of which each series is a row, by prefix.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -89,22 +76,14 @@ class Plan:
         self.urgent: dict[str, Rule] = {rule.urgent: rule for rule in rules if rule.urgent}
         self._merged: dict[str, Series] = {}
         self._apart: dict[str, Series] = {}
-        self._time: dict[str, Series] = {}
-        self._families: dict[str, Series] = {}
+        self.time: dict[str, Series] = {}
+        self.families: dict[str, Series] = {}
         for rule in rules:
             for one in rule.reads:
                 self._add(rule, one)
         self.order = {name: place for place, name in enumerate(self._merged)}
         """Judged first within a frame: what the rules on the later ones look up. The loss comes last."""
         self._columns: dict[tuple[str, ...], Columns] = {}
-
-    def kept(self, name: str) -> Kept | None:
-        """What is kept of the series of this name; None if nothing is."""
-        family = next((series for prefix, series in self._families.items() if name.startswith(prefix)), None)
-        merged, apart, time = self._merged.get(name), self._apart.get(name), self._time.get(name)
-        if merged is None and apart is None and time is None and family is None:
-            return None
-        return Kept(merged, apart, time, family)
 
     def columns(self, names: tuple[str, ...]) -> Columns:
         """What is wanted of a group with these names; groups of a run have the same names again and again."""
@@ -119,19 +98,19 @@ class Plan:
         merged, time, losses, apart = [], [], [], {}
         families: dict[Series, dict[str, int]] = {}
         for place, name in enumerate(names):
-            kept = self.kept(name) or _NOTHING
-            if kept.merged is not None:
-                merged.append(Column(name, place, self.part_of(name), _noted(name), kept.merged))
+            if name in self._merged:
+                merged.append(Column(name, place, self.part_of(name), _noted(name), self._merged[name]))
             elif self.is_evaluation(name):
                 merged.append(Column(name, place, EVALUATION_LOSS, "", self._merged[EVALUATION_LOSS]))
             elif name != LOSS and loss_kind(name):
                 losses.append(Column(name, place, name, "loss", self.of_loss(name)))
-            if kept.apart is not None:
+            if name in self._apart:
                 apart[name] = place
-            if kept.time is not None:
-                time.append(Column(name, place, name, "", kept.time))
-            if kept.family is not None:
-                families.setdefault(kept.family, {})[name] = place
+            if name in self.time:
+                time.append(Column(name, place, name, "", self.time[name]))
+            family = next((series for prefix, series in self.families.items() if name.startswith(prefix)), None)
+            if family is not None:
+                families.setdefault(family, {})[name] = place
         of_families = (place for found in families.values() for place in found.values())
         columns = (*merged, *time, *losses)
         step_time = names.index(_STEP_TIME) if _STEP_TIME in names else None
@@ -201,7 +180,7 @@ class Plan:
         elif isinstance(one, Every):
             self.clocked = (*self.clocked, (one.seconds, rule))
         else:
-            places = self._time if one.axis == "time" else self._families if one.is_family else self._merged
+            places = self.time if one.axis == "time" else self.families if one.is_family else self._merged
             if one.ranks == "apart" and one.axis == "step":
                 places = self._apart
             places[one.name] = _joined(places.get(one.name), one)

@@ -22,13 +22,10 @@ def steady_steps(window: Window, count: int, series: str = "step_time_s") -> tup
     """The newest `count` steps of a series and its values, oldest first, without evaluations, saves and other phases
     beside training, without the first steps of the attempt, and without values that are no numbers or not above 0: a log
     with a coarse clock has steps that took no time."""
-    track = window.series(series)
-    if track is None:
-        return [], []
     interrupted, first = window.wall.interrupted, window.start_step + SKIPPED_STEPS
     rows = [
         (step, value)
-        for step, value in zip(track.last_steps(track.size), track.last(track.size), strict=True)
+        for step, value in window.track(series).rows()
         if step > first and step not in interrupted and 0 < value < math.inf
     ][-count:]
     return [step for step, _ in rows], [value for _, value in rows]

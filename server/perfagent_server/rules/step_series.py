@@ -11,7 +11,8 @@ import itertools
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -55,14 +56,13 @@ def in_step_order(parts: Sequence[Part]) -> Part:
     return steps, values, times
 
 
+@dataclass(slots=True)
 class _Pending:
-    """A step that waits for ranks. since: when it was first reported, server clock; time: of the sample."""
+    """A step that waits for ranks. since: when it was first reported, server clock; time: of the sample; values: by rank."""
 
-    __slots__ = ("since", "time", "values")
-
-    def __init__(self, since: float, time: float) -> None:
-        self.since, self.time = since, time
-        self.values: dict[int, float] = {}
+    since: float
+    time: float
+    values: dict[int, float]
 
 
 class _Rows:
@@ -177,6 +177,10 @@ class StepSeries:
     def last_steps(self, count: int) -> list[int]:
         return self.steps[max(0, self.seen - count) : self.seen].tolist()
 
+    def rows(self) -> Iterator[tuple[int, float]]:
+        """The steps that may be seen and are kept, each with its value, oldest first."""
+        return zip(self.last_steps(self.size), self.last(self.size), strict=True)
+
     @property
     def value(self) -> float | None:
         return self.values[self.seen - 1] if self.seen else None
@@ -231,7 +235,7 @@ class StepSeries:
             entry = self.pending.get(step)
             if entry is None:
                 self._oldest = min(step, self._oldest) if self.pending else step
-                entry = self.pending[step] = _Pending(now, time)
+                entry = self.pending[step] = _Pending(now, time, {})
             entry.values[rank] = value
 
     def _amend(self, step: int, value: float, time: float) -> None:
@@ -334,6 +338,5 @@ class StepSeries:
         self.seen = self._rows.count - hidden
         self.ranks = dict(ranks)
         for step, since, time, entries in pending:
-            entry = self.pending[step] = _Pending(since, time)
-            entry.values = dict(entries)
+            self.pending[step] = _Pending(since, time, dict(entries))
         self._oldest = min(self.pending, default=0)

@@ -39,13 +39,9 @@ class _Readings:
         self.count, self.stepping = array("d"), array("b")
 
     def add(self, second: float, value: float, stepping: bool) -> None:
-        if not self.second or second > self.second[-1]:
-            for column, new in zip(self._columns(), (second, value, 1.0, stepping), strict=True):
-                column.append(new)
-            return
         # Ranks send in turn, and their clocks differ: a reading may belong to a second before the newest.
-        at = bisect_left(self.second, second)
-        if self.second[at] == second:
+        at = len(self.second) if not self.second or second > self.second[-1] else bisect_left(self.second, second)
+        if at < len(self.second) and self.second[at] == second:
             self.total[at] += value
             self.count[at] += 1
             self.stepping[at] |= stepping
@@ -127,6 +123,10 @@ class TimeSeries:
         newest = [one.total[-1] / one.count[-1] for one in self._chosen(rank) if one.second]
         return sum(newest) / len(newest) if newest else None
 
+    def newest_by_rank(self) -> dict[int, float]:
+        """Mean of the readings of each rank's newest second."""
+        return {rank: one.total[-1] / one.count[-1] for rank, one in sorted(self._of_rank.items()) if one.second}
+
     def tail(self, count: int, rank: int = 0) -> list[tuple[float, float]]:
         """The newest seconds and the mean of their readings, oldest first."""
         return self._chosen(rank)[0].tail(count)
@@ -138,8 +138,8 @@ class TimeSeries:
 
     def _chosen(self, rank: int | None) -> list[_Readings]:
         """Asking for a rank that sent nothing makes none of it."""
-        found = list(self._of_rank.values()) if rank is None else [self._of_rank.get(rank)]
-        return [one for one in found if one is not None] or [_Readings(self.keep)]
+        found = self._of_rank.values() if rank is None else filter(None, [self._of_rank.get(rank)])
+        return [*found] or [_Readings(self.keep)]
 
     def snapshot(self) -> list[Any]:
         return [[rank, readings.snapshot()] for rank, readings in self._of_rank.items()]

@@ -19,7 +19,7 @@ from perfagent_server.rules.nonfinite_steps import NonfiniteStep, NonfiniteSteps
 from perfagent_server.rules.own_series import OwnSeries
 from perfagent_server.rules.plan import Column, Columns, Plan
 from perfagent_server.rules.row_series import FamilyRows, RankRows
-from perfagent_server.rules.rule import Rule
+from perfagent_server.rules.rule import Rule, Series
 from perfagent_server.rules.step_series import Part, StepSeries, in_step_order
 from perfagent_server.rules.time_series import TimeSeries
 from perfagent_server.rules.wall_time import WallTime
@@ -31,6 +31,7 @@ _PLAIN = (
     "attempt", "start_step", "world_size", "state", "now", "at", "step", "stepped", "started", "first_loss", "reported",
 )  # fmt: skip
 """Of a window: what is stored as it is."""
+_NO_READINGS, _NO_STEPS = TimeSeries(0, apart=True), StepSeries("", Series("", keep=0), judged=False)
 _MOST_NAMED_LOSSES = 16
 _STEPPING_S = 10.0
 """A reading is taken while the run makes steps if the last one ended so recently, or within three usual step times."""
@@ -154,10 +155,17 @@ class Window:
         found = self.by_step.get(name)
         return found if found is not None and found.seen else None
 
+    def track(self, name: str) -> StepSeries:
+        """The series; one without steps where no rank sent it."""
+        return self.by_step.get(name, _NO_STEPS)
+
     def value(self, name: str) -> float | None:
         """The newest value of a series."""
-        found = self.by_step.get(name)
-        return found.value if found is not None else None
+        return self.track(name).value
+
+    def readings(self, name: str) -> TimeSeries:
+        """The series over time; one without ranks where none sent it."""
+        return self.by_time.get(name, _NO_READINGS)
 
     def events(self, kind: str) -> Sequence[Noted]:
         """The newest events of a kind that a rule reads, oldest first."""
@@ -216,9 +224,9 @@ class Window:
             return
         steps, times = group.step_list(), group.time_list()
         values = dict(zip(columns.places, group.numbers(columns.places), strict=True))
-        if columns.step_time is not None or not self._is_timed:
-            # Where steps are timed, losses and readings may be of the step in progress, which may never be completed.
-            self._note_step(max(steps))
+        # Where steps are timed, losses and readings may be of the step in progress, which may never be completed.
+        if (columns.step_time is not None or not self._is_timed) and max(steps) > self.step:
+            self.step, self.stepped = max(steps), self.now
         for column in (*columns.merged, *losses):
             if column.noted:
                 self.nonfinite[column.noted].note(column.name, rank, steps, values[column.place], self.now)
@@ -240,17 +248,13 @@ class Window:
             if self._take_readings(column, rank, times, values[column.place]):
                 touched.add(column.name)
         for family, names, places in columns.families:
-            if self._family(family.name, family.keep).take(names, steps, [values[place] for place in places]):
+            if self._family(family).take(names, steps, [values[place] for place in places]):
                 touched.add(family.name)
-
-    def _note_step(self, step: int) -> None:
-        if step > self.step:
-            self.step, self.stepped = step, self.now
 
     def _take_readings(self, column: Column, rank: int, times: Sequence[float], values: Sequence[float]) -> bool:
         """Whether it is time to judge the series."""
-        known, plan = self.by_time.get(column.name), column.plan
-        series = known if known is not None else TimeSeries(plan.keep, apart=plan.ranks == "apart")
+        known = self.by_time.get(column.name)
+        series = known if known is not None else _readings(column.plan)
         until = self._stepping_until()
         is_due = series.take(rank, times, values, [time <= until for time in times])
         if known is None and series.ranks:  # a sampler that only failed so far has told nothing
@@ -266,10 +270,10 @@ class Window:
             self._pause_after, self._pause_s = took.closed, max(_STEPPING_S, 3.0 * median(took.values[-32:]))
         return took.times[-1] + self._pause_s
 
-    def _family(self, prefix: str, keep: int) -> FamilyRows:
-        if prefix not in self.by_family:
-            self.by_family[prefix] = FamilyRows(keep)
-        return self.by_family[prefix]
+    def _family(self, family: Series) -> FamilyRows:
+        if family.name not in self.by_family:
+            self.by_family[family.name] = FamilyRows(family.keep)
+        return self.by_family[family.name]
 
     def _follow_losses(self, chosen: Sequence[Columns]) -> None:
         """Begins the series of training losses by other names than `loss`: not too many, and of parts only where no
@@ -379,13 +383,11 @@ class Window:
         window.loss_before = state.get("loss_before")
         window._is_timed = "step_time_s" in window.by_step
         for prefix, rows in state["by_family"].items():
-            kept = plan.kept(prefix)
-            if kept is not None and kept.family is not None:
-                window._family(prefix, kept.family.keep).restore(rows)
+            if prefix in plan.families:
+                window._family(plan.families[prefix]).restore(rows)
         for name, readings in state["by_time"].items():
-            kept = plan.kept(name)
-            if kept is not None and kept.time is not None:
-                window.by_time[name] = TimeSeries(kept.time.keep, apart=kept.time.ranks == "apart")
+            if name in plan.time:
+                window.by_time[name] = _readings(plan.time[name])
                 window.by_time[name].restore(readings)
         for kind, noted in state["nonfinite"].items():
             window.nonfinite[kind].restore(noted)
@@ -404,3 +406,7 @@ class Window:
             if name in plan.rules and plan.rules[name].state_version == version
         }
         return window
+
+
+def _readings(plan: Series) -> TimeSeries:
+    return TimeSeries(plan.keep, apart=plan.ranks == "apart")

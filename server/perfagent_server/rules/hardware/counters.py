@@ -10,7 +10,7 @@ from perfagent.wire import Finding, Severity
 from perfagent_server.rules.rule import Question, Rule
 from perfagent_server.rules.window import Window
 
-__all__ = ["CounterRule", "Trouble", "as_evidence", "follow_gains", "newest_of"]
+__all__ = ["CounterRule", "Trouble", "follow_gains"]
 
 
 class Trouble(NamedTuple):
@@ -28,7 +28,9 @@ class CounterRule(Rule):
     question = Question.DOES_IT_MOVE
     needs_card = True
 
-    def worst(self, window: Window, found: list[Trouble], since_step: int, **evidence: Any) -> Finding | None:
+    def worst(
+        self, window: Window, found: list[Trouble], since_step: int, gains: dict[str, dict[int, float]], **evidence: Any
+    ) -> Finding | None:
         """The worst of what was found, the first of those as bad, with all of it as evidence."""
         if not found:
             return None
@@ -42,6 +44,7 @@ class CounterRule(Rule):
             evidence={
                 "troubles": [{**one.figures, "on": one.ranks if several else []} for one in found],
                 "world_size": window.world_size, **evidence,
+                "gained": {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()},
             },
         )  # fmt: skip
 
@@ -53,22 +56,10 @@ def follow_gains(window: Window, state: dict[str, Any], names: Iterable[str]) ->
     gained: dict[str, dict[str, float]] = state.setdefault("gained", {})
     for name in names:
         known = last.setdefault(name, {})
-        for rank, value in newest_of(window, name).items():
+        for rank, value in window.readings(name).newest_by_rank().items():
             before = known.get(str(rank), value)
             if value > before:
                 of_ranks = gained.setdefault(name, {})
                 of_ranks[str(rank)] = of_ranks.get(str(rank), 0.0) + value - before
             known[str(rank)] = value
     return {name: {int(rank): gain for rank, gain in of_ranks.items()} for name, of_ranks in gained.items()}
-
-
-def as_evidence(gains: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
-    return {name: {str(rank): gain for rank, gain in of.items()} for name, of in gains.items()}
-
-
-def newest_of(window: Window, name: str) -> dict[int, float]:
-    """The newest reading of each rank's own device; empty where none sends it."""
-    readings = window.by_time.get(name)
-    if readings is None:
-        return {}
-    return {rank: value for rank in readings.ranks if (value := readings.newest(rank)) is not None}

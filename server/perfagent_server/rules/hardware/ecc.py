@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding, Severity
-from perfagent_server.rules.hardware.counters import CounterRule, Trouble, as_evidence, follow_gains, newest_of
+from perfagent_server.rules.hardware.counters import CounterRule, Trouble, follow_gains
 from perfagent_server.rules.rule import Every, Life, Series
 from perfagent_server.rules.window import Window
 
@@ -22,6 +21,7 @@ _CORRECTED = {"gpu/remapped_rows_corrected": "corrected rows", "gpu/retired_page
 _FLOOD = {"gpu/ecc_corrected_volatile": "corrected", "gpu/ecc_corrected_aggregate": "corrected"}
 _PENDING, _FAILED = "gpu/remap_pending", "gpu/remap_failed"
 _COUNTERS = (*_UNCORRECTED, *_CORRECTED, *_FLOOD)
+_SERIES = (*_COUNTERS, _PENDING, _FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +34,20 @@ class Ecc(CounterRule):
 
     corrected_errors: float = 5e7
 
-    id: ClassVar[str] = "ecc"
+    id = "ecc"
     severities = ("info", "warning", "critical")
     after = ("xid",)
-    reads = (
-        Every(10.0),
-        *(Series(name, keep=2, axis="time", ranks="apart") for name in (*_COUNTERS, _PENDING, _FAILED)),
-    )
+    reads = (Every(10.0), *(Series(name, keep=2, axis="time", ranks="apart") for name in _SERIES))
     charts = ("gpu/ecc_uncorrected_volatile", "gpu/ecc_corrected_volatile", _PENDING)
     life = Life(outlives_run=True, restated=True)
 
     def judge(self, window: Window) -> Finding | None:
-        if not any(name in window.by_time for name in (*_COUNTERS, _PENDING, _FAILED)):
+        if window.by_time.keys().isdisjoint(_SERIES):
             return None
         state = window.state_of(self, {})
         gains = follow_gains(window, state, _COUNTERS)
-        pending = {rank for rank, value in newest_of(window, _PENDING).items() if value > 0}
-        failed = {rank for rank, value in newest_of(window, _FAILED).items() if value > 0}
+        pending = {rank for rank, value in window.readings(_PENDING).newest_by_rank().items() if value > 0}
+        failed = {rank for rank, value in window.readings(_FAILED).newest_by_rank().items() if value > 0}
         earlier = {int(rank) for rank in state.setdefault("pending_at_first", sorted(pending))}
         if not (gains or pending or failed):
             return None
@@ -58,7 +55,7 @@ class Ecc(CounterRule):
         found.sort(key=lambda one: self.severities.index(one.severity), reverse=True)
         since_step = state.setdefault("since_step", window.step) if found else window.step
         ranks = {"pending_ranks": sorted(pending), "failed_ranks": sorted(failed)}
-        return self.worst(window, found, since_step, gained=as_evidence(gains), **ranks)
+        return self.worst(window, found, since_step, gains, **ranks)
 
     def _troubles(self, gains: dict[str, dict[int, float]]) -> list[Trouble]:
         found: dict[str, Trouble] = {}  # volatile and aggregate counts of one error are one

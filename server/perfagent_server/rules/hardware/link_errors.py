@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from perfagent.wire import Finding
-from perfagent_server.rules.hardware.counters import CounterRule, Trouble, as_evidence, follow_gains
+from perfagent_server.rules.hardware.counters import CounterRule, Trouble, follow_gains
 from perfagent_server.rules.rule import Every, Life, Series, within
 from perfagent_server.rules.window import Window
 
@@ -35,7 +35,7 @@ class LinkErrors(CounterRule):
     readings: int = within(3, least=2, most=_READINGS)
     busy_pct: float = 30.0
 
-    id: ClassVar[str] = "link_errors"
+    id = "link_errors"
     severities = ("warning",)
     after = ("lost_contact",)
     reads = (
@@ -48,12 +48,12 @@ class LinkErrors(CounterRule):
     life = Life(for_s=10.0, clear_s=120.0, restated=True)
 
     def judge(self, window: Window) -> Finding | None:
-        if not any(name in window.by_time for name in (*_NVLINK, _REPLAYS, *_SPEED)):
+        if window.by_time.keys().isdisjoint((*_NVLINK, _REPLAYS, *_SPEED)):
             return None
         state = window.state_of(self, {})
         gains = follow_gains(window, state, _NVLINK)
         found = [*self._of_nvlink(gains), *self._replays(window), *self._slower(window, state)]
-        return self.worst(window, found, window.step, gained=as_evidence(gains))
+        return self.worst(window, found, window.step, gains)
 
     def _of_nvlink(self, gains: dict[str, dict[int, float]]) -> list[Trouble]:
         found = []
@@ -66,13 +66,12 @@ class LinkErrors(CounterRule):
 
     def _replays(self, window: Window) -> list[Trouble]:
         """Over the newest two minutes, and one at least."""
-        readings = window.by_time.get(_REPLAYS)
+        readings = window.readings(_REPLAYS)
         rates: dict[int, float] = {}
-        for rank in readings.ranks if readings is not None else ():
-            tail = readings.tail(_READINGS, rank) if readings is not None else []
-            lasted = tail[-1][0] - tail[0][0] if tail else 0.0
-            counts = [count for _, count in tail]
-            if lasted >= 60 and counts == sorted(counts):  # else it was reset meanwhile
+        for rank in readings.ranks:
+            seconds, counts = zip(*readings.tail(_READINGS, rank), strict=True)
+            lasted = seconds[-1] - seconds[0]
+            if lasted >= 60 and [*counts] == sorted(counts):  # else it was reset meanwhile
                 rates[rank] = 60 * (counts[-1] - counts[0]) / lasted
         ranks = sorted(rank for rank, rate in rates.items() if rate >= self.replays_per_min)
         if not ranks:
@@ -82,14 +81,13 @@ class LinkErrors(CounterRule):
     def _slower(self, window: Window, state: dict[str, Any]) -> list[Trouble]:
         found = []
         for name, kind in _SPEED.items():
-            readings = window.by_time.get(name)
+            readings, busy = window.readings(name), window.readings(_BUSY)
             best: dict[str, float] = state.setdefault(name, {})
             slow: dict[int, float] = {}
-            busy = window.by_time.get(_BUSY)
-            for rank in readings.ranks if readings is not None else ():
-                tail = [value for _, value in readings.tail(self.readings, rank)] if readings is not None else []
+            for rank in readings.ranks:
+                tail = [value for _, value in readings.tail(self.readings, rank)]
                 best[str(rank)] = max(best.get(str(rank), 0.0), *tail)
-                used = [value for _, value in busy.tail(10 * _READINGS // 4, rank)] if busy is not None else []
+                used = [value for _, value in busy.tail(10 * _READINGS // 4, rank)]
                 is_busy = bool(used) and sum(used) / len(used) >= self.busy_pct
                 if len(tail) == self.readings and max(tail) < best[str(rank)] and is_busy:
                     slow[rank] = tail[-1]

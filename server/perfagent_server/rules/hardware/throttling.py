@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import where
-from perfagent_server.rules.hardware.counters import newest_of
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
 __all__ = ["Throttling"]
 
 _OVER_S = 60
-_REASONS = ("power_brake", "hw_slowdown", "hw_thermal", "sw_thermal")
+_REASONS = {
+    reason: f"gpu/throttle_{reason}_pct" for reason in ("power_brake", "hw_slowdown", "hw_thermal", "sw_thermal")
+}
 _HARD = ("power_brake", "hw_slowdown")
 _TEMPERATURE, _CLOCK = "gpu/temperature_c", "gpu/sm_clock_mhz"
+_SIGNS = (_TEMPERATURE, *_REASONS.values())
 
 
 class _Held(NamedTuple):
@@ -39,25 +42,23 @@ class Throttling(Rule):
     least_s: int = within(30, least=1, most=_OVER_S)
     clear_at: float = 0.8
 
-    id: ClassVar[str] = "throttling"
+    id = "throttling"
     severities = ("info", "warning", "critical")
     question = Question.IS_IT_FAST
     after = ("cpu_oversubscribed",)
     reads = (
         Every(5.0),
-        *(Series(f"gpu/throttle_{reason}_pct", keep=_OVER_S, axis="time", ranks="apart") for reason in _REASONS),
-        *(Series(name, keep=_OVER_S, axis="time", ranks="apart") for name in (_TEMPERATURE, _CLOCK)),
+        *(Series(name, keep=_OVER_S, axis="time", ranks="apart") for name in (*_SIGNS, _CLOCK)),
     )
     needs_card = True
     charts = ("gpu/throttle_hw_thermal_pct", "gpu/throttle_sw_thermal_pct", _TEMPERATURE, _CLOCK)
     life = Life(for_s=10.0, clear_s=60.0, restated=True)
 
     def judge(self, window: Window) -> Finding | None:
-        temperature = window.by_time.get(_TEMPERATURE)
-        if temperature is None and not any(f"gpu/throttle_{reason}_pct" in window.by_time for reason in _REASONS):
+        if window.by_time.keys().isdisjoint(_SIGNS):
             return None
         state = window.state_of(self, {"clocks": {}, "until": 0.0})
-        for rank, clock in newest_of(window, _CLOCK).items():  # the highest of each device so far
+        for rank, clock in window.readings(_CLOCK).newest_by_rank().items():  # the highest of each device so far
             state["clocks"][str(rank)] = max(state["clocks"].get(str(rank), 0.0), clock)
         if self._is_any_near(window):
             state["until"] = window.now + _OVER_S
@@ -91,11 +92,9 @@ class Throttling(Rule):
         )  # fmt: skip
 
     def _devices(self, window: Window) -> list[_Held]:
-        names = (_TEMPERATURE, *(f"gpu/throttle_{reason}_pct" for reason in _REASONS))
-        ranks = {rank for name in names if name in window.by_time for rank in window.by_time[name].ranks}
         found = []
-        for rank in ranks:
-            pcts = {reason: self._mean(window, f"gpu/throttle_{reason}_pct", rank) or 0.0 for reason in _REASONS}
+        for rank in {rank for name in _SIGNS for rank in window.readings(name).ranks}:
+            pcts = {reason: self._mean(window, name, rank) or 0.0 for reason, name in _REASONS.items()}
             hard = max(_HARD, key=pcts.__getitem__)
             is_hard = pcts[hard] >= self.clear_at * self.held_pct
             reason = hard if is_hard else max(pcts, key=pcts.__getitem__)
@@ -108,14 +107,14 @@ class Throttling(Rule):
 
     def _is_any_near(self, window: Window) -> bool:
         """Whether a newest reading is worth a look at the minute before it."""
-        if any(value > 0 for reason in _REASONS for value in newest_of(window, f"gpu/throttle_{reason}_pct").values()):
+        if any(value > 0 for name in _REASONS.values() for value in window.readings(name).newest_by_rank().values()):
             return True
-        return any(value >= self.clear_at * self.hot_c for value in newest_of(window, _TEMPERATURE).values())
+        temperatures = window.readings(_TEMPERATURE).newest_by_rank().values()
+        return max(temperatures, default=-math.inf) >= self.clear_at * self.hot_c
 
     def _mean(self, window: Window, name: str, rank: int) -> float | None:
         """Of the newest minute; None where there are too few readings."""
-        readings = window.by_time.get(name)
-        tail = readings.tail(_OVER_S, rank) if readings is not None else []
+        tail = window.readings(name).tail(_OVER_S, rank)
         if not tail or tail[-1][0] - tail[0][0] < self.least_s:
             return None
         since = tail[-1][0] - _OVER_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
@@ -27,7 +26,7 @@ _CAUSES = {
 class Xid(Rule):
     """The driver reported an Xid error of a device that the run uses. Codes: NVIDIA's Xid catalogue."""
 
-    id: ClassVar[str] = "xid"
+    id = "xid"
     severities = ("warning", "critical")
     question = Question.DOES_IT_MOVE
     after = ("rank_absent",)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.saves import SAVED_BYTES, SAVES, follow_saves
@@ -34,7 +33,7 @@ class CheckpointStale(Rule):
     never_s: float = 7200.0
     never_steps: int = 100
 
-    id: ClassVar[str] = "checkpoint_stale"
+    id = "checkpoint_stale"
     severities = ("info", "warning")
     question = Question.WILL_IT_GO_ON
     after = ("host_memory_leak",)

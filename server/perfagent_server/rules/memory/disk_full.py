@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Track
@@ -14,7 +14,7 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["DiskFull"]
 
-_ROLES = ("checkpoint", "work", "spool")
+_DISKS = {role: (f"disk/{role}_free_bytes", f"disk/{role}_used_pct") for role in ("checkpoint", "work", "spool")}
 _Severity = Literal["info", "warning", "critical"]
 
 
@@ -50,17 +50,13 @@ class DiskFull(Rule):
     trend_over_s: float = 600.0
     clear_at: float = 1.2
 
-    id: ClassVar[str] = "disk_full"
+    id = "disk_full"
     severities = ("info", "warning", "critical")
     question = Question.WILL_IT_GO_ON
     after = ("oom_imminent",)
     reads = (
         Every(10.0),
-        *(
-            Series(f"disk/{role}_{what}", keep=2, axis="time", ranks="apart")
-            for role in _ROLES
-            for what in ("free_bytes", "used_pct")
-        ),
+        *(Series(name, keep=2, axis="time", ranks="apart") for names in _DISKS.values() for name in names),
         SAVED_BYTES,
     )
     charts = ("disk/checkpoint_used_pct", "disk/work_used_pct", "disk/spool_used_pct")
@@ -124,12 +120,9 @@ def _is_short(used_pct: float, free: float, least_pct: float, most_free_gb: floa
 
 def _disks(window: Window) -> list[_Disk]:
     found: list[_Disk] = []
-    for role in _ROLES:
-        free, used = window.by_time.get(f"disk/{role}_free_bytes"), window.by_time.get(f"disk/{role}_used_pct")
-        if free is None or used is None:
-            continue
-        room = {rank: size for rank in free.ranks if (size := free.newest(rank)) is not None}
-        if room:
-            rank = min(room, key=lambda one: room[one])
-            found.append(_Disk(role, rank, room[rank], used.newest(rank) or 0.0))
+    for role, names in _DISKS.items():
+        room, used = (window.readings(name).newest_by_rank() for name in names)
+        if room and used:
+            rank = min(room, key=room.__getitem__)
+            found.append(_Disk(role, rank, room[rank], used.get(rank, 0.0)))
     return found

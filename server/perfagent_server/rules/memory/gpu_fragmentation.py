@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import where
@@ -48,7 +48,7 @@ class GpuFragmentation(Rule):
     full_pct: float = 85.0
     skip_steps: int = 20
 
-    id: ClassVar[str] = "gpu_fragmentation"
+    id = "gpu_fragmentation"
     severities = ("info", "warning")
     question = Question.WILL_IT_GO_ON
     after = ("rank_memory_imbalance",)
@@ -89,13 +89,6 @@ class GpuFragmentation(Rule):
 
 
 def _devices(window: Window) -> list[_Device]:
-    reserved, peak, split, retries, total = (window.by_time.get(name) for name in _SERIES)
-    if reserved is None or peak is None or total is None:
-        return []
-    found = []
-    for rank in reserved.ranks:
-        held, most, size = reserved.newest(rank), peak.newest(rank), total.newest(rank)
-        if held and most and size:
-            splinters, retried = ((one.newest(rank) or 0.0) if one is not None else 0.0 for one in (split, retries))
-            found.append(_Device(rank, held, most, splinters, retried, size))
-    return found
+    known = [window.readings(name) for name in _SERIES]
+    devices = [_Device(rank, *(one.newest(rank) or 0.0 for one in known)) for rank in known[0].ranks]
+    return [one for one in devices if one.reserved and one.peak and one.total]

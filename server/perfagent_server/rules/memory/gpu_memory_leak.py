@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import where
@@ -33,7 +32,7 @@ class GpuMemoryLeak(Rule):
     skip_s: float = 15.0
     skip_steps: int = 20
 
-    id: ClassVar[str] = "gpu_memory_leak"
+    id = "gpu_memory_leak"
     severities = ("warning",)
     question = Question.WILL_IT_GO_ON
     after = ("disk_full",)
@@ -47,18 +46,15 @@ class GpuMemoryLeak(Rule):
     life = Life(for_s=5.0, clear_s=60.0, restated=True)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
-        allocated = window.by_time.get(_ALLOCATED)
-        if allocated is None or not window.step:
+        allocated = window.readings(_ALLOCATED)
+        if not allocated.ranks or not window.step:
             return None
         state = window.state_of(self, {"began": window.now, "from_step": window.step, "second": 0.0})
         if window.now - state["began"] < self.skip_s or window.step - state["from_step"] < self.skip_steps:
             return None
-        lowest: dict[int, float] = {}
-        newest = 0.0
-        for rank in allocated.ranks:
-            tail = allocated.tail(_LOWEST_OF_S, rank)
-            lowest[rank] = min(size for _, size in tail)
-            newest = max(newest, tail[-1][0])
+        tails = {rank: allocated.tail(_LOWEST_OF_S, rank) for rank in allocated.ranks}
+        lowest = {rank: min(size for _, size in tail) for rank, tail in tails.items()}
+        newest = max(tail[-1][0] for tail in tails.values())
         if newest <= state["second"]:
             return UNKNOWN
         state["second"] = newest
@@ -87,8 +83,6 @@ class GpuMemoryLeak(Rule):
 
 def _left_s(window: Window, ranks: list[int], per_s: float) -> float | None:
     """How long what is free lasts on the tightest of these ranks; None where the agent cannot know what is free."""
-    headroom = window.by_time.get(_HEADROOM)
-    if headroom is None:
-        return None
+    headroom = window.readings(_HEADROOM)
     free = [min(size for _, size in tail) for rank in ranks if (tail := headroom.tail(_LOWEST_OF_S, rank))]
     return min(free) / per_s if free else None

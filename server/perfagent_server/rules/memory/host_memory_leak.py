@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Growth, Track
@@ -42,7 +42,7 @@ class HostMemoryLeak(Rule):
     skip_s: float = 5.0
     skip_steps: int = 5
 
-    id: ClassVar[str] = "host_memory_leak"
+    id = "host_memory_leak"
     severities = ("info", "warning")
     question = Question.WILL_IT_GO_ON
     after = ("gpu_memory_leak",)

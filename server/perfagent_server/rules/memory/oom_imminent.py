@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.memory.growth import Growth, Track
@@ -77,7 +77,7 @@ class OomImminent(Rule):
     used_pct: float = 75.0
     own_share: float = 0.3
 
-    id: ClassVar[str] = "oom_imminent"
+    id = "oom_imminent"
     severities = ("info", "warning", "critical")
     question = Question.WILL_IT_GO_ON
     reads = (
@@ -132,20 +132,18 @@ class OomImminent(Rule):
 
     def _of_gpu(self, window: Window, state: dict[str, Any]) -> _Danger | None:
         retried = self._retries(window, state)
-        allocated, track = window.by_time.get("cuda/allocated_bytes"), Track(state.setdefault("gpu", {}))
-        if allocated is not None:  # of tensors, on the device on which they hold most
-            most = max(allocated.newest(rank) or 0.0 for rank in allocated.ranks)
-            track.add(window.now, window.step, most, parts=len(allocated.ranks))
+        allocated = window.readings("cuda/allocated_bytes").newest_by_rank()
+        track = Track(state.setdefault("gpu", {}))
+        if allocated:  # of tensors, on the device on which they hold most
+            track.add(window.now, window.step, max(allocated.values()), parts=len(allocated))
         gpus = _gpus(window, self.used_pct)
         worst, full = max(gpus, key=lambda gpu: gpu.live_pct, default=None), self._limit(window, self.full_pct)
         if worst is None or worst.live_pct < full:
             state.pop("full_since", None)
         if worst is None:
             return None
-        settle_s = 2 * _PEAK_OF_S
-        rise = (
-            track.rise(self._least(worst.total), settle_s=settle_s, settle_steps=20) if allocated is not None else None
-        )
+        least = self._least(worst.total)
+        rise = track.rise(least, settle_s=2 * _PEAK_OF_S, settle_steps=20) if allocated else None
         left_s = (worst.total - worst.live) / rise.per_s if rise is not None else math.inf
         if rise is not None and left_s <= self.soon_s:
             figures = {**worst.figures, **_of_rise(rise)}
@@ -162,20 +160,17 @@ class OomImminent(Rule):
         if lasted < self.full_steps:
             return None
         level = "warning" if worst.live_pct >= self._limit(window, self.brim_pct) else "info"
-        by_others = _by_others(window, worst)
+        ours = (window.readings("cuda/reserved_bytes").newest(worst.rank) or 0.0) + _CONTEXT_BYTES
+        by_others = max(0.0, worst.taken - ours)
         cause = "others on the GPU" if by_others > 0.1 * worst.total else ""
         figures = {**worst.figures, "full_steps": lasted, "others_bytes": by_others if cause else None}
         return _Danger(level, cause, worst.rank, window.step - lasted, figures)
 
     def _retries(self, window: Window, state: dict[str, Any]) -> dict[int, float]:
         """How many allocations of each rank had to empty the cache first within the last at_once_s."""
-        readings = window.by_time.get("cuda/alloc_retries")
-        if readings is None:
-            return {}
         seen: dict[str, float] = state.setdefault("retries", {})
         risen: list[list[float]] = state.setdefault("retried", [])
-        for rank in readings.ranks:
-            count = readings.newest(rank) or 0.0
+        for rank, count in window.readings("cuda/alloc_retries").newest_by_rank().items():
             more = count - seen.get(str(rank), count)
             if more > 0:
                 risen.append([window.now, rank, more])
@@ -219,35 +214,28 @@ class OomImminent(Rule):
 
 def _gpus(window: Window, least_pct: float) -> list[_Gpu]:
     """Those of which so much is taken."""
-    reserved, allocated, headroom, _, used, total = (window.by_time.get(name) for name in _PER_GPU)
-    if reserved is None or total is None:
-        return []
+    reserved, allocated, headroom, _, used, total = (window.readings(name) for name in _PER_GPU)
     found = []
     for rank in reserved.ranks:
         size, held = total.newest(rank), reserved.newest(rank)
         if not size or held is None:
             continue
-        taken = min(size, max(held, (used.newest(rank) or 0.0) if used is not None else 0.0))
+        taken = min(size, max(held, used.newest(rank) or 0.0))
         if 100 * taken < least_pct * size:
             continue
-        tail = allocated.tail(_PEAK_OF_S, rank) if allocated is not None else []
+        tail = allocated.tail(_PEAK_OF_S, rank)
         # Without a word on what is live, all that is reserved may be.
         live = taken - max(0.0, held - max(size for _, size in tail)) if tail else taken
-        told = headroom.tail(_PEAK_OF_S, rank) if headroom is not None else []
+        told = headroom.tail(_PEAK_OF_S, rank)
         if told:
             live = max(live, size - min(free for _, free in told))
         found.append(_Gpu(rank, size, taken, min(size, live)))
     return found
 
 
-def _by_others(window: Window, gpu: _Gpu) -> float:
-    reserved = window.by_time["cuda/reserved_bytes"].newest(gpu.rank) or 0.0
-    return max(0.0, gpu.taken - reserved - _CONTEXT_BYTES)
-
-
 def _newest_second(window: Window) -> float:
     names = ("process/rss_bytes", "host/memory_used_bytes", "cuda/reserved_bytes")
-    known = [window.by_time[name] for name in names if name in window.by_time]
+    known = [window.readings(name) for name in names]
     return max((found.tail(1, rank)[0][0] for found in known for rank in found.ranks), default=0.0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series, within
@@ -33,7 +32,7 @@ class RankMemoryImbalance(Rule):
     skip_steps: int = 20
     clear_at: float = 0.8
 
-    id: ClassVar[str] = "rank_memory_imbalance"
+    id = "rank_memory_imbalance"
     severities = ("info", "warning")
     question = Question.WILL_IT_GO_ON
     after = ("checkpoint_anomaly",)
@@ -43,12 +42,9 @@ class RankMemoryImbalance(Rule):
     life = Life(for_s=60.0, clear_s=60.0, restated=True)
 
     def judge(self, window: Window) -> Finding | None:
-        peaks, totals = window.by_time.get(_PEAK), window.by_time.get(_TOTAL)
-        if window.world_size < 2 or peaks is None or totals is None:
+        if window.world_size < 2 or window.step - window.start_step <= self.skip_steps:
             return None
-        if window.step - window.start_step <= self.skip_steps:
-            return None
-        of_rank = {rank: peak for rank in peaks.ranks if (peak := peaks.newest(rank))}
+        of_rank = {rank: peak for rank, peak in window.readings(_PEAK).newest_by_rank().items() if peak}
         if len(of_rank) < max(2, window.world_size // 2):
             return None
         ordered = sorted(of_rank.values())
@@ -61,7 +57,7 @@ class RankMemoryImbalance(Rule):
         if 100 * (max(others) - min(others)) > self.alike_pct * typical:
             return None
         worst = max(high, key=lambda rank: of_rank[rank])
-        total = totals.newest(worst)
+        total = window.readings(_TOTAL).newest(worst)
         if not total:
             return None
         more, pressure = 100 * (of_rank[worst] - typical) / of_rank[worst], 100 * of_rank[worst] / total

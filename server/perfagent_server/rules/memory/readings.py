@@ -42,53 +42,40 @@ class Host(NamedTuple):
 
 def of_processes(window: Window) -> Held | None:
     """The training processes; None where none sent a reading."""
-    resident = window.by_time.get("process/rss_bytes")
-    if resident is None:
-        return None
-    mapped = window.by_time.get("process/rss_file_bytes")
+    resident, mapped = window.readings("process/rss_bytes"), window.readings("process/rss_file_bytes")
     total, held, newest = 0.0, 0.0, 0.0
     for rank in resident.ranks:
         tail = resident.tail(_NEWEST, rank)
-        of_files = dict(mapped.tail(_NEWEST, rank)) if mapped is not None else {}
+        of_files = dict(mapped.tail(_NEWEST, rank))
         total += tail[-1][1]
         held += min(
             (size - of_files.get(second, 0.0) for second, size in tail if not of_files or second in of_files),
             default=tail[-1][1],
         )
         newest = max(newest, tail[-1][0])
-    return Held(total, held, len(resident.ranks), newest)
+    return Held(total, held, len(resident.ranks), newest) if resident.ranks else None
 
 
 def of_workers(window: Window) -> Held | None:
     """The loaders' workers; None where there were none so far. What forked workers copy page by page shows only in
     their own memory, where that is sent: seldom."""
-    resident, mapped, own = (window.by_time.get(name) for name in _WORKERS)
-    if resident is None:
-        return None
-    processes = window.by_time.get("process/rss_bytes")
+    resident, mapped, own = (window.readings(name) for name in _WORKERS)
+    processes = window.readings("process/rss_bytes")
     total, held, newest = 0.0, 0.0, 0.0
     for rank in resident.ranks:
         second, size = resident.tail(1, rank)[0]
-        now = processes.tail(1, rank) if processes is not None else []
+        now = processes.tail(1, rank)
         if now and now[-1][0] - second > _ENDED_S:
             continue
         total += size
-        of_its_own = own.newest(rank) if own is not None else None
-        held += (
-            size - ((mapped.newest(rank) or 0.0) if mapped is not None else 0.0) if of_its_own is None else of_its_own
-        )
+        of_its_own = own.newest(rank)
+        held += size - (mapped.newest(rank) or 0.0) if of_its_own is None else of_its_own
         newest = max(newest, second)
-    return Held(total, held, len(resident.ranks), newest)
+    return Held(total, held, len(resident.ranks), newest) if resident.ranks else None
 
 
 def hosts(window: Window) -> list[Host]:
     """One for each node that told its memory."""
-    used, total = (window.by_time.get(one.name) for one in OF_HOSTS)
-    if used is None or total is None:
-        return []
-    found = []
-    for rank in used.ranks:
-        size = total.newest(rank)
-        if size:
-            found.append(Host(rank, min(value for _, value in used.tail(_NEWEST, rank)), size))
-    return found
+    used, total = (window.readings(one.name) for one in OF_HOSTS)
+    lowest = {rank: min(value for _, value in used.tail(_NEWEST, rank)) for rank in used.ranks}
+    return [Host(rank, low, size) for rank, low in lowest.items() if (size := total.newest(rank))]

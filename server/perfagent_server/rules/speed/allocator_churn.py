@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules import steady_steps as steady
@@ -39,7 +38,7 @@ class AllocatorChurn(Rule):
     busy_pct: float = 80.0
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "allocator_churn"
+    id = "allocator_churn"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("recompiles",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class BatchTooSmall(Rule):
     for_s: float = within(300.0, least=1, most=600)
     clear_at: float = 1.1  # times the threshold
 
-    id: ClassVar[str] = "batch_too_small"
+    id = "batch_too_small"
     severities = ("info",)
     question = Question.IS_IT_FAST
     after = ("dataloader_workers",)
@@ -63,8 +62,8 @@ class BatchTooSmall(Rule):
         memory_pct, limit = 100 * peak / total, slack * self.below_pct
         if max(memory_pct, busy) >= limit:
             return None
-        cores = window.by_time.get(BUSY.name)
-        known = [_p95(cores.seconds(rank), took.time - _CORES_S, _CORES_S) for rank in cores.ranks] if cores else []
+        cores = window.readings(BUSY.name)
+        known = [_p95(cores.seconds(rank), took.time - _CORES_S, _CORES_S) for rank in cores.ranks]
         cpu_pct = max((one for one in known if one is not None), default=None)
         bound = what_bounds(window)
         if cpu_pct is None or bound is None:
@@ -84,10 +83,8 @@ class BatchTooSmall(Rule):
 
 def _memory(window: Window) -> tuple[float, float] | None:
     """Peak of the live tensors and size of the GPU on which the least is left."""
-    peaks, totals = window.by_time.get(_PEAK), window.by_time.get(_MEMORY)
-    if peaks is None or totals is None:
-        return None
-    known = [(peak, total) for rank in peaks.ranks if (peak := peaks.newest(rank)) and (total := totals.newest(rank))]
+    peaks, totals = (window.readings(name).newest_by_rank() for name in (_PEAK, _MEMORY))
+    known = [(peak, totals[rank]) for rank, peak in peaks.items() if peak and totals.get(rank)]
     return max(known, key=lambda one: one[0] / one[1], default=None)
 
 

@@ -4,7 +4,6 @@ in which nothing is wrong, and for the rules that say it as a finding. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -129,9 +128,8 @@ def bound_figures(bound: Bound | None) -> dict[str, object]:
 
 def what_bounds(window: Window) -> Bound | None:
     """What bounds the newest steady steps; None where too few steps, or no phases, are known."""
-    steps = _typical_steps(window)
-    took = window.by_step.get("step_time_s")
-    if took is None or len(steps) < _FEWEST_STEPS:
+    steps, took = _typical_steps(window), window.track("step_time_s")
+    if len(steps) < _FEWEST_STEPS:
         return None
     times = {step: value for step, value in zip(took.steps, took.values, strict=True) if step in steps}
     total = sum(times.values())
@@ -156,17 +154,15 @@ def what_bounds(window: Window) -> Bound | None:
 
 def roofline(window: Window) -> Roofline:
     """Means over the newest minute at most, up to the newest step: while a run stands still its device does nothing."""
-    took = window.series("step_time_s")
-    if took is None or took.time is None:
+    took = window.track("step_time_s")
+    if took.time is None:
         return Roofline()
     until, since = took.time, took.time - max(_LEAST_S, min(60.0, sum(took.last(64))))
 
     def mean(name: str) -> float | None:
-        readings = window.by_time.get(name)
-        return None if readings is None else readings.mean(since, until)
+        return window.readings(name).mean(since, until)
 
-    mfu = window.series("mfu")
-    known = [] if mfu is None else [value for value in mfu.last(32) if math.isfinite(value)]
+    known = [value for value in window.track("mfu").last(32) if math.isfinite(value)]
     return Roofline(
         mfu=median(known) if known else None,
         busy_pct=mean(UTILIZATION.name),
@@ -179,43 +175,27 @@ def roofline(window: Window) -> Roofline:
 def _typical_steps(window: Window) -> set[int]:
     """The newest steady steps whose phases are all known. Where each step has a phase beside training (a rollout, one
     that the script named), those without an evaluation or a save."""
-    other = window.by_step.get("phase/other_s")
-    if other is None:
-        return set()
-    told = set(other.steps)
+    told = set(window.track("phase/other_s").steps)
     steady = [step for step in steady_steps(window, _MOST_STEPS)[0] if step in told]
     if len(steady) >= _FEWEST_STEPS:
         return set(steady)
-    took = window.series("step_time_s")
-    paused = set(step_shares.seconds_by_step(window, PAUSES))
-    return (
-        {
-            step
-            for step, value in zip(took.last_steps(took.size), took.last(took.size), strict=True)
-            if step in told and step not in paused and 0 < value < math.inf
-        }
-        if took is not None
-        else set()
-    )
+    told -= step_shares.seconds_by_step(window, PAUSES).keys()
+    return {step for step, value in window.track("step_time_s").rows() if step in told and 0 < value < math.inf}
 
 
 def _shares(window: Window, steps: set[int], total: float, device: Roofline) -> dict[Kind, float]:
     """Kind -> share of the steps' time, 0 to 1. What is left over is a phase that the script named."""
     if not total > 0:
         return {}
-    spent: dict[Kind, float] = {kind: _seconds(window, phases, steps) for kind, phases in _PARTS.items()}
+    spent: dict[Kind, float] = {kind: seconds_in(window, steps, *phases) for kind, phases in _PARTS.items()}
     if device.busy_pct is not None and device.busy_pct >= _BUSY_PCT:
         # The host waited for work that the device had been given before: that is no time of its own.
         spent["compute"], spent["unmeasured"] = spent["compute"] + spent["unmeasured"], 0.0
     # A host that runs ahead waits for its batch while the device computes: only what the device leaves is lost.
-    spent["data"] = min(spent["data"], max(0.0, total - _seconds(window, ON_DEVICE, steps)))
+    spent["data"] = min(spent["data"], max(0.0, total - seconds_in(window, steps, *ON_DEVICE)))
     spent["own code"] = max(0.0, total - sum(spent.values()))
     whole = sum(spent.values())
     return {kind: seconds / whole for kind, seconds in spent.items() if seconds > 0.0005 * whole}
-
-
-def _seconds(window: Window, phases: Iterable[str], steps: set[int]) -> float:
-    return sum(seconds_in(window, phase, steps) for phase in phases)
 
 
 def _of_device(device: Roofline) -> Kind:

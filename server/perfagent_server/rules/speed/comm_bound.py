@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class CommBound(Rule):
     skip_steps: int = 5
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "comm_bound"
+    id = "comm_bound"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("checkpoint_bound",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Unknown
@@ -24,7 +23,7 @@ class ComputeBound(Rule):
     compute_pct: float = 90.0
     clear_at: float = 0.95  # of the threshold
 
-    id: ClassVar[str] = "compute_bound"
+    id = "compute_bound"
     severities = ("info",)
     question = Question.IS_IT_FAST
     after = ("tokens_wasted",)

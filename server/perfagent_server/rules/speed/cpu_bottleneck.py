@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class CpuBottleneck(Rule):
     for_s: float = within(120.0, least=1, most=150)
     clear_at: float = 0.8  # of the share of samples
 
-    id: ClassVar[str] = "cpu_bottleneck"
+    id = "cpu_bottleneck"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("host_bound",)

@@ -55,21 +55,15 @@ class CpuLoad:
 
 def ranks_of_nodes(window: Window) -> list[tuple[int, tuple[int, ...]]]:
     """The rank that reports for its node, and all ranks of that node: launchers number them in a row."""
-    hosts, processes = window.by_time.get(BUSY.name), window.by_time.get(OWN.name)
-    speakers = hosts.ranks if hosts is not None else []
-    known = processes.ranks if processes is not None else []
-    ends = [*speakers[1:], math.inf]
-    return [
-        (first, tuple(rank for rank in known if first <= rank < end))
-        for first, end in zip(speakers, ends, strict=False)
-    ]
+    speakers, known = window.readings(BUSY.name).ranks, window.readings(OWN.name).ranks
+    nodes = zip(speakers, [*speakers[1:], math.inf], strict=False)
+    return [(first, tuple(rank for rank in known if first <= rank < end)) for first, end in nodes]
 
 
 def cpu_load(window: Window, node: tuple[int, tuple[int, ...]], since: float, until: float) -> CpuLoad | None:
     """Between two times (Unix seconds, clock of the node); None if too little is known."""
     speaker, ranks = node
-    cores = window.by_time.get(CORES.name)
-    allowed = cores.newest() if cores is not None else None
+    allowed = window.readings(CORES.name).newest()
     busy_pct = _mean(window, BUSY.name, speaker, since, until)
     own_pct = [_mean(window, OWN.name, rank, since, until) for rank in ranks]
     if not allowed or busy_pct is None or not ranks or None in own_pct:
@@ -93,10 +87,7 @@ def fullest(window: Window, until: float) -> CpuLoad | None:
 
 def _mean(window: Window, name: str, rank: int, since: float, until: float) -> float | None:
     """Of the readings while the run made steps; of a sampler that is slower than this span, its newest before the end."""
-    series = window.by_time.get(name)
-    if series is None or rank not in series.ranks:
-        return None
-    seconds = series.seconds(rank)
+    seconds = window.readings(name).seconds(rank)
     inside = (seconds.second >= since) & (seconds.second <= until) & seconds.stepping
     if inside.any():
         return float(seconds.total[inside].sum() / seconds.count[inside].sum())

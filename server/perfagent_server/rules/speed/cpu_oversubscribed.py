@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
@@ -11,7 +11,7 @@ from perfagent_server.rules.speed import bounds, cpu_load
 from perfagent_server.rules.speed.bounds import bound_figures, what_bounds
 from perfagent_server.rules.speed.cpu_load import PRESSURE, THROTTLED, ranks_of_nodes
 from perfagent_server.rules.speed.step_shares import UTILIZATION, busy_pct
-from perfagent_server.rules.speed.while_stepping import while_stepping_by_rank
+from perfagent_server.rules.speed.while_stepping import Typical, while_stepping_by_rank
 from perfagent_server.rules.window import Window
 
 __all__ = ["CpuOversubscribed"]
@@ -46,7 +46,7 @@ class CpuOversubscribed(Rule):
     for_s: float = within(20.0, least=1, most=180)
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "cpu_oversubscribed"
+    id = "cpu_oversubscribed"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("allocator_churn",)
@@ -85,8 +85,8 @@ class CpuOversubscribed(Rule):
             return UNKNOWN
         cause = "quota" if is_throttled else "other programs" if not load.is_own else ""
         cause = cause or ("workers" if load.workers >= 0.5 * load.own else "")
-        counted, ranks = window.by_time.get(_THREADS), len(load.ranks)
-        threads = sum(counted.newest(rank) or 0.0 for rank in load.ranks) if counted is not None else 0.0
+        counted, ranks = window.readings(_THREADS).newest_by_rank(), len(load.ranks)
+        threads = sum(counted.get(rank, 0.0) for rank in load.ranks)
         at_most = max(1, int(load.cores // max(1, ranks)))
         is_much = worst.throttled >= self.warning_throttled_pct or worst.pressure >= self.warning_pressure_pct
         return self.found(
@@ -111,9 +111,8 @@ def _nodes(window: Window, for_s: float) -> list[_Node]:
     """Those that have told enough."""
     pressures, quotas = (while_stepping_by_rank(window, one.name, for_s) for one in (PRESSURE, THROTTLED))
     nodes = {speaker: (speaker, ranks) for speaker, ranks in ranks_of_nodes(window)}
-    found = []
+    found, untold = [], Typical(0.0, 0.0, 0.0)
     for speaker in nodes.keys() & (pressures.keys() | quotas.keys()):
-        pressure, quota = pressures.get(speaker), quotas.get(speaker)
-        over_s = max(one.over_s for one in (pressure, quota) if one is not None)
-        found.append(_Node(nodes[speaker], pressure.mean if pressure else 0.0, quota.mean if quota else 0.0, over_s))
+        pressure, quota = pressures.get(speaker, untold), quotas.get(speaker, untold)
+        found.append(_Node(nodes[speaker], pressure.mean, quota.mean, max(pressure.over_s, quota.over_s)))
     return found

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from perfagent.wire import Finding, Severity
 from perfagent_server.rules.evidence import p90
@@ -54,7 +54,7 @@ class DataBound(Rule):
     busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "data_bound"
+    id = "data_bound"
     severities = ("info", "warning", "critical")
     question = Question.IS_IT_FAST
     after = ("stage_imbalance",)

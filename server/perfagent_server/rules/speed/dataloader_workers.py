@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding, Severity
 from perfagent_server.rules.rule import Every, Life, Question, Rule, within
@@ -31,7 +30,7 @@ class DataloaderWorkers(Rule):
     least_steps: int = 30
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "dataloader_workers"
+    id = "dataloader_workers"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("cpu_bottleneck",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
@@ -26,7 +25,7 @@ class H2dBound(Rule):
     least_s: float = 0.001
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "h2d_bound"
+    id = "h2d_bound"
     severities = ("warning",)
     question = Question.IS_IT_FAST
     after = ("data_bound",)
@@ -41,9 +40,8 @@ class H2dBound(Rule):
         copies = window.series("phase/h2d_s")
         if copies is None:
             return None
-        steps, times = steady_steps(window, 64)
-        copied = dict(zip(copies.last_steps(copies.size), copies.last(copies.size), strict=True))
-        rows = [(copied[step], took) for step, took in zip(steps, times, strict=True) if step in copied]
+        copied = dict(copies.rows())
+        rows = [(copied[step], took) for step, took in zip(*steady_steps(window, 64), strict=True) if step in copied]
         if len(rows) < self.steps:
             return UNKNOWN if copies.total < 2 * self.steps else None
         copy_s, step_s = median(row[0] for row in rows), median(row[1] for row in rows)

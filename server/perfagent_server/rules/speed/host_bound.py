@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown, within
@@ -32,7 +31,7 @@ class HostBound(Rule):
     for_s: float = within(60.0, least=1, most=120)
     clear_at: float = 1.1  # times the threshold
 
-    id: ClassVar[str] = "host_bound"
+    id = "host_bound"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("low_gpu_utilization",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class LoadImbalance(OwnWorkRule):
     least_steps: int = within(32, least=2, most=64)
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "load_imbalance"
+    id = "load_imbalance"
     severities = ("info", "warning")
     after = ("batch_too_small",)
     reads = (Every(5.0), *own_work.READS, PRESSURE)
@@ -70,11 +69,9 @@ class LoadImbalance(OwnWorkRule):
         lowest = self.info_pct * (self.clear_at if window.is_firing(self.id) else 1.0)
         if share < lowest or lost_s < _LEAST_LOST_S or fixed >= self.fixed_share * lost_s:
             return None
-        took, told = window.series(_TOTAL), window.by_time.get(PRESSURE.name)
-        if (
-            told is not None and took is not None and took.time is not None
-        ):  # others' programs slow down a node at a time
-            waited = [told.mean(took.time - 60.0, took.time, rank) or 0.0 for rank in told.ranks]
+        at, told = window.track(_TOTAL).time, window.readings(PRESSURE.name)
+        if at is not None:  # others' programs slow down a node at a time
+            waited = [told.mean(at - 60.0, at, rank) or 0.0 for rank in told.ranks]
             if max(waited, default=0.0) >= self.most_pressure_pct:
                 return None
         return self._finding(window, [ranks[place] for place in places], excess, total, lost_s, share)

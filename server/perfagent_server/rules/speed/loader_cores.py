@@ -44,10 +44,8 @@ class LoaderCores(NamedTuple):
 
 def loader_cores(window: Window) -> LoaderCores | None:
     """None where the cores are not known, or no process tells of its workers: one that has none sends no number."""
-    cores, workers = window.by_time.get(CORES.name), window.by_time.get(WORKERS)
-    allowed = cores.newest() if cores is not None else None
+    allowed, workers = window.readings(CORES.name).newest(), window.readings(WORKERS).newest()
     if not allowed or (workers is None and OWN.name not in window.by_time):
         return None
-    hosts = window.by_time.get(BUSY.name)
-    ranks = max(1, round(window.world_size / max(1, len(hosts.ranks) if hosts is not None else 1)))
-    return LoaderCores(allowed, ranks, (workers.newest() or 0.0) * ranks if workers is not None else 0.0)
+    ranks = max(1, round(window.world_size / max(1, len(window.readings(BUSY.name).ranks))))
+    return LoaderCores(allowed, ranks, (workers or 0.0) * ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
@@ -27,7 +26,7 @@ class LowGpuUtilization(Rule):
     for_s: float = within(300.0, least=1, most=600)
     clear_at: float = 1.1  # times the threshold
 
-    id: ClassVar[str] = "low_gpu_utilization"
+    id = "low_gpu_utilization"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("throttling",)
@@ -59,15 +58,12 @@ class LowGpuUtilization(Rule):
 
 def _shares(window: Window) -> dict[str, float]:
     """Of the newest steps by phase, in percent."""
-    took = window.series("step_time_s")
-    if took is None:
-        return {}
-    steps, times = took.last_steps(took.size), took.last(took.size)
+    times = dict(window.track("step_time_s").rows())
     # What was saved or evaluated after the last step stands under that step's number, beside its time.
     pauses = seconds_by_step(window, PAUSES)
-    whole = sum(max(time, pauses.get(step, 0.0)) for step, time in zip(steps, times, strict=True))
-    means = means_over(window, {*steps}) if whole > 0 else {}
-    return {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
+    whole = sum(max(time, pauses.get(step, 0.0)) for step, time in times.items())
+    means = means_over(window, {*times}) if whole > 0 else {}
+    return {phase: 100 * len(times) * value / whole for phase, value in means.items()}
 
 
 def _phase_to_look_at(shares: dict[str, float]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
@@ -32,7 +31,7 @@ class LowMfu(Rule):
     steps: int = within(64, least=2, most=64)
     clear_at: float = 1.1  # times the level
 
-    id: ClassVar[str] = "low_mfu"
+    id = "low_mfu"
     severities = ("info",)
     question = Question.IS_IT_FAST
     after = ("load_imbalance",)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from perfagent.wire import LOSS
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import UNKNOWN, Question, Rule, Series, Unknown
+from perfagent_server.rules.rule import UNKNOWN, Every, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
 __all__ = ["PHASES", "READS", "OwnWork", "OwnWorkRule", "lower_median", "rank_medians", "slowest_phase"]
@@ -53,8 +52,10 @@ class OwnWorkRule(Rule):
     steps: int
     least_steps: int
     question = Question.IS_IT_FAST
+    reads = (Every(3.0), *READS)
+    life = Life(for_s=6.0, clear_s=15.0, restated=True)
     charts = (_WAITED, _TOTAL)
-    profile_helps: ClassVar[bool] = True
+    profile_helps = True
 
     def own_work(self, window: Window) -> OwnWork | Unknown | None:
         """None where no rank waits for another, or too early; UNKNOWN where too few steps are told."""
@@ -113,10 +114,10 @@ def _medians(ranks: list[int], values: Floats, steps: int) -> dict[int, float]:
     }
 
 
-def slowest_phase(window: Window, rank: int, phases: tuple[str, ...], steps: int) -> tuple[str, float]:
+def slowest_phase(window: Window, rank: int, steps: int) -> tuple[str, float]:
     """The phase in which a rank spends most more than a typical one, and how much more in seconds; "" if none does."""
     most: tuple[str, float] = ("", 0.0)
-    for phase in phases:
+    for phase in PHASES:
         ranks, medians = rank_medians(window, (f"phase/{phase}_s",), steps)
         if rank in ranks:
             values = medians[0]

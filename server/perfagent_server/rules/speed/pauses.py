@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
+from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
-__all__ = ["CheckpointBound", "EvalBound", "PauseRule", "Pauses", "pauses"]
+__all__ = ["CheckpointBound", "EvalBound", "PauseRule", "Pauses", "note_rows", "pauses"]
 
 _MOST_ROWS = 64
 _LEAST_RECENT = 4
@@ -80,7 +81,7 @@ class PauseRule(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalBound(PauseRule):
-    id: ClassVar[str] = "eval_bound"
+    id = "eval_bound"
     phase, counted = "eval", "evaluations"
     after = ("comm_bound",)
     reads = _reads("eval")
@@ -91,7 +92,7 @@ class EvalBound(PauseRule):
 class CheckpointBound(PauseRule):
     """What the training waited for counts: a save that is written beside the training costs only the copy."""
 
-    id: ClassVar[str] = "checkpoint_bound"
+    id = "checkpoint_bound"
     phase, counted = "checkpoint", "saves"
     after = ("h2d_bound",)
     reads = _reads("checkpoint")
@@ -107,7 +108,8 @@ def pauses(window: Window, rule: Rule, phase: str) -> Pauses | None:
     counts. Nothing changes while one is under way, because no step ends meanwhile and time is counted up to the newest
     step.
     """
-    rows = _newest(_noted(window, rule, f"phase/{phase}_s"))
+    rows = _noted(window, rule, f"phase/{phase}_s")
+    rows = rows[-max(_LEAST_RECENT, sum(row[1] > rows[-1][1] - RECENT_S for row in rows)) :]
     if len(rows) < 2:
         return None
     gaps = [later[1] - earlier[1] for earlier, later in pairwise(rows)]
@@ -142,20 +144,19 @@ def _noted(window: Window, rule: Rule, name: str) -> list[list[Any]]:
     """Step, time of its end and seconds of each that the attempt had so far: only of the newest does the series know
     the time once the server was started again."""
     rows: list[list[Any]] = window.state_of(rule, {"rows": []})["rows"]
-    track = window.series(name)
-    if track is None or (rows and track.step == rows[-1][0]):
-        return rows
-    newest = rows[-1][0] if rows else -1
-    for step, time, seconds in zip(track.steps[: track.seen], track.times[: track.seen], track.values, strict=False):
-        if step > newest and 0 < seconds < math.inf and math.isfinite(time):
-            rows.append([step, time, seconds])
+    note_rows(rows, window.track(name))
     del rows[:-_MOST_ROWS]
     return rows
 
 
-def _newest(rows: list[list[Any]]) -> list[list[Any]]:
-    recent = sum(row[1] > rows[-1][1] - RECENT_S for row in rows)
-    return rows[-max(_LEAST_RECENT, recent) :]
+def note_rows(rows: list[list[Any]], track: StepSeries) -> None:
+    """Adds the step, time of its end and value of each step of a series that is newer than all in `rows`."""
+    newest = rows[-1][0] if rows else -1
+    if track.step == newest:
+        return
+    for step, time, seconds in zip(track.steps[: track.seen], track.times[: track.seen], track.values, strict=False):
+        if step > newest and 0 < seconds < math.inf and math.isfinite(time):
+            rows.append([step, time, seconds])
 
 
 def _is_typical(window: Window, phase: str, steps: list[int]) -> bool:

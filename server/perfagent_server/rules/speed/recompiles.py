@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from perfagent.wire import Finding
 from perfagent_server.rules.rule import Events, Every, Life, Question, Rule, Series, within
 from perfagent_server.rules.speed.compile_reasons import compiled_functions
+from perfagent_server.rules.speed.pauses import note_rows
 from perfagent_server.rules.wall_time import RECENT_S
 from perfagent_server.rules.window import Window
 
@@ -34,7 +35,7 @@ class Recompiles(Rule):
     least_s: float = 5.0
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "recompiles"
+    id = "recompiles"
     severities = ("warning",)
     question = Question.IS_IT_FAST
     after = ("sync_bound",)
@@ -72,15 +73,8 @@ class Recompiles(Rule):
         may push that one out of the window."""
         if state["since"] is None and window.step >= window.start_step + self.after_steps:
             state["since"] = window.wall.ended if math.isfinite(window.wall.ended) else None
-        rows, track = state["rows"], window.series(_SECONDS)
-        if track is not None:
-            newest = rows[-1][0] if rows else -1
-            for step, time, seconds in zip(
-                track.steps[: track.seen], track.times[: track.seen], track.values, strict=False
-            ):
-                if step > newest and 0 < seconds < math.inf and math.isfinite(time):
-                    rows.append([step, time, seconds])
-            del rows[:-_MOST_ROWS]
+        note_rows(state["rows"], window.track(_SECONDS))
+        del state["rows"][:-_MOST_ROWS]
         known = {one["data"].get("function") for one in state["limits"]}
         for event in window.events("compile"):
             is_new = event.data.get("limit_reached") is True and event.data.get("function") not in known

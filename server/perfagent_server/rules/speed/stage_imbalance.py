@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
 from perfagent_server.rules.row_series import Floats
-from perfagent_server.rules.rule import Every, Life, Unknown, within
-from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule, slowest_phase
+from perfagent_server.rules.rule import Unknown, within
+from perfagent_server.rules.speed.own_work import OwnWork, OwnWorkRule, slowest_phase
 from perfagent_server.rules.speed.stages import Stages, stages_of
 from perfagent_server.rules.window import Window
 
@@ -33,11 +32,9 @@ class StageImbalance(OwnWorkRule):
     least_steps: int = within(16, least=2, most=64)
     clear_at: float = 0.8  # of what is above 1
 
-    id: ClassVar[str] = "stage_imbalance"
+    id = "stage_imbalance"
     severities = ("warning",)
     after = ("straggler",)
-    reads = (Every(3.0), *READS)
-    life = Life(for_s=6.0, clear_s=15.0, restated=True)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         work = self.own_work(window)
@@ -60,9 +57,8 @@ class StageImbalance(OwnWorkRule):
         slow, fast = int(typical.argmax()), int(typical.argmin())
         of_slow = [ranks[place] for place in stages.of[slow]]
         share, times = min(100.0, 100 * lost_s / step_s), float(typical[slow] / typical[fast])
-        phase, more_s = slowest_phase(window, of_slow[0], PHASES, self.steps)
-        took = window.series("step_time_s")
-        ordered = sorted(took.last(self.steps)) if took is not None else [step_s]
+        phase, more_s = slowest_phase(window, of_slow[0], self.steps)
+        ordered = sorted(window.track("step_time_s").last(self.steps)) or [step_s]
         return self.found(
             "warning",
             cause="by their work" if stages.known == "by their work" else "",

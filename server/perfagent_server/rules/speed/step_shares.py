@@ -27,10 +27,8 @@ _LEAST_WAIT_S = 0.001
 def share_elsewhere(window: Window) -> float | None:
     """What part of a typical step (the median of the newest) no phase accounts for, 0 to 1. None where too few steps
     tell, or the GPUs are busy all the same: the script then only waits for their work."""
-    took, other = window.series("step_time_s"), window.by_step.get("phase/other_s")
-    if took is None or other is None:
-        return None
-    times = dict(zip(took.last_steps(took.size), took.last(took.size), strict=True))
+    took, other = window.track("step_time_s"), window.track("phase/other_s")
+    times = dict(took.rows())
     told = {
         step: value
         for step, value in zip(other.steps, other.values, strict=True)
@@ -47,30 +45,30 @@ def share_elsewhere(window: Window) -> float | None:
 def means_over(window: Window, steps: set[int]) -> dict[str, float]:
     """Mean seconds that each phase takes of these steps. A step without a phase (it saved no checkpoint) spent none in
     it; phases that none of them had are absent."""
-    tracks = {phase: window.by_step.get(f"phase/{phase}_s") for phase in TIMED_PHASES}
     return {
-        phase: seconds_in(window, phase, steps) / len(steps)
-        for phase, track in tracks.items()
-        if track is not None and not steps.isdisjoint(track.steps)
+        phase: seconds_in(window, steps, phase) / len(steps)
+        for phase in TIMED_PHASES
+        if not steps.isdisjoint(window.track(f"phase/{phase}_s").steps)
     }
 
 
-def seconds_in(window: Window, phase: str, steps: set[int]) -> float:
-    """Seconds that a phase took of these steps, as far as they are told. Not only of those that rules may see: the
+def seconds_in(window: Window, steps: set[int], *phases: str) -> float:
+    """Seconds that phases took of these steps, as far as they are told. Not only of those that rules may see: the
     other phases of a step are shown to them after its wait for data."""
-    track = window.by_step.get(f"phase/{phase}_s")
-    if track is None or not steps:
-        return 0.0
-    # A frame may hold thousands of steps, all of them in the track before the first is judged.
-    part = slice(bisect_left(track.steps, min(steps)), bisect_right(track.steps, max(steps)))
-    return sum(value for step, value in zip(track.steps[part], track.values[part], strict=True) if step in steps)
+    spent = 0.0
+    for phase in phases if steps else ():
+        track = window.track(f"phase/{phase}_s")
+        # A frame may hold thousands of steps, all of them in the track before the first is judged.
+        part = slice(bisect_left(track.steps, min(steps)), bisect_right(track.steps, max(steps)))
+        spent += sum(value for step, value in zip(track.steps[part], track.values[part], strict=True) if step in steps)
+    return spent
 
 
 def seconds_by_step(window: Window, phases: tuple[str, ...]) -> dict[int, float]:
     spent: dict[int, float] = {}
     for phase in phases:
-        track = window.by_step.get(f"phase/{phase}_s")
-        for step, value in zip(track.steps, track.values, strict=True) if track else ():
+        track = window.track(f"phase/{phase}_s")
+        for step, value in zip(track.steps, track.values, strict=True):
             spent[step] = spent.get(step, 0.0) + value
     return spent
 
@@ -81,5 +79,4 @@ def busy_pct(window: Window, until: float | None, seconds: float) -> float | Non
     if until is None:
         return None
     since = until - max(seconds, _LEAST_BUSY_S)
-    readings = window.by_time.get(UTILIZATION.name)
-    return None if readings is None else readings.mean(since, until)
+    return window.readings(UTILIZATION.name).mean(since, until)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 from perfagent.wire import TIMED_PHASES, Finding
 from perfagent_server.rules.evidence import p90
@@ -43,7 +43,7 @@ class StepTimeTail(Rule):
     baseline_steps: int = 400
     clear_at: float = 0.8  # of the outliers
 
-    id: ClassVar[str] = "step_time_tail"
+    id = "step_time_tail"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("throughput_regression",)
@@ -149,8 +149,7 @@ def _longer(window: Window, step: int) -> dict[str, float]:
     """By how much the phases of a step are longer than those of the steps before it."""
     found = {}
     for phase in TIMED_PHASES:
-        series = window.by_step.get(f"phase/{phase}_s") if phase not in PAUSES else None
-        values = series.before(step, 33) if series is not None else []
+        values = window.track(f"phase/{phase}_s").before(step, 33) if phase not in PAUSES else []
         if len(values) > 8 and math.isfinite(values[-1]):
             found[phase] = max(0.0, values[-1] - middle(values[:-1]))
     return found

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90
-from perfagent_server.rules.rule import Every, Life, Unknown, within
-from perfagent_server.rules.speed.own_work import PHASES, READS, OwnWork, OwnWorkRule, lower_median, slowest_phase
+from perfagent_server.rules.rule import Unknown, within
+from perfagent_server.rules.speed.own_work import OwnWork, OwnWorkRule, lower_median, slowest_phase
 from perfagent_server.rules.speed.stages import stages_of
 from perfagent_server.rules.window import Window
 
@@ -35,10 +34,8 @@ class Straggler(OwnWorkRule):
     least_steps: int = within(16, least=2, most=64)
     clear_at: float = 0.8  # of what is above 1
 
-    id: ClassVar[str] = "straggler"
+    id = "straggler"
     severities = ("warning", "critical")
-    reads = (Every(3.0), *READS)
-    life = Life(for_s=6.0, clear_s=15.0, restated=True)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         work = self.own_work(window)
@@ -61,7 +58,7 @@ class Straggler(OwnWorkRule):
         if cost < self.cost_pct * slack:
             return None
         took, rank = window.series("step_time_s"), ranks[worst]
-        phase, more_s = slowest_phase(window, rank, PHASES, self.steps)
+        phase, more_s = slowest_phase(window, rank, self.steps)
         return self.found(
             "critical" if cost >= self.critical_cost_pct else "warning",
             cause=phase if phase in ("data", "other") else "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import p90, told_lines
@@ -39,7 +38,7 @@ class SyncBound(Rule):
     steps: int = within(64, least=1, most=64)
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "sync_bound"
+    id = "sync_bound"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("eval_bound",)
@@ -61,9 +60,9 @@ class SyncBound(Rule):
         calls = window.value(_CALLS) or window.value(_READS)
         if not calls:
             return None
-        took, times = window.series("step_time_s"), steady_steps(window, self.steps)[1]
-        if not times and took is not None:  # where each makes a rollout, none is a steady one
-            times = [value for value in took.last(64) if 0 < value < math.inf]
+        times = steady_steps(window, self.steps)[1]
+        if not times:  # where each makes a rollout, none is a steady one
+            times = [value for value in window.track("step_time_s").last(64) if 0 < value < math.inf]
         if not times:
             return UNKNOWN
         step_s, step_p90_s, reading_s = median(times), p90(sorted(times)), window.value(_READING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.data.batch_readings import reading_of, readings
@@ -24,7 +23,7 @@ class TokensWasted(Rule):
     least_readings: int = within(2, least=1, most=_KEPT)
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "tokens_wasted"
+    id = "tokens_wasted"
     severities = ("info",)
     question = Question.IS_IT_FAST
     after = ("unmeasured_time",)

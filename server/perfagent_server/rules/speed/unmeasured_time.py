@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 from perfagent.wire import Finding
 from perfagent_server.rules.evidence import told_lines
@@ -32,7 +32,7 @@ class UnmeasuredTime(Rule):
     busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
 
-    id: ClassVar[str] = "unmeasured_time"
+    id = "unmeasured_time"
     severities = ("info", "warning")
     question = Question.IS_IT_FAST
     after = ("step_time_tail",)

@@ -24,14 +24,13 @@ class Typical(NamedTuple):
 
 def while_stepping(window: Window, name: str, for_s: float) -> Typical | None:
     """Over the newest for_s seconds in which steps were made; None if there are fewer, or the series is absent."""
-    series = window.by_time.get(name)
-    return None if series is None else _typical(series.seconds(), for_s)
+    return _typical(window.readings(name).seconds(), for_s)
 
 
 def while_stepping_by_rank(window: Window, name: str, for_s: float) -> dict[int, Typical]:
     """The same of a series that is kept with ranks apart: those of which so many seconds are known."""
-    series = window.by_time.get(name)
-    found = {} if series is None else {rank: _typical(series.seconds(rank), for_s) for rank in series.ranks}
+    series = window.readings(name)
+    found = {rank: _typical(series.seconds(rank), for_s) for rank in series.ranks}
     return {rank: one for rank, one in found.items() if one is not None}
 
 
