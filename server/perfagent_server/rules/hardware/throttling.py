@@ -19,7 +19,7 @@ _REASONS = {
 }
 _HARD = ("power_brake", "hw_slowdown")
 _TEMPERATURE, _CLOCK = "gpu/temperature_c", "gpu/sm_clock_mhz"
-_SIGNS = (_TEMPERATURE, *_REASONS.values())
+_SIGNS = (*_REASONS.values(), _TEMPERATURE)
 
 
 class _Held(NamedTuple):
