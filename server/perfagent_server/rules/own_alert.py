@@ -40,7 +40,6 @@ _MOST_STEPS, _MOST_S = 10_000_000, 30 * 86400.0
 _LONGEST = {"metric": 256, "note": 500, "tag": 256}
 _MOST_TAGS = 20
 _PIECES = 64  # of a duration, in which what is averaged is kept
-_COUNT, _SUM, _LEAST, _MOST = map(operator.itemgetter, range(1, 5))  # of a piece
 _SILENT = 10  # times the usual distance of two values: nothing is known of the time between
 _LOOKS_EVERY_S = 5.0
 
@@ -161,12 +160,12 @@ class OwnAlert(Rule):
             pieces[-1] = [start, count + 1, total + point.value, min(least, point.value), max(most, point.value)]
         while pieces[0][0] + width <= point.at - self._duration + (1 if self.for_steps else 0):
             del pieces[0]
-        count = sum(map(_COUNT, pieces))
-        if not count:
+        _, counts, sums, lows, highs = zip(*pieces, strict=True)
+        if not any(counts):
             return None
         if self.function == "mean":
-            return float(sum(map(_SUM, pieces)) / count)
-        return float(min(map(_LEAST, pieces)) if self.function == "min" else max(map(_MOST, pieces)))
+            return float(sum(sums) / sum(counts))
+        return float(min(lows) if self.function == "min" else max(highs))
 
     def _has_lasted(self, track: dict[str, Any], at: int) -> bool:
         """Values at 20 steps in a row have lasted for 20 steps; a mean over 20 steps needs 20 steps, and no more."""

@@ -14,7 +14,6 @@ from perfagent_server.rules.window import Window
 __all__ = ["HostMemoryLeak"]
 
 _EARLY_S = 600.0
-_OWN = ("processes", "workers")
 _SOON: dict[str, Any] = {"settle_steps": 1, "blocks": 4, "lasting_share": 0.7}
 """Of a short rise there are few points."""
 _CAUSES = {"processes": "", "workers": "loader workers", "host": "host"}
@@ -144,7 +143,7 @@ class HostMemoryLeak(Rule):
 def _is_ours(rise: Growth, tracks: dict[str, Track]) -> bool:
     """Whether the processes and their workers grew by half of what their host did, and so are judged themselves."""
     grown = 0.0
-    for name in _OWN:
+    for name in ("processes", "workers"):
         before = tracks[name].at(rise.since) if name in tracks else None
         if before is not None:
             grown += tracks[name].level - before
