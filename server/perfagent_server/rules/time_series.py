@@ -78,6 +78,9 @@ class _Readings:
         return self.second, self.total, self.count, self.stepping
 
 
+_NO_READINGS = _Readings(1)
+
+
 def _put_together(ranks: Sequence[Seconds]) -> Seconds:
     """The readings of several ranks, second by second."""
     seconds = np.concatenate([one.second for one in ranks])
@@ -139,7 +142,7 @@ class TimeSeries:
     def _chosen(self, rank: int | None) -> list[_Readings]:
         """Asking for a rank that sent nothing makes none of it."""
         found = self._of_rank.values() if rank is None else filter(None, [self._of_rank.get(rank)])
-        return [*found] or [_Readings(self.keep)]
+        return [*found] or [_NO_READINGS]
 
     def snapshot(self) -> list[Any]:
         return [[rank, readings.snapshot()] for rank, readings in self._of_rank.items()]

@@ -161,7 +161,8 @@ class Window:
 
     def value(self, name: str) -> float | None:
         """The newest value of a series."""
-        return self.by_step.get(name, _NO_STEPS).value  # thousands of times a second
+        found = self.by_step.get(name)  # asked for often
+        return None if found is None else found.value
 
     def readings(self, name: str) -> TimeSeries:
         """The series over time; one without ranks where none sent it."""
@@ -225,8 +226,8 @@ class Window:
         steps, times = group.step_list(), group.time_list()
         values = dict(zip(columns.places, group.numbers(columns.places), strict=True))
         # Where steps are timed, losses and readings may be of the step in progress, which may never be completed.
-        if (columns.step_time is not None or not self._is_timed) and max(steps) > self.step:
-            self.step, self.stepped = max(steps), self.now
+        if (columns.step_time is not None or not self._is_timed) and (newest := max(steps)) > self.step:
+            self.step, self.stepped = newest, self.now
         for column in (*columns.merged, *losses):
             if column.noted:
                 self.nonfinite[column.noted].note(column.name, rank, steps, values[column.place], self.now)

@@ -176,6 +176,8 @@ def _typical_steps(window: Window) -> set[int]:
     """The newest steady steps whose phases are all known. Where each step has a phase beside training (a rollout, one
     that the script named), those without an evaluation or a save."""
     told = set(window.track("phase/other_s").steps)
+    if not told:
+        return told
     steady = [step for step in steady_steps(window, _MOST_STEPS)[0] if step in told]
     if len(steady) >= _FEWEST_STEPS:
         return set(steady)

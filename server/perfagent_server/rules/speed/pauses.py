@@ -144,15 +144,15 @@ def _noted(window: Window, rule: Rule, name: str) -> list[list[Any]]:
     """Step, time of its end and seconds of each that the attempt had so far: only of the newest does the series know
     the time once the server was started again."""
     rows: list[list[Any]] = window.state_of(rule, {"rows": []})["rows"]
-    note_rows(rows, window.track(name))
+    note_rows(rows, window.series(name))
     del rows[:-_MOST_ROWS]
     return rows
 
 
-def note_rows(rows: list[list[Any]], track: StepSeries) -> None:
+def note_rows(rows: list[list[Any]], track: StepSeries | None) -> None:
     """Adds the step, time of its end and value of each step of a series that is newer than all in `rows`."""
     newest = rows[-1][0] if rows else -1
-    if track.step == newest:
+    if track is None or track.step == newest:
         return
     for step, time, seconds in zip(track.steps[: track.seen], track.times[: track.seen], track.values, strict=False):
         if step > newest and 0 < seconds < math.inf and math.isfinite(time):

@@ -73,7 +73,7 @@ class Recompiles(Rule):
         may push that one out of the window."""
         if state["since"] is None and window.step >= window.start_step + self.after_steps:
             state["since"] = window.wall.ended if math.isfinite(window.wall.ended) else None
-        note_rows(state["rows"], window.track(_SECONDS))
+        note_rows(state["rows"], window.series(_SECONDS))
         del state["rows"][:-_MOST_ROWS]
         known = {one["data"].get("function") for one in state["limits"]}
         for event in window.events("compile"):
