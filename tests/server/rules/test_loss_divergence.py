@@ -117,6 +117,13 @@ def test_a_loss_that_exploded_in_its_second_step_is_critical(times: float, criti
     assert [one.finding.severity for one in job.fired if one.step == 16] == (["critical"] if critical else [])
 
 
+def test_a_loss_that_explodes_and_settles_far_above_its_start_is_critical() -> None:
+    """A rate ten times too high, a row each five steps."""
+    job = train([1.4, 3.3, 24, 26, 20, 16, 37, 25, 12, *[8.0] * 50])
+    assert (job.found.severity, job.found.cause, job.alert.step) == ("critical", "from the start", 32)
+    assert train([1.4, 3.3, 9, 11, *[8.0] * 50]).fired == []
+
+
 @pytest.mark.parametrize("times", [1.5, 3.0])
 def test_a_loss_that_rises_as_the_rate_creeps_up_is_told(times: float) -> None:
     """23 % in 1,500 steps."""

@@ -39,8 +39,8 @@ class LossDivergence(Rule):
     the rise), it is not judged at all, and the noise of a settled one stands for that.
 
     In the first warmup_steps a loss that runs away is judged by itself: all values after the first are lost_times as high,
-    or it grows through the newest 30 values, to as much; in a loss that hardly jumps from step to step half of that, in
-    logarithms, is enough. Later the backstop (backstop.py) tells of a loss lost_times its best, whatever its schedule.
+    or one was and the newest 30 are still half as far up in logarithms, or it grows through these 30, to as much; in a loss
+    that hardly jumps from step to step half of that is enough. Later the backstop (backstop.py) tells of a loss lost_times its best, whatever its schedule.
 
     Measured on 31 real pre-training curves of 11 families (119,501 steps): no alert; their smoothed loss never rose by more
     than 1.9 %. On made-up losses (tests/healthy_losses.py, seeds 6 to 29 of the seven hardest kinds, 504,000 steps) it
@@ -210,6 +210,8 @@ class LossDivergence(Rule):
         if loss.count == len(early) and min(early[1:], default=0.0) >= self.lost_times * first:
             return loss.count == 16
         values = track.last(_RUN)
+        if max(*early, *track.last(64)) >= self.lost_times * first and min(values) >= math.sqrt(self.lost_times) * first:
+            return len(values) == _RUN
         if len(values) < _RUN or not 0 < min(values) <= max(values) < math.inf:
             return False
         levels = [median(values[place : place + 6]) for place in range(0, _RUN, 6)]
