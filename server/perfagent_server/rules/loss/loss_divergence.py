@@ -210,7 +210,10 @@ class LossDivergence(Rule):
         if loss.count == len(early) and min(early[1:], default=0.0) >= self.lost_times * first:
             return loss.count == 16
         values = track.last(_RUN)
-        if max(*early, *track.last(64)) >= self.lost_times * first and min(values) >= math.sqrt(self.lost_times) * first:
+        if (
+            max(*early, *track.last(64)) >= self.lost_times * first
+            and min(values) >= math.sqrt(self.lost_times) * first
+        ):
             return len(values) == _RUN
         if len(values) < _RUN or not 0 < min(values) <= max(values) < math.inf:
             return False
