@@ -34,10 +34,8 @@ class FrozenTraining(Rule):
     after it varied, or with a gradient norm of zero; it is a remark while weights are known to move (the script logs
     a constant), at exactly zero, after it came to its value little by little (a training on one batch that
     converged), and, after constant_steps, if it never varied at all. A warm-up that begins at zero leaves it after a
-    step; so nothing shorter counts.
-
-    A loss that is zero at once, from a level that is no small share of its first value and without a gradient, has not
-    converged: nothing enters it any more, and weight decay may still move the weights.
+    step; so nothing shorter counts. A loss that is zero at once, from no small share of its first value, and has no
+    gradient, did not converge: nothing enters it any more, though weight decay may still move weights.
     """
 
     update_steps: int = 50
@@ -98,9 +96,8 @@ class FrozenTraining(Rule):
         if known is not None and abs(value - known) <= _SIX_DIGITS / 2 * abs(known):
             state["still"] += 1
         else:
-            first, before = window.loss_before or window.first_loss, track.last(_SLOWLY + 1)[:-1]
-            fell_from = None if value else _fell_from(before, first)
-            state.update(value=value, still=1, still_since=step, varied=known is not None, fell_from=fell_from)
+            level = None if value else _fell_from(track.last(_SLOWLY + 1)[:-1], window.loss_before or window.first_loss)
+            state.update(value=value, still=1, still_since=step, varied=known is not None, fell_from=level)
 
     def _unmoved_since(self, window: Window) -> int | None:
         """Since which step every measurement says that no weight moved; None if one says otherwise, or too few came."""

@@ -29,10 +29,10 @@ _TINY = 0.1  # a loss that begins below it (a value before the first reward, a c
 @dataclass(frozen=True, kw_only=True)
 class LossDivergence(Rule):
     """The smoothed loss is above its lowest point of the last thousand steps by all of: warning_pct; `spreads` of its
-    noise; usual_times of how far above its lowest points it usually was in this run (95th percentile; of a loss that had
-    settled at most what it came back from, so that no rise is usual because it takes long); and a share of what it had come
-    down. Only lowest points at a learning rate like today's count, so a warm restart is no divergence; where the
-    rate rose to a new peak since, it takes raised_times as much. A loss that is on its way back is silent.
+    noise; usual_times of what it usually rose by in this run (95th percentile; of a settled loss at most what it came back
+    from: no rise is usual because it takes long); and a share of what it had come down. Only lowest points at a learning
+    rate like today's count, so a warm restart is no divergence; where the rate rose to a new peak since, it takes
+    raised_times as much. A loss that is on its way back is silent.
 
     A loss that had not settled (come down by a quarter, ever more slowly, or kept steady) must rise by as much above where
     it came down from: those of GANs and of reinforcement learning swing. Before it is known what is usual (600 values before

@@ -37,7 +37,8 @@ class PoorInit(Rule):
 
     A run that goes on from a checkpoint begins with weights, too: where the first three losses are above all before
     the checkpoint, and lost_share of what was learned until then is gone, they were not restored. (Its first loss is that
-    of the restored weights, whatever the optimizer does.)
+    of the restored weights, whatever the optimizer does.) A cross entropy, and nothing besides, that begins at guess_times
+    that of guessing is sure of what is wrong: its output layer is too large, which does no harm if it comes down soon.
     """
 
     observations: int = 5
@@ -92,10 +93,8 @@ class PoorInit(Rule):
         told = [one.data for one in window.events("loss") if one.data.get("alone") and not window.start_step]
         guess = chance_of(told[-1]) if told and state["count"] >= self.guess_steps else None
         if guess is not None and now > guess and min(state["losses"]) >= self.guess_times * guess:
-            return self._found(
-                window, state, "too large", loss=now, steps=state["count"], guess=guess, times=first / guess,
-                classes=told[-1]["classes"],
-            )  # fmt: skip
+            figures = {"loss": now, "steps": state["count"], "guess": guess, "times": first / guess}
+            return self._found(window, state, "too large", **figures, classes=told[-1]["classes"])
         if first - now > self.fallen_pct / 100 * abs(first):
             return None
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:

@@ -105,12 +105,11 @@ class SmoothedLoss:
             del self.state["rises"][:-_SAMPLES]
 
     def usual_rise(self, values: int, *, comes_back: bool) -> tuple[float, bool]:
-        """The 95th percentile of the samples older than the newest so many values (from 100 to 300: what rises for longer
-        is usual itself); and whether they are of 600 values, enough to know. comes_back: at most that by which the loss
-        came down again after one of them, so that no rise is usual because it takes long."""
+        """The 95th percentile of the samples older than the newest so many values (from 100 to 300), and whether they are of
+        600 values, enough to know. comes_back: at most that by which the loss came down again after one of them; else what
+        rises for longer is usual itself."""
         recent = (max(100, min(300, values)) + _EVERY) // _EVERY
-        rises: list[float] = self.state["rises"]
-        older = sorted(rises[:-recent])
+        older = sorted((rises := self.state["rises"])[:-recent])
         usual = older[int(0.95 * (len(older) - 1))] if older else 0.0
         if comes_back:
             later = [*itertools.accumulate(reversed(rises), min)][::-1]
