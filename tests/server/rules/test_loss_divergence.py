@@ -117,7 +117,7 @@ def test_a_loss_that_exploded_in_its_second_step_is_critical(times: float, criti
     assert [one.finding.severity for one in job.fired if one.step == 16] == (["critical"] if critical else [])
 
 
-def test_a_loss_that_explodes_and_settles_far_above_its_start_is_critical() -> None:
+def test_a_loss_that_explodes_and_settles_far_above_is_critical() -> None:
     """A rate ten times too high, a row each five steps."""
     job = train([1.4, 3.3, 24, 26, 20, 16, 37, 25, 12, *[8.0] * 50])
     assert (job.found.severity, job.found.cause, job.alert.step) == ("critical", "from the start", 32)
