@@ -8,7 +8,7 @@ from perfagent.wire import Finding
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.life.hang import Hang
 from perfagent_server.rules.rule import Rule
-from perfagent_server.rules.speed.step_shares import share_elsewhere
+from perfagent_server.rules.speed.step_shares import UTILIZATION, share_elsewhere
 from perfagent_server.rules.window import Window
 
 __all__ = ["SHARE_RULES", "TimeShares", "held_back_by", "is_good_share", "standing_s", "time_shares"]
@@ -146,7 +146,8 @@ def _beside_training(window: Window, shares: TimeShares, beside: dict[str, float
 def _within_steps(
     window: Window, shares: TimeShares, beside: dict[str, float], worth: dict[str, float]
 ) -> Finding | None:
-    """A phase other than compute that took a third of the step, or the largest where all of them took half of it."""
+    """A phase other than compute that took a third of the step, or the largest where all of them took half of it. Ranks that
+    share the cores of a host wait for each other for nearly half of it (`comm_bound`)."""
     in_steps_s = window.wall.whole().wall_s
     # where the host only waits for a busy device, the rest of the step is no time of its own
     elsewhere = share_elsewhere(window) or 0.0
@@ -154,7 +155,9 @@ def _within_steps(
     if not within or in_steps_s <= 0:
         return None
     largest = max(within, key=lambda phase: within[phase])
-    is_third = within[largest] >= _THIRD * in_steps_s and (largest != "other" or elsewhere >= _THIRD)
+    on_cores = largest == "comm" and UTILIZATION.name not in window.by_time
+    least = _MOST if on_cores else _THIRD
+    is_third = within[largest] >= least * in_steps_s and (largest != "other" or elsewhere >= _THIRD)
     is_half = sum(beside.values()) + sum(within.values()) >= _MOST * in_steps_s
     return _on_phase(shares, largest, {}, in_steps_s) if is_third or is_half else None
 

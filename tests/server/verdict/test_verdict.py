@@ -88,9 +88,9 @@ def test_a_run_that_is_heard_and_ends_no_step_is_told_to_stand(step_s: float, af
     ("share", "rule", "pct"),
     [
         ({"data": 0.34}, "data_bound", 34), ({"eval": 0.34}, "eval_bound", 34), ({"checkpoint": 0.34}, "checkpoint_bound", 34),
-        ({"other": 0.4}, "unmeasured_time", 40), ({"comm": 0.4}, "comm_bound", 40), ({"h2d": 0.4}, "h2d_bound", 40),
+        ({"other": 0.4}, "unmeasured_time", 40), ({"comm": 0.52}, "comm_bound", 52), ({"h2d": 0.4}, "h2d_bound", 40),
         ({"plots": 0.34}, "unmeasured_time", 34), ({"data": 0.15}, "healthy", 0), ({"eval": 0.3}, "healthy", 0),
-        ({"other": 0.25}, "healthy", 0), ({"comm": 0.2}, "healthy", 0), ({"plots": 0.05}, "healthy", 0),
+        ({"other": 0.25}, "healthy", 0), ({"comm": 0.45}, "healthy", 0), ({"plots": 0.05}, "healthy", 0),
     ],
 )  # fmt: skip
 def test_much_time_beside_training_is_told_and_little_is_healthy(
