@@ -93,7 +93,7 @@ def _tell_size(p: Progress, path: str | None) -> None:
     holds open may be missing; the size of a folder says nothing."""
     try:
         found = os.stat(path) if path else None  # noqa: PTH116 - half as long
-    except OSError:  # of another machine
+    except (OSError, ValueError):  # of another machine, or no path at all
         return
     if found is not None and stat.S_ISREG(found.st_mode):
         p.rows.append((p.logged_at(), time.time(), time.monotonic(), _FILE_BYTES, (float(found.st_size),)))

@@ -50,6 +50,9 @@ def test_it_is_over_when_weights_move_again() -> None:
 RUNS_OUT = [1e-3 * max(0.0, 1 - step / 600) for step in range(1200)]
 
 
+NO_NORM = {"grad/norm": [1.0] * 100 + [0.0] * 300}
+
+
 FALLEN = [*(0.5 + math.exp(-step / 10) for step in range(200)), *[0.5] * 300]
 
 
@@ -60,14 +63,15 @@ FALLEN = [*(0.5 + math.exp(-step / 10) for step in range(200)), *[0.5] * 300]
         (noisy(1200), {"lr": RUNS_OUT}, ("warning", "learning rate"), 701, 601),
         ([*noisy(200), *[1.234567] * 150], {}, ("warning", None), 300, 201),
         ([*noisy(100), *[0.693147] * 300], {"ratio": 1e-3}, ("info", None), 200, 101),  # the weights move
-        ([*noisy(100), *[0.0] * 300], {"ratio": 1e-5}, ("warning", "zero at once"), 200, 101),  # weight decay moves on
+        ([*noisy(100), *[0.0] * 300], {"ratio": 1e-5, **NO_NORM}, ("warning", "zero at once"), 200, 101),  # decay moves on
+        ([*noisy(100), *[0.0] * 300], {"ratio": 1e-5}, ("info", None), 200, 101),  # a value that the script rounds
         ([*noisy(100), *[0.0] * 300], {"grad/norm": [1.0] * 400}, ("info", None), 200, 101),  # it is trained on another
         ([*(0.9**step for step in range(200)), *[0.0] * 300], {}, ("info", None), 300, 201),
         (FALLEN, {}, ("info", None), None, None),
         ([0.693147] * 800, {}, ("info", None), None, 1),
     ],
     ids=[
-        "zero from the start", "ran out", "froze", "the weights move", "no label counts", "logged", "nothing is left",
+        "zero from the start", "ran out", "froze", "the weights move", "no label counts", "rounded", "logged", "nothing is left",
         "little by little", "a constant",
     ],
 )  # fmt: skip

@@ -23,8 +23,9 @@ def falling(steps: int, *, spread: float = 0.05, first: float = 10.0, last: floa
     return last + (first - last) * (1 + np.arange(steps) / 20) ** -1.0 + noise
 
 
-def train(losses: Any, *, rows: int = 50, restarts: int = 7, **series: Any) -> StepJob:
-    return StepJob(LossDivergence(), restarts=restarts).go_on({"loss": losses, **series}, rows=rows)
+def train(losses: Any, *, rows: int = 50, restarts: int = 7, kind: str = "", **series: Any) -> StepJob:
+    told = [Event(kind="loss", time=START, step=1, data={"kind": kind, "classes": 10, "mean": True})] if kind else []
+    return StepJob(LossDivergence(), restarts=restarts).go_on({"loss": losses, **series}, rows=rows, events={1: told})
 
 
 @pytest.mark.parametrize(("draws", "latest"), everyday(1, [(1, 1500), (4, 100_000)]))
@@ -119,9 +120,11 @@ def test_a_loss_that_exploded_in_its_second_step_is_critical(times: float, criti
 
 def test_a_loss_that_explodes_and_settles_far_above_is_critical() -> None:
     """A rate ten times too high, a row each five steps."""
-    job = train([1.4, 3.3, 24, 26, 20, 16, 37, 25, 12, *[8.0] * 50])
+    losses = [1.4, 3.3, 24, 26, 20, 16, 37, 25, 12, *[8.0] * 50]
+    job = train(losses, kind="cross_entropy")
     assert (job.found.severity, job.found.cause, job.alert.step) == ("critical", "from the start", 32)
-    assert train([1.4, 3.3, 9, 11, *[8.0] * 50]).fired == []
+    lower = train([1.4, 3.3, 9, 11, *[8.0] * 50], kind="cross_entropy")
+    assert lower.fired == train(losses, kind="mse").fired == []
 
 
 @pytest.mark.parametrize("times", [1.5, 3.0])
@@ -136,7 +139,9 @@ def test_a_loss_that_rises_as_the_rate_creeps_up_is_told(times: float) -> None:
 def test_a_rise_that_takes_two_thousand_steps_is_told() -> None:
     """By a third in the end, with a noise of a tenth: no rise is usual because it takes long."""
     creep = np.concatenate((np.zeros(1000), np.linspace(0, 0.3, 2200)))
-    job = train(falling(3200, spread=0.09, first=3.9, last=0.85) + creep)
+    losses = falling(3200, spread=0.09, first=3.9, last=0.85) + creep
+    job = train(losses, kind="cross_entropy")
+    assert train(losses).fired == []
     assert (job.found.cause, job.kinds, 1500 < job.alert.step < 2900) == ("", ["fire"], True)
 
 

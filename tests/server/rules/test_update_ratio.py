@@ -79,5 +79,7 @@ def test_gradients_clipped_with_the_loss_scale_on_them() -> None:
     clipped = train({step: {**layers, "clipped": 1.0} for step, layers in told.items()})
     assert clipped.found.cause == "clipped scaled"
     assert clipped.found.severity == "warning"
+    learns = train({step: {**layers, "clipped": 1.0} for step, layers in told.items()}, LEARNING)
+    assert learns.found.severity == "info"
     usual = train({step: {"": 1e-3, "clipped": 1.0} for step in (300, 500)})
     assert usual.fired == []

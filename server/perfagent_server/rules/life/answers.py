@@ -12,7 +12,7 @@ from typing import Any
 from perfagent_server.rules.rule import Rule
 from perfagent_server.rules.window import Noted, Window
 
-__all__ = ["Answers", "Look"]
+__all__ = ["Answers", "Look", "training_thread"]
 
 _MOST_FRAMES = 40
 _MOST_STACKS = 16
@@ -64,7 +64,7 @@ class Answers:
         self._state["taken"][kind] = [newest.rank, newest.time]
         self._state["since"].setdefault(kind, self._window.now)
         if kind == "stacks":
-            thread = _training_thread(newest.data.get("threads"))
+            thread = training_thread(newest.data.get("threads"))
             self._add_stack(newest.rank, [str(frame)[:400] for frame in thread.get("frames", ())[-_MOST_FRAMES:]])
             self._add_look(newest.rank, newest.data, thread)
         else:
@@ -120,7 +120,7 @@ class Answers:
         return window.heard - window.done - window.lost.keys() <= answered or window.now - since >= _PATIENCE_S
 
 
-def _training_thread(threads: Any) -> dict[str, Any]:
+def training_thread(threads: Any) -> dict[str, Any]:
     """The thread that trains, else the main thread, with a list of frames; a sender may have sent anything."""
     known = [one for one in threads if isinstance(one, dict)] if isinstance(threads, list) else []
     for which in ("training", "main"):

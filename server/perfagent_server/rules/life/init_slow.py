@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
+from perfagent_server.rules.life.answers import training_thread
 from perfagent_server.rules.rule import Events, Every, Question, Rule, Series
 from perfagent_server.rules.window import Window
 
 __all__ = ["InitSlow"]
 
-_JOINS = "torch/distributed/distributed_c10d.py"
+_JOINS = " in init_process_group"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ class InitSlow(Rule):
         # Before the first step, readings carry the step in progress: the one after start_step, or what log() has counted.
         moves = window.step > window.start_step + 1 or bool(window.by_step)
         told = window.events("stacks")
-        is_joining = bool(told) and _JOINS in str(told[-1].data.get("threads"))
+        frames = training_thread(told[-1].data.get("threads")).get("frames", ()) if told else ()
+        is_joining = any(_JOINS in str(frame) for frame in frames)
         if (
             waited < (self.joining_s if is_joining else self.for_s)
             or moves

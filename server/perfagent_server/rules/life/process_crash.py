@@ -26,11 +26,10 @@ class ProcessCrash(Rule):
     Preemption and Ctrl-C are info, which no channel sends by default. The first failure leads, by the clocks of the ranks and
     in whatever order they report: what the launcher then does to the other ranks is its consequence. So is an error that
     says that another process is gone, where another rank ended at the same time, or was preempted before.
-    A thread that died is told when the training goes on, or stands, without it; one of a library alone is a remark.
+    A thread that died is told when the training goes on without it; one of a library alone is a remark.
     """
 
     without_steps: int = 10
-    without_s: float = 30.0
 
     id: ClassVar[str] = "process_crash"
     severities = ("info", "warning", "critical")
@@ -76,10 +75,9 @@ class ProcessCrash(Rule):
         )  # fmt: skip
 
     def _died(self, window: Window) -> Finding | None:
-        stands = not window.ended and window.now - window.stepped >= self.without_s
         for noted in window.events("thread"):
             step, trains, frames = noted.step or 0, noted.data.get("training"), noted.data.get("frames") or []
-            if not (trains or stands or window.step - step >= self.without_steps):
+            if not (trains or window.step - step >= self.without_steps):
                 continue
             place = place_of(frames)
             return self.found(

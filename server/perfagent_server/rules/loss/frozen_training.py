@@ -70,7 +70,7 @@ class FrozenTraining(Rule):
         track = window.series(window.loss_name or LOSS)
         if track is not None:
             self._follow_loss(window, track, state)
-        if state["fell_from"] is not None and state["still"] >= self.equal_steps and not window.value(_NORM):
+        if state["fell_from"] is not None and state["still"] >= self.equal_steps and window.value(_NORM) == 0:
             figures = {"values": state["still"], "level": state["fell_from"]}
             return self._found(window, "warning", "zero at once", state["still_since"], **figures)
         unmoved = self._unmoved_since(window)

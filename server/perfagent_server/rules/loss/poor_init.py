@@ -51,7 +51,7 @@ class PoorInit(Rule):
     guess_steps: int = 200
 
     id: ClassVar[str] = "poor_init"
-    severities = ("warning",)
+    severities = ("info", "warning")
     question = Question.DOES_IT_LEARN
     after = ("data_repeats",)
     reads = (
@@ -149,7 +149,7 @@ class PoorInit(Rule):
 
     def _found(self, window: Window, state: dict[str, Any], cause: str, **figures: float) -> Finding:
         return self.found(
-            "warning", cause=cause, since_step=window.start_step + 1,
+            "info" if cause == "too large" else "warning", cause=cause, since_step=window.start_step + 1,
             evidence={
                 "step": window.at, "first": state["losses"][0], **figures, **recent(window),
                 "silent_layers": [one.removeprefix(_FAMILY) for one in (state["silent"] or [])[:64]],

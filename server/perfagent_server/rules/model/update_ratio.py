@@ -97,7 +97,8 @@ class UpdateRatio(Rule):
             return None
         is_clipped = bool(window.value(_CLIPPED_SCALED))
         if whole is not None and self._is_small(whole, lowered, self.small_clipped if is_clipped else self.small):
-            return self._of_model(window, whole, "clipped scaled" if is_clipped else "small", left, is_sick=True)
+            learns = is_clipped and left is not None and left <= self.learned_share  # as at a rate of 1e-6
+            return self._of_model(window, whole, "clipped scaled" if is_clipped else "small", left, is_sick=not learns)
         small = [row for row in rows if self._is_small(row, lowered, self.small)]
         return self._of_layers(window, small, len(rows), "small layers") if small else None
 

@@ -35,7 +35,7 @@ _ALONE = 0.4
 """A phase that grew by so much more than its share of the step grew alone; a crowded machine slows all of them."""
 _LEAST_REST = 0.05  # of the step, that the other phases must be to say something
 _FAR_MORE = 4.0
-"""So many times the CPU time of a step, or the growth of the other phases, is no matter of a crowded machine."""
+"""A phase that grew so many times as much as the others is no matter of a crowded machine, which slows all."""
 _OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.02
 _SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
 """What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
@@ -45,14 +45,15 @@ _JUMP_TIMES, _JUMP_SHARE, _FEWEST_NOTES = 1.3, 0.1, 3
 
 
 class _Growth(NamedTuple):
-    """The phase that grew most, its seconds before and after; whether it grew alone, or all others about as much as it did.
-    "" where no phases are known."""
+    """The phase that grew most, its seconds before and after; whether it grew alone, all others about as much as it did, or
+    it far more than they. "" where no phases are known."""
 
     phase: str = ""
     before_s: float = 0.0
     after_s: float = 0.0
     is_alone: bool = False
     is_everywhere: bool = False
+    is_far: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ class ThroughputRegression(Rule):
         if not window.is_firing(self.id) and (shift.times < self.warning_times or time - shift.time < self.least_s):
             return None
         is_crowded = any(_is_crowded(now, *before, shift.times) for before, now in loads)
-        if is_crowded and (not growth.is_alone or growth.phase in _SLOWED_TOGETHER):
+        if is_crowded and not growth.is_far and (not growth.is_alone or growth.phase in _SLOWED_TOGETHER):
             if time - shift.time < self.others_for_s:
                 return None
             cause = "other programs"
@@ -292,12 +293,12 @@ def _growth(before: dict[str, float], after: dict[str, float], more_s: float) ->
         return _Growth()
     total, rest = sum(grown.values()), whole - before[most]
     others_times = (rest + total - grown[most]) / rest if rest >= _LEAST_REST * whole else math.inf
-    is_alone = grown[most] / max(more_s, total) - before[most] / whole >= _ALONE
-    is_alone = is_alone or after[most] >= _FAR_MORE * max(1.0, others_times) * before[most] > 0
+    is_far = after[most] >= _FAR_MORE * max(1.0, others_times) * before[most] > 0
+    is_alone = is_far or grown[most] / max(more_s, total) - before[most] / whole >= _ALONE
     grew_alike = (total - grown[most]) * before[most] >= 0.5 * grown[most] * rest
     is_everywhere = before[most] > 0 and rest >= _LEAST_REST * whole and grew_alike
     phase = most.removeprefix("phase/").removesuffix("_s")
-    return _Growth(phase, before[most], after[most], is_alone, is_everywhere)
+    return _Growth(phase, before[most], after[most], is_alone, is_everywhere, is_far)
 
 
 def _cause(window: Window, growth: _Growth) -> str:
@@ -320,9 +321,7 @@ def _waits(loads: list[tuple[tuple[float, float], CpuLoad]], times: float) -> bo
 def _is_crowded(now: CpuLoad, own_before: float, others_before: float, times: float) -> bool:
     """Whether others took from the run: the cores are full and it gets less of them than before, or others use more.
     Where others use a good part of them all the time, a little more or less speed is theirs, too; where they use most
-    of full cores, any speed. Not where a step takes far more CPU time than before."""
-    if now.own * times > _FAR_MORE * own_before:
-        return False
+    of full cores, any speed."""
     is_starved = now.busy >= _FULL * now.cores and now.own * times <= own_before * (1 + 0.25 * (times - 1))
     is_fuller = now.busy >= _HALF_FULL * now.cores and now.others - others_before >= _MORE * now.cores
     is_shared = now.busy >= _HALF_FULL * now.cores and now.others >= _MUCH * now.cores and times < _LITTLE_TIMES
