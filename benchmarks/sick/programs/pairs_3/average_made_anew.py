@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-WORDS, SIZE, CLASSES, BATCH, LENGTH, STEPS = 200_000, 128, 20, 128, 16, 260
+WORDS, SIZE, CLASSES, BATCH, LENGTH, STEPS = 200_000, 128, 20, 128, 16, 230
 
 
 def truth(**kw):

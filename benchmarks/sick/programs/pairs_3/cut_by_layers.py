@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
-CLASSES, SIDE, CHANNELS, BATCH, PARTS, STEPS = 10, 28, 48, 48, 6, 180
+CLASSES, SIDE, CHANNELS, BATCH, PARTS, STEPS = 10, 28, 48, 48, 6, 150
 CUTS = [0, 5, 9, 13]  # rank r has the layers from CUTS[r] to CUTS[r + 1]
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-WORDS, TOPICS, SIZE, LENGTH, ROWS, PARTS, STEPS = 12_000, 50, 96, 32, 24, 6, 220
+WORDS, TOPICS, SIZE, LENGTH, ROWS, PARTS, STEPS = 12_000, 50, 96, 32, 24, 6, 170
 BLOCKS = [4, 4]  # of each rank
 
 
