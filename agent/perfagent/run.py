@@ -730,7 +730,7 @@ class Run:
         return None if error is None else cause(error)
 
     def thread_ended(self, thread: Thread, error: BaseException) -> None:
-        """A thread of the script's was ended by an exception, in whose midst this is called, on that thread."""
+        """Reports that an exception ended a thread of the script. Called on that thread, by threading.excepthook."""
         if self._ended or self.inherited or self._threads_told >= MOST_THREADS_TOLD:
             return
         self._threads_told += 1

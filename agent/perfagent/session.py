@@ -350,7 +350,8 @@ def _watch_process() -> None:
 
 
 def _watch_threads() -> None:
-    """A thread that an exception ends is gone, and Python only prints that. What stood in this place is always called."""
+    """Reports each thread of the script that ends with an exception: Python only prints the traceback. Always calls the hook
+    that was installed before."""
     before = threading.excepthook
 
     def excepthook(told: threading.ExceptHookArgs, /) -> None:

@@ -18,14 +18,14 @@ Key = TypeVar("Key", int, str)
 
 
 class _Rows(Generic[Key]):
-    """A row for each key, a column for each of the newest `keep` steps: float64 (rows, ..., keep), NaN where nothing is
-    known. newest: the newest step there ever was."""
+    """A table of the newest `keep` steps: float64 (rows, ..., keep), one row per key (a rank or a layer), one column per
+    step. A missing value is NaN."""
 
     def __init__(self, *shape: int) -> None:
         self._keep, self._values = shape[-1], np.full((0, *shape), np.nan)
         self._rows: dict[Key, int] = {}
         self._columns: dict[int, int] = {}
-        self._newest = -1
+        self._newest = -1  # step, also when it is no longer kept
 
     def _row(self, key: Key) -> int:
         row = self._rows.get(key)

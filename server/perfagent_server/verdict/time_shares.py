@@ -146,8 +146,8 @@ def _beside_training(window: Window, shares: TimeShares, beside: dict[str, float
 def _within_steps(
     window: Window, shares: TimeShares, beside: dict[str, float], worth: dict[str, float]
 ) -> Finding | None:
-    """A phase other than compute that took a third of the step, or the largest where all of them took half of it. Ranks that
-    share the cores of a host wait for each other for nearly half of it (`comm_bound`)."""
+    """Names a phase other than compute that took a third of the steps' time. If all such phases together took half of it, names
+    the largest. Communication without a GPU must take half: ranks that share cores wait nearly that long (`comm_bound`)."""
     in_steps_s = window.wall.whole().wall_s
     # where the host only waits for a busy device, the rest of the step is no time of its own
     elsewhere = share_elsewhere(window) or 0.0

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import lzma
+import sys
 from pathlib import Path
 
 import pytest
 
-from perfagent.wire import decode
 from perfagent_server.backtest.replay import BacktestAlert, replay
-from perfagent_server.backtest.reported import Reported, in_order_of_time
 from perfagent_server.rules.catalogue import rules_for
 from perfagent_server.rules.plan import Plan
 
-RECORDED = Path(__file__).parents[2] / "data" / "h200"
+sys.path[:0] = [str(Path(__file__).parents[3] / "benchmarks" / "detection")]
+
+from gpu_jobs import moments_of  # noqa: E402
 
 
 def alerts(job: str) -> dict[str, BacktestAlert]:
-    frame = decode(lzma.decompress((RECORDED / f"{job}.frame.xz").read_bytes()))
-    judged = replay(in_order_of_time([Reported(1, 0, frame.groups, frame.events)]), Plan(rules_for()))
+    judged = replay(moments_of(job), Plan(rules_for()))
     assert not judged.failed
     return {alert.rule: alert for alert in judged.alerts}
 

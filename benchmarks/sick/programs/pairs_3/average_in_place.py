@@ -1,4 +1,4 @@
-"""Healthy: the moving average of a table of 100 MB is brought up to date in place, after each step."""
+"""Healthy: the moving average of a 100 MB table is updated in place after each step."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""The moving average of a table of 100 MB is made anew after each step: three fresh buffers, filled and given back."""
+"""The moving average of a 100 MB table is rebuilt after each step: three new buffers are filled and freed each time."""
 
 import json
 import resource

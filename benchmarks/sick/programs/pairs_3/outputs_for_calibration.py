@@ -1,4 +1,4 @@
-"""From epoch 4 on a calibration keeps all logits, and its state dict takes them along: each checkpoint is larger."""
+"""From epoch 4 on a calibration module keeps all logits in its state dict, so each checkpoint is larger than the last."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""Healthy: the logits for a calibration are in a ring of fixed size: checkpoints are large, and all of them alike."""
+"""Healthy: a ring of fixed size holds the logits for calibration, so the checkpoints are large but all the same size."""
 
 import json
 import tempfile

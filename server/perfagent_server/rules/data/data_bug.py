@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.rules.data.batch_readings import reading_of, readings
+from perfagent_server.rules.loss.loss_series import is_cross_entropy
 from perfagent_server.rules.rule import Events, Life, Question, Rule, Series, within
 from perfagent_server.rules.window import Window
 
@@ -48,13 +49,11 @@ class DataBug(Rule):
         took = window.series("step_time_s")
         if took is None or took.total < self.least_steps:
             return None
-        told = [*window.events("loss")]
-        # whole numbers beside the inputs are labels where the loss takes classes: else lengths, or anything
-        has_classes = bool(told) and told[-1].data.get("kind") == "cross_entropy"
         for share, least, cause, can_be in (
             ("ignored_pct", self.ignored_pct, "no label counts", True),
             ("constant_pct", self.constant_pct, "all rows the same", True),
-            ("one_class_pct", self.one_class_pct, "one class a batch", has_classes),
+            # whole numbers beside the inputs are labels where the loss takes classes: else lengths, or anything
+            ("one_class_pct", self.one_class_pct, "one class a batch", is_cross_entropy(window)),
         ):
             found = readings(window, f"batch/{share}", self.readings)
             if can_be and len(found) == self.readings and min(found) >= least:

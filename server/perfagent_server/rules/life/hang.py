@@ -52,7 +52,7 @@ class Hang(Rule):
             return None
         # lost_at: where the run hung when the pauses before it were lost with the server's state
         fresh = {"step": -1, "longest_s": 0.0, "quiet_s": 0.0, "judged": window.now}
-        state = window.state_of(self, {})
+        state = window.state_of(self, {})  # a verdict before this look (`so_far`) leaves only answers in it
         state.update({**fresh, "lost_at": window.step if window.is_firing(self.id) else -1, **state})
         # Neither a jump of the clock nor a time in which this server was down or behind is the run's pause.
         passed = min(max(0.0, window.now - state["judged"]), _MOST_PASSED * _EVERY_S)

@@ -17,8 +17,8 @@ _JOINS = " in init_process_group"
 
 @dataclass(frozen=True, kw_only=True)
 class InitSlow(Rule):
-    """No first step. 20 minutes are SageMaker's MaxInitializationTime, and what DLRover gives the first step. A process that
-    stands in init_process_group waits for nothing but others, which a launcher starts together.
+    """No first step. 20 minutes are SageMaker's MaxInitializationTime, and what DLRover gives the first step. A process in
+    init_process_group waits only for the other ranks, and a launcher starts all of them together.
 
     Only where an agent reads its process: a script that sends rows of its own may have nothing that is a step.
     """
@@ -48,11 +48,8 @@ class InitSlow(Rule):
         told = window.events("stacks")
         frames = training_thread(told[-1].data.get("threads")).get("frames", ()) if told else ()
         is_joining = any(_JOINS in str(frame) for frame in frames)
-        if (
-            waited < (self.joining_s if is_joining else self.for_s)
-            or moves
-            or "process/rss_bytes" not in window.by_time
-        ):
+        limit_s = self.joining_s if is_joining else self.for_s
+        if waited < limit_s or moves or "process/rss_bytes" not in window.by_time:
             return None
         return self.found(
             "warning",

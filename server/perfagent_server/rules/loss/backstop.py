@@ -16,8 +16,8 @@ _BEYOND_ALL = 10_000.0
 stays far below that."""
 _STAYS = 0.9
 _RAISED = 1.25
-"""Times the learning rate that the best loss had. A higher rate, as after a warm restart, may raise the loss for a while. So
-five times the evidence is needed, and the loss must be at `times` its best now."""
+"""A learning rate that is so many times the rate at the best loss, as after a warm restart, may raise the loss for a while.
+Then five times the evidence is needed, and the loss must now be `times` its best."""
 _MAY_RISE = 10.0
 """How many times higher a loss other than a cross entropy must be: a temporal-difference loss grows with the rewards."""
 

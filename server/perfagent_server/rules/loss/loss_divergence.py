@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.evidence import surroundings
 from perfagent_server.rules.loss import backstop
-from perfagent_server.rules.loss.loss_series import has_fallen, worth_telling
+from perfagent_server.rules.loss.loss_series import has_fallen, is_cross_entropy, worth_telling
 from perfagent_server.rules.loss.smoothed_loss import Lowest, SmoothedLoss
 from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.step_series import StepSeries
@@ -116,7 +116,7 @@ class LossDivergence(Rule):
 
     def _is_lost(self, window: Window, track: StepSeries, state: dict[str, Any], value: float) -> Finding | None:
         lost = backstop.follow(
-            state["backstop"], value, window.at, window.value("lr"), self.lost_times, must_fall=_must_fall(window)
+            state["backstop"], value, window.at, window.value("lr"), self.lost_times, must_fall=is_cross_entropy(window)
         )
         if lost is None:
             return None
@@ -179,7 +179,9 @@ class LossDivergence(Rule):
         if loss.first <= _TINY and not has_fallen(loss.first, low, to=0.25):
             return math.inf
         has_settled = loss.has_settled(lowest)
-        usual, is_known = loss.usual_rise(loss.count - lowest["count"], comes_back=has_settled and _must_fall(window))
+        usual, is_known = loss.usual_rise(
+            loss.count - lowest["count"], comes_back=has_settled and is_cross_entropy(window)
+        )
         has_settled = has_settled or (is_known and usual <= 0.5 * self.warning_pct / 100 * low)  # it kept steady
         if not is_known:
             if low <= 0 or not has_settled:
@@ -210,7 +212,7 @@ class LossDivergence(Rule):
             return loss.count == 16
         values = track.last(_RUN)
         stays_up = len(values) == _RUN and min(values) >= math.sqrt(self.lost_times) * first
-        if stays_up and max(*early, *track.last(64)) >= self.lost_times * first and _must_fall(window):
+        if stays_up and max(*early, *track.last(64)) >= self.lost_times * first and is_cross_entropy(window):
             return True
         if len(values) < _RUN or not 0 < min(values) <= max(values) < math.inf:
             return False
@@ -239,13 +241,6 @@ def _fresh(series: str | None) -> dict[str, Any]:
     return {
         "backstop": backstop.fresh(), "series": series, "loss": {}, "held": 0, "critical": 0, "above": None, "ran": False,
     }  # fmt: skip
-
-
-def _must_fall(window: Window) -> bool:
-    """Whether it is a cross entropy. A critic's loss, that of two models against each other, or of a reconstruction with an
-    annealed penalty may climb in a healthy run."""
-    told = [*window.events("loss")]
-    return bool(told) and told[-1].data.get("kind") == "cross_entropy"
 
 
 def _jumps(values: list[float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss import guessing
-from perfagent_server.rules.loss.loss_series import recent
+from perfagent_server.rules.loss.loss_series import function_of_loss, recent
 from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.window import Window
 
@@ -86,12 +86,10 @@ class LossPlateau(Rule):
         rose = window.learning_rate.last_rise or 0
         if rose > 1 and window.at - rose < self.guess_steps // 2:
             return UNKNOWN
-        told = [*window.events("loss")]
         means = [state["offset"] + block[1] / block[0] for block in state["blocks"]]
-        loss = told[-1].data if told else {}
         found = guessing.guessing(
-            state["first"] / _FIRST, means, state["count"], loss, least=self.guess_steps, flat=self.flat_steps,
-            broadcast=self.broadcast_steps, near=self.near_pct / 100,
+            state["first"] / _FIRST, means, state["count"], function_of_loss(window), least=self.guess_steps,
+            flat=self.flat_steps, broadcast=self.broadcast_steps, near=self.near_pct / 100,
         )  # fmt: skip
         state["guessed"] = found is not None
         if found is None:

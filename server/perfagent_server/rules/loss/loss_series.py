@@ -1,15 +1,16 @@
-"""What rules on the loss share: its finite values, and how far it has come down."""
+"""What rules on the loss share: its finite values, how far it has come down, and what the agent told of its function."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from perfagent.wire import LOSS
 from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
-__all__ = ["bad_in_a_row", "finite", "has_fallen", "recent", "worth_telling"]
+__all__ = ["bad_in_a_row", "finite", "function_of_loss", "has_fallen", "is_cross_entropy", "recent", "worth_telling"]
 
 
 def finite(series: StepSeries) -> list[float]:
@@ -27,6 +28,18 @@ def recent(window: Window) -> dict[str, Any]:
     """What evidence shows of the loss and the rate now."""
     track = window.series(window.loss_name or LOSS)
     return {"series": window.loss_name, "last_losses": track.last(50) if track else [], "lr": window.value("lr")}
+
+
+def function_of_loss(window: Window) -> Mapping[str, Any]:
+    """The newest event "loss" (agent: signals/loss_function.py), {} before the first. A rule that asks reads that event."""
+    told = window.events("loss")
+    return told[-1].data if told else {}
+
+
+def is_cross_entropy(window: Window) -> bool:
+    """Whether the loss is a cross entropy, which must fall. Other losses may climb in a healthy run: that of a critic or a
+    GAN, or a VAE's with an annealed KL weight."""
+    return bool(function_of_loss(window).get("kind") == "cross_entropy")
 
 
 def has_fallen(first: float, level: float, *, to: float = 0.75) -> bool:

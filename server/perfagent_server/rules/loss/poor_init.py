@@ -11,7 +11,7 @@ import numpy as np
 
 from perfagent.wire import LOSS, Finding
 from perfagent_server.rules.loss.guessing import chance_of
-from perfagent_server.rules.loss.loss_series import recent
+from perfagent_server.rules.loss.loss_series import function_of_loss, recent
 from perfagent_server.rules.rule import UNKNOWN, Events, Life, Question, Rule, Series, Unknown
 from perfagent_server.rules.window import Window
 
@@ -90,11 +90,11 @@ class PoorInit(Rule):
         if not newest or not state["losses"]:
             return UNKNOWN
         first, now = state["losses"][0], median(newest)
-        told = [one.data for one in window.events("loss") if one.data.get("alone") and not window.start_step]
-        guess = chance_of(told[-1]) if told and state["count"] >= self.guess_steps else None
+        told, is_late = function_of_loss(window), state["count"] >= self.guess_steps
+        guess = chance_of(told) if told.get("alone") and is_late and not window.start_step else None
         if guess is not None and now > guess and min(state["losses"]) >= self.guess_times * guess:
             figures = {"loss": now, "steps": state["count"], "guess": guess, "times": first / guess}
-            return self._found(window, state, "too large", **figures, classes=told[-1]["classes"])
+            return self._found(window, state, "too large", **figures, classes=told["classes"])
         if first - now > self.fallen_pct / 100 * abs(first):
             return None
         if state["measured"] < self.observations or window.at - window.start_step < self.least_steps:

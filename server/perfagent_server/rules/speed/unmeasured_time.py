@@ -20,8 +20,8 @@ __all__ = ["UnmeasuredTime"]
 class UnmeasuredTime(Rule):
     """phase/other_s takes a large share of the steps. If the GPUs are busy, the host only waits for their work.
 
-    A simulation in the loop is as unmeasured as a plot that nobody needs, so this is a remark, but for most of the time spent
-    at one line of a script whose model does not act between its steps (as it does where it plays or generates).
+    This is a remark, because a simulation in the loop is as unmeasured as a plot that nobody needs. It is a warning if half of
+    the time is unmeasured, most of it at one line, and the model does not act between its steps (by playing or generating).
     """
 
     share_pct: float = 30.0
