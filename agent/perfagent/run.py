@@ -596,10 +596,11 @@ class Run:
     def _watch_model(self) -> None:
         self._watching.put_on(self._known_model(), self._known_optimizer())
 
-    def _next_model(self) -> None:
-        """The training goes on with another model, which the hooks have found."""
+    def _next_model(self, goes_on: bool) -> None:
+        """The process trains another model, which the hooks have found. goes_on: as the same training, resumed."""
         self._model = None
-        self._sender.event("state", {"state": "running", "training_after": self._progress.began})
+        if not goes_on:
+            self._sender.event("state", {"state": "running", "training_after": self._progress.began})
         self._watch_again()
 
     def _watch_again(self) -> None:

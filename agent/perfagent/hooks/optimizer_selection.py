@@ -218,7 +218,15 @@ def _find_model(p: Progress, optimizer: Any) -> None:
         return
     p.health.found_model()
     if p.on_next_model is not None:
-        p.on_next_model()
+        p.on_next_model(_goes_on(p, optimizer))
+
+
+def _goes_on(p: Progress, optimizer: Any) -> bool:
+    """True if the optimizer's own count, restored from a checkpoint, is that of the run: the same training with the model
+    built anew. Counts on a device are not read."""
+    count = next((one["step"] for one in optimizer.state.values() if "step" in one), 0)
+    made = int(count) if isinstance(count, int) or getattr(count, "is_cpu", False) else 0
+    return made > _PATIENCE and abs(made - p.completed) <= _UNPROVEN
 
 
 class Lost:

@@ -206,7 +206,7 @@ class Progress(_EveryStep):
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
         self.on_resumed: Callable[[int], None] | None = None  # gets the number of the next step
-        self.on_next_model: Callable[[], None] | None = None
+        self.on_next_model: Callable[[bool], None] | None = None
         self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)

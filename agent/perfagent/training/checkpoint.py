@@ -407,7 +407,6 @@ class Checkpoint:
             if self._failures > self._tolerate:
                 raise
             tell("checkpoint failed", f"{error}; training goes on", level="critical")
-            count("checkpoint/failed", 1.0)
 
     def _all_ranks(self) -> Ranks:
         if self._ranks is None:
@@ -445,12 +444,16 @@ class Checkpoint:
             logger.error("perfagent: %s", str(error))
 
     def _write(self, parts: Parts, describe: _Describe, ranks: Ranks, files: Callable[[Path], None] | None) -> None:
-        saved: Saved = retry(
-            lambda: write(parts, describe, step=describe.step, folder=self._folder, ranks=ranks, write_engine=files),
-            tries=self._tries if files is None else 1,
-            what=f"saving step {describe.step}",
-            seeded=random.Random(describe.step),  # noqa: S311 - all ranks pause alike
-        )
+        try:
+            saved: Saved = retry(
+                lambda: write(parts, describe, step=describe.step, folder=self._folder, ranks=ranks, write_engine=files),
+                tries=self._tries if files is None else 1,
+                what=f"saving step {describe.step}",
+                seeded=random.Random(describe.step),  # noqa: S311 - all ranks pause alike
+            )
+        except CheckpointError:
+            count("checkpoint/failed", 1.0)
+            raise
         self._failures = 0
         if ranks.first:
             count("checkpoint/saved_bytes", float(saved.manifest.total_bytes))

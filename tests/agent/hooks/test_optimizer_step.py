@@ -70,6 +70,22 @@ def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     assert borders == [4, 8], "rules compare no model with the one before"
 
 
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_training_resumed_in_its_process_is_the_same_training(record, is_restored):
+    recorded, state = record(), None
+    for _ in range(2):
+        model = small()
+        optimizer = torch.optim.Adam(model.parameters())
+        if state is not None and is_restored:
+            optimizer.load_state_dict(state)
+        train(model, optimizer, 70)
+        state = optimizer.state_dict()
+        del model, optimizer
+    borders = [data["training_after"] for _, data, _ in recorded.sender.events if "training_after" in data]
+    assert borders == ([] if is_restored else [70])
+    assert "phase/forward_s" in recorded.steps()[-1][1], "the new model is watched either way"
+
+
 def test_optimizers_that_come_and_go_are_timed_and_freed(record):
     """A scheduler puts a `step` of its own on each; a dead one's id is given again."""
     model = small()

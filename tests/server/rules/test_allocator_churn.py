@@ -38,7 +38,8 @@ def train(
         (1150.0, {"kernel": 25.0}, "warning", 25.0),
         (400.0, {"kernel": 60.0}, "info", 100 * 400 * 2e-6 / STEP_S),  # no more than faults can take
         (1150.0, {"kernel": None}, "info", 100 * 1150 * 0.7e-6 / STEP_S),
-        (1150.0, {"pause_every": 40}, "warning", 30.0),
+        (1150.0, {"pause_every": 40}, "info", 30.0),  # which may be those of the evaluations
+        (1150.0, {"pause_every": 600}, "warning", 30.0),
         (1150.0, {"kernel": 15.0, "busy": 79.0}, "info", 15.0),
         (49.0, {"step_s": 0.0004}, None, 0),
         (1150.0, {"step_s": 0.1}, None, 0),

@@ -123,6 +123,19 @@ def test_saves_that_grow_steadily_are_a_remark(mib: Sequence[int], grows: bool) 
 
 
 @pytest.mark.parametrize(
+    ("mib", "held", "fires"),
+    [((4, 4, 4, 311, 311), {"parameters": 4.0}, True), ((4, 4, 4, 311, 4), {"parameters": 4.0}, False),
+     ((4, 4, 4, 311, 311), {"parameters": 80.0}, False), ((4, 4, 4, 311, 311), {}, False)],
+    ids=["of which more follow", "one of another kind", "as large as the state", "of a state that nobody knows"],
+)  # fmt: skip
+def test_files_far_larger_than_before_and_than_the_state(
+    mib: Sequence[int], held: dict[str, float], fires: bool
+) -> None:
+    saved = {100 * place: {"checkpoint/file_bytes": size * MIB} for place, size in enumerate(mib, 1)}
+    assert anomaly(750, saved, **held).told == [("warning", "large")] * fires
+
+
+@pytest.mark.parametrize(
     ("usual_s", "slow_s", "fires"), [(2.0, 20.0, True), (2.0, 19.9, False), (0.5, 10.5, True), (0.5, 10.4, False)]
 )
 def test_a_save_that_is_ten_times_as_slow_is_told(usual_s: float, slow_s: float, fires: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
 
-from perfagent.wire import Finding
+from perfagent.wire import Finding, Severity
 from perfagent_server.rules.memory.saves import FILE_BYTES, SAVE_S, SAVED_BYTES, SAVES, follow_saves
 from perfagent_server.rules.rule import Every, Life, Question, Rule, Series
+from perfagent_server.rules.step_series import StepSeries
 from perfagent_server.rules.window import Window
 
 __all__ = ["CheckpointAnomaly"]
@@ -89,25 +91,40 @@ class CheckpointAnomaly(Rule):
         return self.found("warning", cause="damaged", since_step=damaged.step, evidence=evidence)
 
     def _large(self, window: Window) -> Finding | None:
-        saved = window.series(SAVED_BYTES.name)
-        if saved is None:
-            return None
-        *before, newest = saved.last(_USUAL_OF)
+        saved, written = window.series(SAVED_BYTES.name), window.series(FILE_BYTES.name)
         held = [window.by_time[name] for name in _STATE if name in window.by_time]
         whole = sum(readings.newest(rank) or 0.0 for readings in held for rank in readings.ranks)  # of all ranks
-        usual = median(before) if len(before) >= self.fewest_saves else None
-        if usual is not None and newest >= max(self.far_times * usual, usual + self.more_mib * 2**20):
-            figures = {"times_usual": newest / usual, "usual_bytes": usual, "before": len(before)}
-        elif whole and newest >= max(self.whole_times * whole, whole + self.more_mib * 2**20):
-            figures = {"times_state": newest / whole}
-        else:
+        of_state = max(self.whole_times * whole, whole + self.more_mib * 2**20) if whole else math.inf
+        if saved is not None:
+            *before, newest = saved.last(_USUAL_OF)
+            if newest >= self._far_above(before):
+                return self._larger(saved, "warning", whole, before)
+            return self._larger(saved, "info", whole, []) if newest >= of_state else None
+        # a script may write files of several kinds: one is told that is large for both reasons, and not the only one
+        sizes = [] if written is None else written.last(_USUAL_OF)
+        if written is None or min(sizes[-2:]) < max(self._far_above(sizes[:-2]), of_state):
             return None
+        return self._larger(written, "warning", whole, sizes[:-2])
+
+    def _far_above(self, before: list[float]) -> float:
+        """What is far more than the saves before; infinite where those are too few."""
+        usual = median(before) if len(before) >= self.fewest_saves else math.inf
+        return max(self.far_times * usual, usual + self.more_mib * 2**20)
+
+    def _larger(self, saved: StepSeries, severity: Severity, whole: float, before: list[float]) -> Finding:
+        """before: the saves that it is compared with, none for the state."""
+        newest = saved.last(1)[0]
+        if before:
+            usual = median(before)
+            figures = {"times_usual": newest / usual, "usual_bytes": usual, "before": len(before)}
+        else:
+            figures = {"times_state": newest / whole}
         return self.found(
-            "warning" if "usual_bytes" in figures else "info",
+            severity,
             cause="large",
             since_step=saved.step,
             evidence={"bytes": newest, "state_bytes": whole or None, "step": saved.step, **figures},
-        )
+        )  # fmt: skip
 
     def _slow(self, window: Window, state: dict[str, Any]) -> Finding | None:
         _, saves = follow_saves(window, state)

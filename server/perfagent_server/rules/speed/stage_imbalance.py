@@ -28,12 +28,13 @@ class StageImbalance(OwnWorkRule):
 
     slow_times: float = 1.15
     cost_pct: float = within(5.0, most=10_000)
+    warning_pct: float = 10.0
     steps: int = within(32, least=2, most=64)
     least_steps: int = within(16, least=2, most=64)
     clear_at: float = 0.8  # of what is above 1
 
     id = "stage_imbalance"
-    severities = ("warning",)
+    severities = ("info", "warning")
     after = ("straggler",)
 
     def judge(self, window: Window) -> Finding | Unknown | None:
@@ -60,7 +61,7 @@ class StageImbalance(OwnWorkRule):
         phase, more_s = slowest_phase(window, of_slow[0], self.steps)
         ordered = sorted(window.track("step_time_s").last(self.steps)) or [step_s]
         return self.found(
-            "warning",
+            "warning" if share >= self.warning_pct else "info",
             cause="by their work" if stages.known == "by their work" else "",
             since_step=window.at,
             ranks=of_slow,
