@@ -26,7 +26,8 @@ _BEFORE_S, _READINGS_S = 30.0, 10.0
 _FULL, _HALF_FULL = 0.8, 0.5
 _MORE, _MUCH, _MOST = 0.08, 0.2, 0.5
 """Of all cores: how many are busy; how many more others use than before, and how many at all."""
-_LITTLE_TIMES = 1.25
+_LITTLE_TIMES, _SHOWS_TIMES = 1.25, 1.15
+"""What others may do beside a run that shares cores with them; what they may do unseen, by the caches and the clock."""
 _DRIFT_S = 10.0
 """For how long steps must have grown little by little: within less, a busy machine alone makes such a rise."""
 _LEAST_PART = 0.2
@@ -36,7 +37,7 @@ _ALONE = 0.4
 _LEAST_REST = 0.05  # of the step, that the other phases must be to say something
 _FAR_MORE = 4.0
 """A phase that grew so many times as much as the others is no matter of a crowded machine, which slows all."""
-_OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.02
+_OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.04
 _SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
 """What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
 _OF_THE_MACHINE = ("other programs", "every phase", "no more work")
@@ -64,9 +65,8 @@ class ThroughputRegression(Rule):
     If tokens, samples or arithmetic per second stay level, a step has more work: a schedule of the sequence length or
     of the batch. If all cores are full and other programs took more of them as the steps grew, the run itself is no
     slower. What slows a part of the script shows in its phase; where every phase grew, and no GPU is used, it is the
-    machine (other programs, other virtual machines of the host, clocks). So it may be without a GPU below critical_times,
-    and where steps grew by less than single ones vary. A loader
-    whose steps wait for it anyway (data_bound) is told by that.
+    machine (other programs, other virtual machines of the host, clocks). So it may be without a GPU below 15 %, and where
+    steps grew by less than single ones vary. A loader whose steps wait for it anyway (data_bound) is told by that.
     """
 
     warning_times: float = 1.045
@@ -182,7 +182,7 @@ class ThroughputRegression(Rule):
         else:
             cause = _cause(window, growth)
         is_critical = shift.times >= self.critical_times and shift.groups >= self.critical_steps
-        beyond = max(self.critical_times, 1 + shift.noise)  # of the single steps before
+        beyond = max(_SHOWS_TIMES, 1 + shift.noise)  # of the single steps before
         # what slows a part of a script without a GPU shows in its phase; where no phases are known, any rise counts
         shows = growth.phase and shift.times >= beyond
         is_noise = UTILIZATION.name not in window.by_time and not shows and any(name not in _RATES for name in after)
