@@ -55,20 +55,23 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProce
     act(page, server, "Snooze 1 hour")
     page.wait("() => !document.querySelector('.alert.card')")
     view(page, "Quiet", 1)
-    assert "snoozed until" in page.page.locator(".alert .taken").inner_text()
+    assert "snoozed until" in page.page.locator(".alert .facts").inner_text()
     page.wait("() => location.search.includes('view=quiet')")
     act(page, server, "End the snooze")
     page.wait("() => !document.querySelector('.alert.card')")
     view(page, "Open", 1)
     act(page, server, "Mute this rule in this run")
     view(page, "Quiet", 1)
-    assert "muted until somebody undoes it" in page.page.locator(".alert .taken").inner_text()
+    assert "muted until somebody undoes it" in page.page.locator(".alert .facts").inner_text()
     act(page, server, "End the mute")
     view(page, "Open", 1)
     page.page.get_by_role("button", name="Acknowledge").click()
-    page.page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
     view(page, "Acknowledged", 1)
-    assert "local has it" in page.page.locator(".alert .taken").inner_text()
+    assert "local has it" in page.page.locator(".alert .facts").inner_text()
+    page.page.get_by_role("button", name="Note").click()
+    page.page.get_by_placeholder("What others should know").fill("I look into it")
+    page.page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    page.wait("() => document.querySelector('.alert .facts q')?.textContent === 'I look into it'")
     page.page.get_by_role("button", name="Take back").click()
     view(page, "Open", 1)
     act(page, server, "Resolve")
@@ -84,28 +87,35 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProce
     view(page, "Open", 1)
 
 
-def test_alerts_come_in_parts_are_searched_and_tell_their_story(tab: OpenTab, tmp_path: Path) -> None:
+def test_alerts_alike_are_one_line_that_unfolds_and_tells_its_story(tab: OpenTab, tmp_path: Path) -> None:
     with server_process(tmp_path) as server:
         evil = "<img src=x onerror=alert(1)>"
         for run in (evil, *(f"run-{number}" for number in range(59))):
             nan(server, run)
         alerts = until(lambda: (found := server.get("/alerts", state="firing")["alerts"])[59:] and found, within_s=60.0)
         page = tab("/alerts", server=server, width=390, height=844)
-        count = "() => document.querySelectorAll('.alert.card').length"
-        page.wait(f"{count} === 50")
+        page.wait("() => document.querySelectorAll('[data-view=open] > .alert.card').length === 1")
+        assert "60 alerts in 60 runs" in page.page.locator(".fold").inner_text()
         cut = """() => [...document.querySelectorAll('#alerts-view label')].filter((one) =>
             one.scrollWidth > one.clientWidth || one.getBoundingClientRect().right > innerWidth).length"""
         assert page.page.evaluate(cut) == 0, "every tab fits a phone"
-        page.page.get_by_role("button", name="Show more").click()
-        page.wait(f"{count} >= 60")
+        page.page.locator(".fold summary").first.click()
+        page.wait("() => document.querySelectorAll('.folded .alert').length === 50")
+        assert page.page.locator(".folded .hint").inner_text() == "and 10 more"
+        page.page.locator(".folded .alert summary").nth(3).click()
+        page.wait("() => document.querySelectorAll('.folded .alert')[3].querySelector('ol li time')")
+        assert "fired" in page.page.locator(".folded .alert ol").inner_text()
         page.page.get_by_label("Search alerts").fill("<img")
-        page.wait(f"{count} === 1")
+        page.wait("() => document.querySelectorAll('.alert.card').length === 1")
         assert page.page.locator(".alert a.run").inner_text() == evil
         assert page.page.locator(".alert img").count() == 0
-        [alert] = [one for one in alerts if one["run_name"] == evil]
-        page.page.locator(f"[data-alert={alert['id']}] summary").click()
-        page.wait("() => document.querySelector('.alert.card details ol li time')")
-        assert "fired" in page.page.locator(".alert.card details ol").inner_text()
+        page.page.get_by_label("Search alerts").fill("run-")
+        page.wait("() => document.querySelector('.fold')?.textContent.includes('59 alerts in 59 runs')")
+        page.page.get_by_role("button", name="Acknowledge 59").click()
+        page.wait("() => document.querySelector('#alerts-view')?.textContent.includes('Acknowledged 59')")
+        left = [one for one in server.get("/alerts", state="firing")["alerts"] if not one["acknowledged"]]
+        assert [one["run_name"] for one in left] == [evil], "what is not shown is not acknowledged"
+        assert len(alerts) == 60
 
         made = server.admin("POST", "/keys", {"scope": "read", "name": "reader"})
         page = tab("/alerts", server=server, extra_http_headers={"Authorization": f"Bearer {made['key']}"})

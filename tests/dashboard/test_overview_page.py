@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from builders import server_process
+from builders import server_process, until
 from recorded import log, record_run, send
 
 from perfagent.wire import Event
 
 if TYPE_CHECKING:
     from conftest import OpenTab
-    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.browser
 
-NEWS = "**/_dash-update-component*"
 
-
-def test_what_needs_somebody_is_first_and_acknowledged_in_place(tmp_path: Path, tab: OpenTab) -> None:
+def test_a_sick_run_is_one_row_that_is_acknowledged_in_place_and_undone(tmp_path: Path, tab: OpenTab) -> None:
     with server_process(tmp_path / "few") as server:
         page = tab("/", server=server)
         page.wait("() => document.querySelector('.welcome')")
@@ -37,27 +34,35 @@ def test_what_needs_somebody_is_first_and_acknowledged_in_place(tmp_path: Path, 
         page.wait("() => document.querySelector('.alert.card h2')?.textContent === 'The loss became NaN in step 2'")
         assert page.page.locator("h1").first.inner_text().startswith("1 of 2 runs needs attention")
         page.wait("() => document.getElementById('count-alerts').textContent === '1'")
-        news: list[Route] = []
-        page.page.route(NEWS, lambda asked: news.append(asked), times=1)  # held until somebody writes
-        with page.page.expect_request(NEWS):
-            log(server, "new", 1, loss=1.0)
-        page.page.get_by_role("button", name="Acknowledge").click()
-        page.page.get_by_label("Note").fill("I look into it")
-        news[0].continue_()
-        page.wait("() => [...document.querySelectorAll('.run-row b')].some((name) => name.textContent === 'new')")
-        page.page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
+        page.page.keyboard.press("j")
+        page.page.keyboard.press("a")
         page.wait("() => document.querySelector('.all-well')")
         [alert] = server.get("/alerts?state=firing")["alerts"]
-        assert (alert["note"], alert["acknowledged_by"]) == ("I look into it", "local")
+        assert alert["acknowledged_by"] == "local"
         page.wait("() => document.getElementById('count-alerts').textContent === ''")
-        data = ({"title": title, "level": "info"} for title in ("a", "b"))
-        infos = [Event(kind="alert", time=time.time(), step=9, data=one) for one in data]
-        send(server, "talks", {"loss": np.ones(10)}, np.arange(1, 11), events=infos)
-        log(server, "worse", 1, loss=2.0)
-        log(server, "worse", 2, loss=math.nan)
-        counted = "Open alerts: 3 (1 critical or warning, 2 info)"
-        page.wait(f"() => document.querySelector('#overview-head a[href=\"/alerts\"]')?.textContent === '{counted}'")
-        page.wait(f"() => document.getElementById('count-alerts').title === '{counted}'")
-        assert page.page.locator("#count-alerts").inner_text() == "3"
-        page.page.locator("#overview-head a[href='/alerts']").click()
-        page.wait("() => document.querySelector('#alerts-view')?.textContent.includes('Open 3')")
+        page.page.get_by_role("button", name="Undo").click()
+        page.wait("() => document.querySelector('.alert.card h2')")
+        [alert] = server.get("/alerts?state=firing")["alerts"]
+        assert alert["acknowledged"] is None
+
+
+def test_runs_alike_are_one_line_and_no_sick_run_is_left_out(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "many") as server:
+        for number in range(12):
+            log(server, f"sick-{number}", number + 1, loss=2.0)
+            log(server, f"sick-{number}", number + 2, loss=math.nan)
+        said = [{"title": f"reward below {one}", "level": "warning"} for one in range(40)]
+        told = [Event(kind="alert", time=time.time(), step=9, data=one) for one in said]
+        send(server, "talks", {"loss": np.ones(10)}, np.arange(1, 11), events=told)
+        until(lambda: server.get("/alerts/inbox")["counts"]["open"] == 52, within_s=60.0)
+        page = tab("/", server=server)
+        page.wait("() => document.querySelectorAll('#overview-alerts > .alert').length === 2")
+        lines = page.page.locator("#overview-alerts > .alert")
+        assert "12 runs" in lines.nth(0).inner_text()
+        assert "The loss became NaN in step …" in lines.nth(0).inner_text()
+        assert "+39 alerts" in lines.nth(1).inner_text(), "one run is one row, whatever it has"
+        assert page.page.locator("h1").first.inner_text().startswith("13 of 13 runs need attention")
+        page.page.get_by_role("button", name="Acknowledge 12").click()
+        page.wait("() => document.querySelectorAll('#overview-alerts > .alert').length === 1")
+        page.page.get_by_role("button", name="Undo").click()
+        page.wait("() => document.querySelectorAll('#overview-alerts > .alert').length === 2")

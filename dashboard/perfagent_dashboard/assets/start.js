@@ -11,10 +11,16 @@ import { RunsPage } from "./pages/runs.js";
 import "./pages/keys.js";
 import "./pages/site.js";
 
-// A tile, a part of the step or a phase leads to its chart; a button copies the address with the view in it.
+// A tile, a part of the step or a phase leads to its chart; a button takes back what another did, or copies the address with
+// the view in it.
 document.addEventListener("click", (event) => {
   const part = event.target.closest?.("[data-goto]");
   if (part) goToChart(part.dataset.goto);
+  const undo = event.target.closest?.("[data-undo]");
+  if (undo) {
+    undo.disabled = true;
+    window.dash_clientside.set_props("undo-asked", { data: Date.now() });
+  }
   const copied = event.target.closest?.("[data-copy=address]");
   if (copied) navigator.clipboard?.writeText(location.href).then(() => flash(copied, words.copied));
 });

@@ -18,50 +18,48 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["alert_actions", "alert_card", "alert_history", "taken", "view_of"]
+__all__ = ["alert_actions", "alert_card", "alert_history", "beyond", "taken"]
 
 Alert = dict[str, Any]
 
 
 def alert_card(alert: Alert, *, may_act: bool) -> Component:
-    """alert: as the API shows it."""
+    """One line that unfolds. alert: as the API shows it."""
     title = alert["title"] or alert["message"]
-    is_open = alert["state"] == "firing"
+    rest = beyond(title, alert["message"])
     return html.Article(
         [
             severity_mark(alert["severity"]),
-            html.Div(
+            html.Details(
                 [
-                    html.H2(prose(title)),
-                    html.P(_facts(alert), className="facts"),
-                    html.P(taken(alert), className="taken") if taken(alert) else None,
-                    _more(alert, title),
+                    html.Summary(
+                        [html.H2(prose(title)), html.Span(prose(rest), className="beyond") if rest else None],
+                        id={"part": "more", "alert-of": alert["id"]},
+                    ),
+                    *_more(alert, rest),
                 ],
                 className="what",
             ),
-            alert_actions(alert) if is_open and may_act else None,
+            html.P([*_facts(alert), *taken(alert)], className="facts"),
+            alert_actions(alert) if alert["state"] == "firing" and may_act else None,
         ],
         className=f"alert card {alert['state']}",
         **hyphenated(data_alert=alert["id"]),
     )
 
 
-def view_of(alert: Alert) -> str:
-    """In which of the four lists of the alerts page an alert stands. bar.js counts the open ones in the same way."""
-    if alert["state"] != "firing":
-        return "resolved"
-    if alert["acknowledged"]:
-        return "acknowledged"
-    is_quiet = any(is_ahead(alert[name]) for name in ("muted_until", "snoozed_until", "silenced_until"))
-    return "quiet" if is_quiet else "open"
+def beyond(title: str, message: str) -> str:
+    """What a message says beyond the title, with which it usually begins."""
+    rest = message.removeprefix(title).lstrip(" :;,.：；，。") if message.startswith(title) else message
+    return rest[:1].upper() + rest[1:]
 
 
 def _facts(alert: Alert) -> list[Component | str | None]:
     link = f"/run/{quote(alert['run'], safe='')}"
     parts: list[Any] = [
         html.A(alert["run_name"] or alert["run"], href=link, className="run", **hyphenated(data_nav=link)),
-        html.Span(alert["rule"].replace("_", " ")),
-        html.Span([say("since_word"), " ", ago(alert["since"])]),
+        html.Span(alert["project"]),
+        html.Span(ago(alert["since"])),
     ]
     if alert["since_step"] is not None:
         parts.append(html.Span(f"{say('step')} {alert['since_step']:,}"))
@@ -88,19 +86,16 @@ def taken(alert: Mapping[str, Any]) -> list[Component | str]:
     return said
 
 
-def _more(alert: Alert, title: str) -> Component:
+def _more(alert: Alert, rest: str) -> list[Component | None]:
     """The whole sentence, its cost, what to do, and what happened to it, which is asked for when this is opened."""
     fix = advice(alert["fix"])
-    return html.Details(
-        [
-            html.Summary(say("more_text"), id={"more-of": alert["id"]}),
-            html.P(prose(alert["message"])) if alert["message"] != title else None,
-            html.P(say("costs", cost=alert["cost"])) if alert["cost"] else None,
-            html.H3(say("fix")) if fix else None,
-            fix,
-            html.Div(id={"history-of": alert["id"]}),
-        ]
-    )
+    return [
+        html.P(prose(rest)) if rest else None,
+        html.P(say("costs", cost=alert["cost"])) if alert["cost"] else None,
+        html.H3(say("fix")) if fix else None,
+        fix,
+        html.Div(id={"part": "history", "alert-of": alert["id"]}),
+    ]
 
 
 def alert_history(events: Sequence[Mapping[str, str]]) -> Component:
@@ -121,59 +116,43 @@ HAPPENINGS = (
 )  # fmt: skip
 
 
-_OPENS = OPENS | {"className": "button thumb"}
+_OPENS = OPENS | {"className": "button quiet thumb"}
 
 
 def alert_actions(alert: Alert, at: str = "card") -> Component:
-    """Acknowledge with a note, snooze, mute, resolve; each that is done can be undone. at: where on the page it stands, since
-    an alert may be there twice."""
-    acknowledged, snoozed, muted = (
-        alert["acknowledged"],
-        is_ahead(alert["snoozed_until"]),
-        is_ahead(alert["muted_until"]),
-    )
-    first = (
-        _button(alert, "unack", at, variant="default")
-        if acknowledged
-        else dmc.Popover(
-            [
-                dmc.PopoverTarget(say("acknowledge"), boxWrapperProps=_OPENS),
-                dmc.PopoverDropdown(
-                    [
-                        dmc.TextInput(
-                            id={"note-of": alert["id"], "at": at}, label=say("note"), placeholder=say("note_hint"),
-                            **{"data-autofocus": True},
-                        ),
-                        _button(alert, "ack", at, mt="sm"),
-                    ]
-                ),
-            ],
-            position="bottom-end", withArrow=True, trapFocus=True, width=280,
-        )
-    )  # fmt: skip
+    """Acknowledge, snooze, mute, resolve; each that is done can be undone. Who has acknowledged an alert may say more about
+    it. at: where on the page it stands, since an alert may be there twice."""
+    snoozed, muted = is_ahead(alert["snoozed_until"]), is_ahead(alert["muted_until"])
+    first = [_button(alert, "unack", at), _note(alert, at)] if alert["acknowledged"] else [_button(alert, "ack", at)]
     items = [
         *([] if snoozed else [_item(alert, f"snooze-{how}", at) for how in ("1h", "8h", "resolved")]),
         *([_item(alert, "unsnooze", at)] if snoozed else []),
         _item(alert, "unmute" if muted else "mute", at),
         _item(alert, "resolve", at),
     ]
-    return html.Div(
+    menu = dmc.Menu(
+        [dmc.MenuTarget(say("quiet_menu"), boxWrapperProps=_OPENS), dmc.MenuDropdown(items)], position="bottom-end"
+    )
+    return html.Div([*first, menu], className="actions")
+
+
+def _note(alert: Alert, at: str) -> Component:
+    """What others should know of an alert that somebody has."""
+    field = dmc.TextInput(
+        id={"note-of": alert["id"], "at": at}, label=say("note"), placeholder=say("note_hint"), value=alert["note"],
+        **{"data-autofocus": True},
+    )  # fmt: skip
+    return dmc.Popover(
         [
-            first,
-            dmc.Menu(
-                [
-                    dmc.MenuTarget(say("quiet_menu"), boxWrapperProps=_OPENS),
-                    dmc.MenuDropdown(items),
-                ],
-                position="bottom-end",
-            ),
+            dmc.PopoverTarget(say("note"), boxWrapperProps=_OPENS),
+            dmc.PopoverDropdown(html.Div([field, _button(alert, "note", at)], className="stack")),
         ],
-        className="actions",
+        position="bottom-end", withArrow=True, trapFocus=True, width=280,
     )  # fmt: skip
 
 
-def _button(alert: Alert, act: str, at: str, **look: Any) -> Component:
-    return dmc.Button(say(f"act_{act}"), id=_id(alert, act, at), size="sm", className="thumb", **look)
+def _button(alert: Alert, act: str, at: str) -> Component:
+    return html.Button(say(f"act_{act}"), id=_id(alert, act, at), type="button", className="button quiet thumb")
 
 
 def _item(alert: Alert, act: str, at: str) -> Component:

@@ -35,11 +35,15 @@ def trouble(problem: Problem) -> Component:
     )
 
 
-def note(message: str, *, failed: bool = False) -> list[dict[str, Any]]:
-    """For the container of notes: shown for some seconds, longer where something failed."""
-    return [
-        {
-            "action": "show", "message": message, "color": "red" if failed else "teal", "autoClose": 12000 if failed else 4000,
-            "withBorder": True,
-        }
-    ]  # fmt: skip
+def note(message: str, *, failed: bool = False, undo: bool = False) -> list[dict[str, Any]]:
+    """For the container of notes: shown for some seconds, longer where something failed or can be undone. undo: with a button
+    that takes back what the store `ids.UNDO` has."""
+    told: dict[str, Any] = {
+        "action": "show", "message": message, "color": "red" if failed else "teal", "autoClose": 12000 if failed else 4000,
+        "withBorder": True,
+    }  # fmt: skip
+    if undo:  # the container draws it outside of Dash's tree, which calls nothing: assets/start.js asks
+        look = {"type": "button", "className": "button small", "disable_n_clicks": True}
+        button = html.Button(say("undo"), **look, **hyphenated(data_undo="last"))
+        told |= {"message": html.Div([message, button], className="undo", disable_n_clicks=True), "autoClose": 12000}
+    return [told]

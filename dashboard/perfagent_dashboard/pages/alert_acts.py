@@ -1,38 +1,152 @@
-"""Acts on an alert, wherever its buttons stand: acknowledge, snooze, mute, resolve, and their undoing."""
+"""What people do with alerts, on whatever page their buttons stand: acknowledge, mute, snooze, resolve, and their undoing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from perfagent_dashboard.components.feedback import note
+from dash import ALL, MATCH, Dash, Input, Output, State, ctx, no_update
+
+from perfagent_dashboard import ids
+from perfagent_dashboard.components.alert_card import alert_card, alert_history
+from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.pages.alike_runs import MOST_RUNS, alike_runs
 from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import say
 
-__all__ = ["ask_for"]
+__all__ = ["AlertActs"]
 
 _HOUR_S = 3600
-_ACTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ack": ("ack", {}),
-    "unack": ("unack", {}),
-    "snooze-1h": ("snooze", {"for_s": _HOUR_S}),
-    "snooze-8h": ("snooze", {"for_s": 8 * _HOUR_S}),
-    "snooze-resolved": ("snooze", {}),
-    "unsnooze": ("unsnooze", {}),
-    "mute": ("mute", {}),
-    "unmute": ("unmute", {}),
-    "resolve": ("resolve", {}),
+_ACTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "ack": ("ack", {}, "unack"),
+    "note": ("ack", {}, ""),
+    "unack": ("unack", {}, "ack"),
+    "snooze-1h": ("snooze", {"for_s": _HOUR_S}, "unsnooze"),
+    "snooze-8h": ("snooze", {"for_s": 8 * _HOUR_S}, "unsnooze"),
+    "snooze-resolved": ("snooze", {}, "unsnooze"),
+    "unsnooze": ("unsnooze", {}, ""),
+    "mute": ("mute", {}, "unmute"),
+    "unmute": ("unmute", {}, "mute"),
+    "resolve": ("resolve", {}, ""),
 }
-"""What a button says -> the route below /alerts/ID, and its body."""
+"""What a button says -> the route below /alerts/ID, its body, and the act that undoes it."""
+_SHOWN = 50
+_MOST = 1000
+"""Alerts that are acknowledged by one click."""
 
 
-async def ask_for(server: ServerApi, act: str, alert: str, told: str | None) -> tuple[list[dict[str, Any]], bool]:
-    """What to say about it, and whether it is done. told: the note of an acknowledgement."""
-    route, body = _ACTS[act]
-    if route == "ack" and (told or "").strip():
-        body = {"note": (told or "").strip()}
-    try:
-        await server.ask("POST", f"/alerts/{quote(alert, safe='')}/{route}", body)
-    except Problem as problem:
-        return note(problem.message, failed=True), False
-    return note(say(f"done_{route}")), True
+class AlertActs:
+    def __init__(self, server: ServerApi) -> None:
+        self._server = server
+
+    def register(self, app: Dash) -> None:
+        done = (
+            Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
+            Output("alerts-tick", "data", allow_duplicate=True),
+            Output(ids.UNDO, "data", allow_duplicate=True),
+        )
+        tick = State("alerts-tick", "data")
+        app.callback(
+            *done, Input({"act": ALL, "alert": ALL, "at": ALL}, "n_clicks"), State({"note-of": ALL, "at": ALL}, "value"),
+            State({"note-of": ALL, "at": ALL}, "id"), tick,
+            prevent_initial_call=True,
+        )(self._act)  # fmt: skip
+        app.callback(
+            *done,
+            Input({"take": ALL, "of": ALL}, "n_clicks"),
+            State({"alerts-asked": ALL}, "data"),
+            tick,
+            prevent_initial_call=True,
+        )(self._take)
+        app.callback(*done, Input(ids.UNDO_ASKED, "data"), State(ids.UNDO, "data"), tick, prevent_initial_call=True)(
+            self._undo
+        )
+        app.callback(
+            Output({"part": "history", "alert-of": MATCH}, "children"),
+            Input({"part": "more", "alert-of": MATCH}, "n_clicks"), State({"part": "more", "alert-of": MATCH}, "id"),
+            prevent_initial_call=True,
+        )(self._history)  # fmt: skip
+        app.callback(
+            Output({"part": "rows", "group": MATCH}, "children"),
+            Input({"part": "head", "group": MATCH}, "n_clicks"), State({"part": "head", "group": MATCH}, "id"),
+            State({"part": "asked", "group": MATCH}, "data"),
+            prevent_initial_call=True,
+        )(self._unfold)  # fmt: skip
+
+    async def _act(self, clicks: Sequence[int | None], notes: Sequence[str], noted: Sequence[Any], tick: int) -> Any:
+        asked = ctx.triggered_id
+        if not asked or not any(clicks):
+            return (no_update,) * 3
+        told = {(one["note-of"], one["at"]): text for one, text in zip(noted, notes, strict=True)}
+        return await self._do(asked["act"], asked["alert"], told.get((asked["alert"], asked["at"])) or "", tick)
+
+    async def _do(self, act: str, alert: str, told: str, tick: int) -> Any:
+        route, body, undoes = _ACTS[act]
+        if act == "note":
+            body = {"note": told.strip()}
+        try:
+            await self._server.ask("POST", f"/alerts/{quote(alert, safe='')}/{route}", body)
+        except Problem as problem:
+            return note(problem.message, failed=True), no_update, no_update
+        undo = {"act": undoes, "alert": alert} if undoes else None
+        return note(say(f"done_{act.split('-')[0]}"), undo=undo is not None), (tick or 0) + 1, undo
+
+    async def _take(self, clicks: Sequence[int | None], asked_for: Sequence[Mapping[str, Any]], tick: int) -> Any:
+        """Acknowledges what is in a group now."""
+        asked = ctx.triggered_id
+        if not asked or not any(clicks):
+            return (no_update,) * 3
+        try:
+            named = await self._in_group(asked["of"], asked["take"], asked_for)
+            changed = (await self._server.ask("POST", "/alerts/ack", named))["alerts"]
+        except Problem as problem:
+            return note(problem.message, failed=True), no_update, no_update
+        undo = {"act": "unack", "alerts": changed}
+        return note(say("done_take", count=len(changed)), undo=True), (tick or 0) + 1, undo
+
+    async def _in_group(self, of: str, key: str, asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+        if of == "run":
+            return {"runs": [key]}
+        if of == "runs":
+            found = await self._server.get(
+                "/runs", **{"with": "verdict"}, attention=True, sort="severity", limit=MOST_RUNS
+            )
+            return {"runs": [row["run"] for some in alike_runs(found["runs"]) for row in some.rows if some.key == key]}
+        found = await self._server.get("/alerts/inbox", **asked[0], key=key, limit=_MOST)
+        return {"alerts": [one["id"] for group in found["groups"] for one in group["alerts"]]}
+
+    async def _undo(self, asked: int | None, undo: Mapping[str, Any] | None, tick: int) -> Any:
+        """Of the last thing that was done."""
+        if not asked or undo is None:
+            return (no_update,) * 3
+        if "alert" in undo:
+            said, tick, _ = await self._do(undo["act"], undo["alert"], "", tick)
+            return said, tick, None
+        try:
+            await self._server.ask("POST", f"/alerts/{undo['act']}", {"alerts": undo["alerts"]})
+        except Problem as problem:
+            return note(problem.message, failed=True), no_update, no_update
+        return note(say("undone")), (tick or 0) + 1, None
+
+    async def _history(self, _clicks: int | None, of: Mapping[str, str]) -> Any:
+        try:
+            return alert_history((await self._server.get(f"/alerts/{quote(of['alert-of'], safe='')}"))["history"])
+        except Problem as problem:
+            return trouble(problem)
+
+    async def _unfold(self, _clicks: int | None, of: Mapping[str, str], asked: Mapping[str, Any]) -> Any:
+        """The newest alerts of a group."""
+        try:
+            found = await self._server.get("/alerts/inbox", **asked, key=of["group"], limit=_SHOWN)
+            session = await self._server.get("/session")
+        except Problem as problem:
+            return trouble(problem)
+        rows = [
+            alert_card(one, may_act=may_in(session, "operate", one["project"]))
+            for group in found["groups"]
+            for one in group["alerts"]
+        ]
+        left = sum(group["count"] for group in found["groups"]) - len(rows)
+        return [*rows, nothing(say("and_more", count=left))] if left > 0 else rows

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, MATCH, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from perfagent_dashboard import ids
-from perfagent_dashboard.components.alert_card import alert_card, alert_history, view_of
+from perfagent_dashboard.components.alert_groups import alert_rows
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.components.times import moment
-from perfagent_dashboard.pages.alert_acts import ask_for
+from perfagent_dashboard.pages.alert_acts import AlertActs
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-Alert = dict[str, Any]
-
-_ORDER = {"critical": 0, "warning": 1, "info": 2}
-_RESOLVED = 200
-_SHOWN = 50  # cards at once; more on request
+_SEVERITIES = ("critical", "warning", "info")
 _HOUR_S = 3600
 
 
@@ -45,13 +41,13 @@ _VIEWS = ("open", "acknowledged", "quiet", "resolved")
 
 class _Inbox:
     def __init__(self, server: ServerApi) -> None:
-        self._server = server
+        self._server, self._acts = server, AlertActs(server)
 
     async def layout(self, view: str = "open", severity: str = "", q: str = "", **_: Any) -> Component:
         """view, severity, q: of the address."""
         view = view if view in _VIEWS else "open"
         try:
-            content, counts = await self._content(view, severity, q, _SHOWN)
+            content, counts = await self._content(view, severity, q)
             silences = await self._silences()
         except Problem as problem:
             return trouble(problem)
@@ -61,7 +57,7 @@ class _Inbox:
                 html.Div(content, id="alerts-list"),
                 html.Div(silences, id="alerts-silences"),
                 dcc.Store(id="alerts-tick", data=0),
-                dcc.Store(id="alerts-most", data=_SHOWN),
+                dcc.Store(id={"alerts-asked": "page"}, data=_asked(view, severity, q)),
                 dcc.Store(id="alerts-shown", data=digest(content)),
             ],
             className="page alerts-page",
@@ -72,29 +68,15 @@ class _Inbox:
         )  # fmt: skip
 
     def register(self, app: Dash) -> None:
+        """The acts are those of every page."""
+        self._acts.register(app)
         app.callback(
             Output("alerts-list", "children"), Output("alerts-view", "data"), Output("alerts-shown", "data"),
+            Output({"alerts-asked": "page"}, "data"),
             Input("alerts-view", "value"), Input("alerts-severity", "value"), Input("alerts-search", "value"),
-            Input("alerts-tick", "data"), Input("alerts-most", "data"), State("alerts-shown", "data"),
+            Input("alerts-tick", "data"), State("alerts-shown", "data"),
             prevent_initial_call=True,
         )(self._show)  # fmt: skip
-        app.callback(
-            Output("alerts-most", "data"),
-            Input({"more-alerts": ALL}, "n_clicks"), State("alerts-most", "data"),
-            prevent_initial_call=True,
-        )(lambda clicks, most: most + _SHOWN if any(clicks) else no_update)  # fmt: skip
-        app.callback(
-            Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
-            Output("alerts-tick", "data", allow_duplicate=True),
-            Input({"act": ALL, "alert": ALL, "at": ALL}, "n_clicks"),
-            State({"note-of": ALL, "at": ALL}, "value"), State({"note-of": ALL, "at": ALL}, "id"), State("alerts-tick", "data"),
-            prevent_initial_call=True,
-        )(self._act)  # fmt: skip
-        app.callback(
-            Output({"history-of": MATCH}, "children"),
-            Input({"more-of": MATCH}, "n_clicks"), State({"more-of": MATCH}, "id"),
-            prevent_initial_call=True,
-        )(self._history)  # fmt: skip
         app.callback(
             Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
             Output("alerts-silences", "children"),
@@ -105,57 +87,25 @@ class _Inbox:
             prevent_initial_call=True,
         )(self._silence)  # fmt: skip
 
-    # ---- the list
-
-    async def _show(self, view: str, severity: str, text: str, _tick: int, most: int, shown: str) -> Any:
+    async def _show(self, view: str, severity: str, text: str, _tick: int, shown: str) -> Any:
         """A list that is as it was stays: drawn anew it would close a menu that somebody has just opened."""
         try:
-            content, counts = await self._content(view, severity, text, most)
+            content, counts = await self._content(view, severity, text)
         except Problem as problem:
-            return trouble(problem), no_update, ""
+            return trouble(problem), no_update, "", no_update
         fresh = digest(content)
-        return no_update if fresh == shown else content, _views(counts), fresh
+        return no_update if fresh == shown else content, _views(counts), fresh, _asked(view, severity, text)
 
-    async def _content(self, view: str, severity: str, text: str, most: int) -> tuple[Component, dict[str, int]]:
-        """The cards of a view, and how many there are in each."""
-        firing, resolved, session = await asyncio.gather(
-            self._server.get("/alerts", state="firing", severity=severity),
-            self._server.get("/alerts", state="resolved", severity=severity, limit=_RESOLVED),
-            self._server.get("/session"),
-        )
-        alerts = [*firing["alerts"], *resolved["alerts"]]
-        words = text.lower().split()
-        found = [one for one in alerts if all(word in _searched(one) for word in words)]
-        counts = {name: sum(view_of(one) == name for one in found) for name in _VIEWS}
-        shown = [one for one in found if view_of(one) == view]
-        if view != "resolved":
-            shown.sort(key=lambda one: _ORDER.get(one["severity"], 3))  # stable: newest first within
-        cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in shown[:most]]
-        if not cards:
-            cards = [nothing(say(f"alerts_none_{view}" if not (words or severity) else "no_match"))]
-        if "operate" not in session["may"] and shown:
-            cards.insert(0, nothing(say("may_not_act")))
-        if (left := len(shown) - most) > 0:
-            cards.append(dmc.Button(say("alerts_more", count=left), id={"more-alerts": "next"}, variant="default"))
-        return html.Div(cards, className="stack", **hyphenated(data_view=view)), counts
-
-    # ---- people's actions
-
-    async def _act(self, clicks: Sequence[int | None], notes: Sequence[str], noted: Sequence[Any], tick: int) -> Any:
-        """Of every page: their stores have the same name."""
-        asked = ctx.triggered_id
-        if not asked or not any(clicks):
-            return no_update, no_update
-        words = {(one["note-of"], one["at"]): told for one, told in zip(noted, notes, strict=True)}
-        said, done = await ask_for(self._server, asked["act"], asked["alert"], words.get((asked["alert"], asked["at"])))
-        return said, (tick or 0) + 1 if done else no_update
-
-    async def _history(self, _clicks: int | None, of: dict[str, str]) -> Any:
-        """Of every page, as the acts."""
-        try:
-            return alert_history((await self._server.get(f"/alerts/{quote(of['more-of'], safe='')}"))["history"])
-        except Problem as problem:
-            return trouble(problem)
+    async def _content(self, view: str, severity: str, text: str) -> tuple[Component, dict[str, int]]:
+        """The rows of a view, and how many alerts there are in each."""
+        asked = _asked(view, severity, text)
+        inbox, session = await asyncio.gather(self._server.get("/alerts/inbox", **asked), self._server.get("/session"))
+        rows = [row for group in inbox["groups"] for row in alert_rows(group, session, asked)]
+        if not rows:
+            rows = [nothing(say(f"alerts_none_{view}" if not (text or severity) else "no_match"))]
+        elif "operate" not in session["may"]:
+            rows.insert(0, nothing(say("may_not_act")))
+        return html.Div(rows, className="alert-list", **hyphenated(data_view=view)), inbox["counts"]
 
     async def _silence(
         self, add: int | None, ends: Sequence[int | None], matcher: str, value: str, hours: float, repeats: str,
@@ -193,8 +143,9 @@ class _Inbox:
         )  # fmt: skip
 
 
-def _searched(alert: Alert) -> str:
-    return " ".join(alert[name] for name in ("title", "message", "rule", "run_name", "run")).lower()
+def _asked(view: str, severity: str, text: str) -> dict[str, str]:
+    """As GET /alerts/inbox takes it."""
+    return {"view": view, "severity": severity, "q": text}
 
 
 def _views(counts: dict[str, int]) -> list[dict[str, str]]:
@@ -203,7 +154,7 @@ def _views(counts: dict[str, int]) -> list[dict[str, str]]:
 
 def _toolbar(view: str, severity: str, text: str, counts: dict[str, int]) -> list[Component]:
     severities = [{"value": "", "label": say("all")}]
-    severities += [{"value": one, "label": say(f"severity_{one}")} for one in _ORDER]
+    severities += [{"value": one, "label": say(f"severity_{one}")} for one in _SEVERITIES]
     return [
         dmc.SegmentedControl(id="alerts-view", data=_views(counts), value=view, size="sm"),
         dmc.SegmentedControl(id="alerts-severity", data=severities, value=severity, size="sm"),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from perfagent_dashboard.components.alert_card import alert_card, view_of
+from perfagent_dashboard.components.alert_card import beyond
+from perfagent_dashboard.components.alert_groups import fold, take_button
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import trouble
 from perfagent_dashboard.components.marks import severity_mark, state_badge
+from perfagent_dashboard.components.numbers import number, quantity, si
+from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.server_trouble import server_trouble
 from perfagent_dashboard.components.times import ago
 from perfagent_dashboard.components.welcome import welcome
+from perfagent_dashboard.pages.alike_runs import MOST_RUNS, AlikeRuns, alike_runs, said_of
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
@@ -26,8 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-_MOST_ALERTS = 30
+_FOLDED = 3
+"""So many runs with one verdict are one line."""
+_MOST_OF_A_KIND = 50
 _MOST_RUNNING = 30
+_MOST_ASKED = 100
+"""Running ones, of which some need somebody."""
 
 
 def page(server: ServerApi, address: str) -> Page:
@@ -47,8 +56,8 @@ class _Overview:
             [
                 html.Div(
                     [
-                        html.Div(head, id="overview-head"),
-                        html.Div(cards, id="overview-alerts", className="stack"),
+                        html.Div(head, id="overview-head", className="page-head"),
+                        html.Div(cards, id="overview-alerts", className="alert-list"),
                         html.Div(running, id="overview-running", className="stack"),
                     ],
                     className="stack",
@@ -75,72 +84,110 @@ class _Overview:
         return head, no_update if fresh == shown else cards, running, fresh
 
     async def _content(self) -> tuple[list[Component], list[Component], list[Component]]:
-        """The heading, the alerts, and what is running."""
-        table = {"with": "verdict,latest", "limit": _MOST_RUNNING}
+        """The heading, the runs that need somebody, and what is running."""
         try:
-            firing, sick, running, session, own = await asyncio.gather(
-                self._server.get("/alerts", state="firing"),
-                self._server.get("/runs", **table, attention=True, sort="severity"),
-                self._server.get("/runs", **table, state=["running", "starting"], sort="severity"),
+            sick, running, session, own = await asyncio.gather(
+                self._server.get("/runs", **{"with": "verdict"}, attention=True, sort="severity", limit=MOST_RUNS),
+                self._server.get(
+                    "/runs", **{"with": "verdict,latest,timing"}, state=["running", "starting"], sort="severity",
+                    limit=_MOST_ASKED,
+                ),
                 self._server.get("/session"),
                 self._server.get("/self"),
-            )
+            )  # fmt: skip
         except Problem as problem:
             return [trouble(problem)], [], []
         counts = sick["counts"]
         if not counts["all"]:
             return [welcome(self._address)], [], []
+        lines = [line for some in alike_runs(sick["runs"]) for line in _needing(some, session)]
+        if (left := sick["total"] - len(sick["runs"])) > 0:
+            lines.append(_more("/runs?attention=1", left))
         stopped = own["rules_stopped"]
-        needing = {row["run"]: place for place, row in enumerate(sick["runs"])}
-        alerts = [
-            one
-            for one in firing["alerts"]
-            if not one["acknowledged"] and one["severity"] != "info" and one["run"] in needing
-        ]
-        alerts.sort(key=lambda one: needing[one["run"]])
-        cards = [alert_card(one, may_act=may_in(session, "operate", one["project"])) for one in alerts[:_MOST_ALERTS]]
         if stopped is not None:  # nothing else is to be believed then, least of all that all is well
-            return [server_trouble(stopped), *(_head(counts) if counts["attention"] else [])], cards, _running(running)
-        return [*_head(counts), *_open_alerts(firing["alerts"])], cards, _running(running)
+            return [server_trouble(stopped), *(_head(sick) if counts["attention"] else [])], lines, _running(running)
+        return _head(sick), lines, _running(running)
 
 
-def _head(counts: dict[str, Any]) -> list[Component]:
+def _head(sick: dict[str, Any]) -> list[Component]:
+    counts = sick["counts"]
     if not counts["attention"]:
         head = html.H1([severity_mark("healthy"), " ", say("all_well", all=counts["all"])], className="all-well")
         ill = counts["severities"]["critical"] + counts["severities"]["warning"]
         link = "/runs?severity=critical&severity=warning"
         return [head, html.A(say("ended_ill", count=ill), href=link, **hyphenated(data_nav=link))] if ill else [head]
+    critical = sum(row["verdict"]["outcome"] == "critical" for row in sick["runs"])
     link = "/runs?attention=1"
     return [
-        html.H1(
-            [
-                say("attention_head", count=counts["attention"], all=counts["all"]), " ",
-                html.A(say("to_table"), href=link, className="button small", **hyphenated(data_nav=link)),
-            ]
-        )
-    ]  # fmt: skip
+        html.H1(say("attention_head", count=counts["attention"], all=counts["all"])),
+        html.Span(say("attention_split", critical=critical, others=len(sick["runs"]) - critical), className="quiet"),
+        html.A(say("to_table"), href=link, **hyphenated(data_nav=link)),
+    ]
 
 
-def _open_alerts(firing: list[dict[str, Any]]) -> list[Component]:
-    """How many alerts the bar and their page count: those of severity info need nobody."""
-    severities = [one["severity"] for one in firing if view_of(one) == "open"]
-    if not severities:
-        return []
-    info = severities.count("info")
-    told = say("open_alerts", count=len(severities), severe=len(severities) - info, info=info)
-    return [html.A(told, href="/alerts", **hyphenated(data_nav="/alerts"))]
+def _needing(some: AlikeRuns, session: dict[str, Any]) -> list[Component]:
+    """A line a run; one for many runs that are alike."""
+    rows = [_sick_row(row, session) for row in some.rows[:_MOST_OF_A_KIND]]
+    if len(some.rows) < _FOLDED:
+        return rows
+    if (left := len(some.rows) - len(rows)) > 0:
+        rows.append(_more("/runs?attention=1", left))
+    may_act = all(may_in(session, "operate", row["project"]) for row in some.rows)
+    button = take_button("runs", some.key, len(some.rows)) if may_act else None
+    counted = say("alike_runs", count=len(some.rows))
+    newest = max(row["verdict"]["since"] or row["updated"] for row in some.rows)
+    severity = some.rows[0]["verdict"]["outcome"]
+    return [fold(severity, some.title, counted, newest, html.Div(rows, className="folded"), button)]
+
+
+def _sick_row(row: Mapping[str, Any], session: dict[str, Any]) -> Component:
+    link = f"/run/{quote(row['run'], safe='')}"
+    verdict, alerts = row["verdict"], row["alerts"]
+    others, rest = sum(alerts.get("firing", {}).values()) - 1, beyond(said_of(row), verdict["message"])
+    facts = [
+        html.Span(say("more_alerts", count=others)) if others > 0 else None,
+        html.Span(row["project"]),
+        ago(verdict["since"] or row["updated"]),
+    ]
+    may_act = may_in(session, "operate", row["project"])
+    return html.Article(
+        [
+            severity_mark(verdict["outcome"]),
+            html.A(
+                [
+                    html.B(row["name"] or row["run"]),
+                    html.H2(prose(said_of(row))),
+                    html.Span(prose(rest), className="beyond") if rest else None,
+                ],
+                href=link, className="run what", **hyphenated(data_nav=link),
+            ),
+            html.P(facts, className="facts"),
+            html.Div(take_button("run", row["run"], 1), className="actions") if may_act else None,
+        ],
+        className="alert card",
+        **hyphenated(data_run=row["run"]),
+    )  # fmt: skip
+
+
+def _more(link: str, count: int) -> Component:
+    return html.A(say("and_more", count=count), href=link, className="more", **hyphenated(data_nav=link))
 
 
 def _running(found: dict[str, Any]) -> list[Component]:
+    """Those that need nobody: the others stand above."""
+    well = [row for row in found["runs"] if not row["needs_attention"]]
     if not found["runs"]:
         return [html.P(say("none_running"), className="hint")]
-    rows = [_row(row) for row in found["runs"]]
-    link = "/runs?state=running"
-    more = found["total"] - len(rows)
+    rows = [_row(row) for row in well[:_MOST_RUNNING]]
+    above = len(found["runs"]) - len(well)
+    left = found["total"] - above - len(rows)
+    title = (
+        say("running_above", count=found["total"], above=above) if above else say("running_now", count=found["total"])
+    )
     return [
-        html.H2(say("running_now", count=found["total"])),
-        html.Div(rows, className="card run-rows"),
-        html.A(say("and_more", count=more), href=link, **hyphenated(data_nav=link)) if more > 0 else html.Span(),
+        html.H2(title),
+        html.Div(rows, className="card run-rows") if rows else html.Span(),
+        _more("/runs?state=running", left) if left > 0 else html.Span(),
     ]
 
 
@@ -152,9 +199,18 @@ def _row(row: dict[str, Any]) -> Component:
             severity_mark(verdict["outcome"]),
             html.B(row["name"] or row["run"]),
             html.Span(verdict["title"] or verdict["message"], className="says"),
+            html.Span(_figures(row), className="quiet"),
             html.Span(f"{say('step')} {row['step']:,}", className="quiet"),
             html.Span(ago(row["updated"]), className="quiet"),
             state_badge(row["state"]) if row["state"] != "running" else None,
         ],
         href=link, className="run-row", **hyphenated(data_nav=link),
     )  # fmt: skip
+
+
+def _figures(row: dict[str, Any]) -> str:
+    """The newest loss, and how fast it is."""
+    loss, rate = row["loss"], row["timing"]["throughput_name"]
+    said = [f"{loss} {si(number(row['latest'].get(loss)))}"] if loss in row["latest"] else []
+    said += [" ".join(quantity(rate, number(row["timing"]["throughput"])))] if rate else []
+    return " · ".join(said)

@@ -32,7 +32,7 @@ from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["router"]
+__all__ = ["router", "shown_alerts"]
 
 router = APIRouter()
 
@@ -289,10 +289,10 @@ def _alerts(
         if wanted is not None:
             query = query.where(column == wanted)
     with services.database.read() as connection:
-        return _shown(connection, connection.execute(query).mappings().all())
+        return shown_alerts(connection, connection.execute(query).mappings().all())
 
 
-def _shown(connection: Connection, rows: Sequence[RowMapping]) -> list[Alert]:
+def shown_alerts(connection: Connection, rows: Sequence[RowMapping]) -> list[Alert]:
     """With the names of their runs, the silences that keep those quiet that fire, and what each costs."""
     firing = [row["id"] for row in rows if row["state"] == "firing"]
     silenced = Quiet(connection, time.time()).silenced_until(firing) if firing else {}
@@ -309,7 +309,7 @@ def _known(services: Services, identity: Identity, alert_id: str) -> Alert:
     """An alert of a run that one may see. Raises ApiError for any other."""
     with services.database.read() as connection:
         rows = connection.execute(select(alert).where(alert.c.id == alert_id)).mappings().all()
-        found = _shown(connection, rows)
+        found = shown_alerts(connection, rows)
     if not found or not identity.sees(found[0].project):
         raise ApiError(404, "not_found", f"there is no alert {alert_id[:80]!r}; GET /api/v1/alerts lists them")
     return found[0]

@@ -19,6 +19,7 @@ from sqlalchemy import func, select
 from perfagent.wire import OUTCOMES, Finding, Timing, outcome_of, plain
 from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
+from perfagent_server.rules.texts.alike import alike
 from perfagent_server.rules.texts.reader import reader
 from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.run_filters import (
@@ -187,7 +188,10 @@ def _brief(found: Finding, state: str) -> dict[str, Any]:
         "gain_pct",
     )
     judged = found.rule != "healthy" or bool(found.evidence.get("step"))
-    return {**{name: getattr(found, name) for name in names}, "outcome": outcome_of(found, state), "judged": judged}
+    return {
+        **{name: getattr(found, name) for name in names}, "outcome": outcome_of(found, state), "judged": judged,
+        "alike": alike(found.title or found.message),
+    }  # fmt: skip
 
 
 def _wanted(values: Mapping[str, float], columns: Sequence[str]) -> dict[str, float]:

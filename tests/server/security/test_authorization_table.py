@@ -40,6 +40,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/log"): {"project": OURS, "run": "x", "metrics": {}},
     ("POST", "/api/v1/runs/{run}/commands"): {"kind": "flush"},
     ("PUT", "/api/v1/rules/{rule}"): {},
+    ("POST", "/api/v1/alerts/ack"): {"alerts": [ALERT]},
+    ("POST", "/api/v1/alerts/unack"): {"alerts": [ALERT]},
     ("POST", "/api/v1/rules/alerts"): {"name": "a", **LOW},
     ("PUT", "/api/v1/rules/alerts/{name}"): LOW,
     ("POST", "/api/v1/rules/alerts/try"): {"run": RUN, **LOW},

@@ -5,17 +5,13 @@ import { onTheme, say, theme, words } from "../lib/config.js";
 import { el, setChildren, setText } from "../lib/dom.js";
 import { Soonest } from "../lib/soonest.js";
 
-const QUIET = ["muted_until", "snoozed_until", "silenced_until"];
-const isOpen = (alert) => !alert.acknowledged && !QUIET.some((until) => Date.parse(alert[until]) > Date.now());
-
 const counting = new Soonest(async () => {
   const badge = document.getElementById("count-alerts");
-  const found = await api("/alerts?state=firing").catch(() => null);
+  const found = await api("/alerts/inbox").catch(() => null);
   if (!badge || !found) return;
-  const open = found.alerts.filter(isOpen);
-  const info = open.filter((alert) => alert.severity === "info").length;
-  setText(badge, String(open.length || ""));
-  badge.title = open.length ? say("open_alerts", { count: open.length, severe: open.length - info, info }) : "";
+  const { counts: { open }, severities: { info } } = found;
+  setText(badge, String(open || ""));
+  badge.title = open ? say("open_alerts", { count: open, severe: open - info, info }) : "";
 }, 1000);
 
 /** How many alerts are open, beside the word Alerts, as its page counts them. They change by the dozen when several runs

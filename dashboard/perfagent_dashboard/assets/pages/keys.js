@@ -5,7 +5,7 @@ import { el } from "../lib/dom.js";
 import { go } from "./site.js";
 
 const PLACES = { o: "overview", r: "runs", c: "compare", a: "alerts", s: "settings" };
-const ITEMS = ".ag-row a.name, .alert.card a.run, .running a.name";
+const ITEMS = ".ag-row a.name, .alert.card > .what > summary, .alert.card > a.what, .running a.name";
 const SEARCH = "main input[type=search], main .search input, main input.search";
 const SECOND_KEY_MS = 1200;
 let went = -Infinity; // when `g` was pressed
@@ -28,7 +28,7 @@ const ACTS = {
   j: () => step(1),
   k: () => step(-1),
   Enter: () => document.activeElement?.matches(ITEMS) && press(document.activeElement), // a grid keeps it for itself
-  a: () => press(document.activeElement?.closest(".alert.card")?.querySelector('[id*=\'"act":"ack"\']')),
+  a: () => press(document.activeElement?.closest(".alert.card")?.querySelector(":scope > .actions :is([id*='\"act\":\"ack\"'], [id*='\"take\"'])")),
   "?": tell,
 };
 

@@ -12,7 +12,7 @@ from dash import dcc, html
 from perfagent.wire import Finding, outcome_of
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import parse
-from perfagent_dashboard.components.alert_card import alert_actions, taken
+from perfagent_dashboard.components.alert_card import alert_actions, beyond, taken
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.numbers import number, si
@@ -48,7 +48,7 @@ def verdict_band(facts: RunFacts) -> Component:
     title = verdict["title"] or verdict["message"] or say("judging")
     alert = facts.alert_of(verdict["rule"])
     says = [
-        html.P(prose(more)) if (more := _beyond(title, verdict["message"])) else None,
+        html.P(prose(more)) if (more := beyond(title, verdict["message"])) else None,
         html.P(_facts(facts, verdict), className="when"),
         html.P(taken(alert), className="taken") if alert is not None and taken(alert) else None,
         _fix(facts, verdict),
@@ -67,12 +67,6 @@ def verdict_band(facts: RunFacts) -> Component:
         className=f"verdict card {tone}",
         **hyphenated(aria_label=say("verdict"), data_rule=verdict["rule"]),
     )
-
-
-def _beyond(title: str, message: str) -> str:
-    """What a message says beyond the title, with which it usually begins."""
-    rest = message.removeprefix(title).lstrip(" :;,.：；，。") if message.startswith(title) else message
-    return rest[:1].upper() + rest[1:]
 
 
 def _facts(facts: RunFacts, finding: Mapping[str, Any]) -> list[Component]:
@@ -207,7 +201,7 @@ def _others(facts: RunFacts) -> Component | None:
                     html.Details(
                         [
                             html.Summary(prose(one["title"] or one["message"])),
-                            html.P(prose(_beyond(one["title"], one["message"]))),
+                            html.P(prose(beyond(one["title"], one["message"]))),
                             advice(_named(one["fix"], facts.id)),
                         ]
                     ),
