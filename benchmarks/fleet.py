@@ -1,6 +1,6 @@
 """337 runs with 1,046 alerts on a server: a sweep of 200, 41 sick runs, the rest well. For looking at pages, and for pages.py.
 
-    PYTHONPATH=benchmarks:tests python benchmarks/fleet.py http://127.0.0.1:8420
+PYTHONPATH=benchmarks:tests python benchmarks/fleet.py http://127.0.0.1:8420
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProce
     view(page, "Open", 1)
 
 
-def test_alerts_alike_are_one_line_that_unfolds_and_tells_its_story(tab: OpenTab, tmp_path: Path) -> None:
+def test_alerts_alike_are_one_line_that_unfolds(tab: OpenTab, tmp_path: Path) -> None:
     with server_process(tmp_path) as server:
         evil = "<img src=x onerror=alert(1)>"
         for run in (evil, *(f"run-{number}" for number in range(59))):

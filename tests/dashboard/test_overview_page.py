@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 
-def test_a_sick_run_is_one_row_that_is_acknowledged_in_place_and_undone(tmp_path: Path, tab: OpenTab) -> None:
+def test_a_sick_run_is_one_row_acknowledged_and_undone(tmp_path: Path, tab: OpenTab) -> None:
     with server_process(tmp_path / "few") as server:
         page = tab("/", server=server)
         page.wait("() => document.querySelector('.welcome')")

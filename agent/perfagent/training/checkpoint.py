@@ -446,7 +446,9 @@ class Checkpoint:
     def _write(self, parts: Parts, describe: _Describe, ranks: Ranks, files: Callable[[Path], None] | None) -> None:
         try:
             saved: Saved = retry(
-                lambda: write(parts, describe, step=describe.step, folder=self._folder, ranks=ranks, write_engine=files),
+                lambda: write(
+                    parts, describe, step=describe.step, folder=self._folder, ranks=ranks, write_engine=files
+                ),
                 tries=self._tries if files is None else 1,
                 what=f"saving step {describe.step}",
                 seeded=random.Random(describe.step),  # noqa: S311 - all ranks pause alike

@@ -43,7 +43,8 @@ def note(message: str, *, failed: bool = False, undo: bool = False) -> list[dict
         "withBorder": True,
     }  # fmt: skip
     if undo:  # the container draws it outside of Dash's tree, which calls nothing: assets/start.js asks
-        look = {"type": "button", "className": "button small", "disable_n_clicks": True}
-        button = html.Button(say("undo"), **look, **hyphenated(data_undo="last"))
+        button = html.Button(
+            say("undo"), type="button", className="button small", disable_n_clicks=True, **hyphenated(data_undo="last")
+        )
         told |= {"message": html.Div([message, button], className="undo", disable_n_clicks=True), "autoClose": 12000}
     return [told]

@@ -184,7 +184,6 @@ CHINESE: dict[str, str] = {
     "ending": "如何结束",
     "traceback": "Traceback",
     # 告警
-    "since_word": "自",
     "resolved_word": "已恢复",
     "acknowledged_by": "{who} 已认领，",
     "somebody": "有人",

@@ -183,7 +183,6 @@ ENGLISH: dict[str, str] = {
     "ending": "How it ended",
     "traceback": "Traceback",
     # alerts
-    "since_word": "since",
     "resolved_word": "resolved",
     "acknowledged_by": "{who} has it,",
     "somebody": "somebody",
