@@ -66,3 +66,23 @@ def test_runs_alike_are_one_line_and_no_sick_run_is_left_out(tmp_path: Path, tab
         page.wait("() => document.querySelectorAll('#overview-alerts > .alert').length === 1")
         page.page.get_by_role("button", name="Undo").click()
         page.wait("() => document.querySelectorAll('#overview-alerts > .alert').length === 2")
+
+
+def test_a_click_without_an_answer_is_said_to_have_failed(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "fails") as server:
+        log(server, "sick", 1, loss=2.0)
+        log(server, "sick", 2, loss=math.nan)
+        until(lambda: server.get("/alerts/inbox")["counts"]["open"])
+        page = tab("/", server=server)
+        page.live()
+        page.expected += ["net::ERR_", "Failed to fetch", "500", "Callback"]
+        for answer in (lambda route: route.abort(), lambda route: route.fulfill(status=500)):
+            page.page.route("**/_dash-update-component*", answer, times=1)
+            page.page.get_by_role("button", name="Acknowledge").click()
+            note = page.page.get_by_text("what you pressed is not done")
+            note.wait_for()
+            note.locator("xpath=ancestor::*[@role='alert']").get_by_role("button").click()
+            note.wait_for(state="detached")
+        page.wait("() => !document.querySelector('.offline') && !document.querySelector('.pending')")
+        page.page.get_by_role("button", name="Acknowledge").click()
+        page.wait("() => document.querySelector('.all-well')")

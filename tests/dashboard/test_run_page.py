@@ -292,8 +292,14 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_later(tmp_path: Path,
         server.kill()
         page.wait("() => /^stale since \\d\\d:\\d\\d/.test(document.getElementById('feed').textContent)")
         assert page.page.locator(".chart").count() >= 12
+        assert "nothing that you press is saved" in page.page.locator(".offline").inner_text()
+        page.page.get_by_role("tab", name="Console").click()
+        page.wait("() => document.querySelector('.offline.again')")
+        selected = page.page.locator(".run-tabs [aria-selected=true]")
+        assert selected.get_attribute("data-value") == "charts", "a click that would be lost is not taken"
         server.start()
         x = np.arange(101, 151)
         send(server, "r", {"loss": 1.0 / x}, x, seq=2)
         page.live()
+        assert page.page.locator(".offline").count() == 0
         page.wait(LAST, argument=150)

@@ -80,6 +80,44 @@ def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProc
     page.wait("() => document.querySelector('.ag-row a.name')")
 
 
+def straggles(site: ServerProcess, run: str, *, slow: int, ranks: int = 4, steps: int = 240) -> None:
+    """All ranks have steps of the same length; one works the most of it, and the others wait."""
+    x = np.arange(1, steps + 1)
+    draw = np.random.default_rng(0)
+    for rank in range(ranks):
+        own = (0.22 if rank == slow else 0.08) * (1 + 0.02 * draw.standard_normal(steps))
+        columns = {"step_time_s": np.full(steps, 0.23), "phase/comm_s": 0.23 - own, "phase/backward_s": own}
+        begins = Event(
+            kind="state", time=time.time(), data={"state": "running", "heartbeat": False, "world_size": ranks}
+        )
+        send(site, run, columns, x, rank=rank, events=[begins], seconds_a_step=0.23)
+
+
+def test_ranks_are_compared_by_their_own_work(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    straggles(site, run, slow=2)
+    page = tab(f"/run/{run}?tab=ranks")
+    page.wait("() => document.querySelector('.verdict.critical .rank-bars')")
+    bars = page.page.locator(".rank-bars > div")
+    assert bars.count() == 4
+    assert bars.first.inner_text().startswith("rank 2")
+    assert bars.first.get_attribute("class") == "named"
+    times = bars.first.inner_text().rpartition("· ")[2]
+    first = page.page.locator("#run-tab .plain tbody tr").first.locator("td").all_inner_texts()
+    assert (first[0], first[3]) == ("2", times), "verdict and table have the same figure"
+    assert page.page.locator(".run-tabs [data-value=ranks] .severity.critical").count() == 1
+    assert page.page.locator(".run-tabs [data-value=time] .severity").count() == 0
+
+
+def test_stacks_of_a_run_with_one_process_have_a_tab(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    frames = ["train.py:12 in main", "queue.py:171 in get: self.not_empty.wait()"]
+    thread = {"name": "MainThread", "thread": 1, "training": True, "main": True, "frames": frames, "state": "S"}
+    looked = Event(kind="stacks", time=time.time(), step=20, data={"step": 20, "threads": [thread], "look": 1})
+    record_run(site, run, steps=20, events=[looked])
+    page = tab(f"/run/{run}")
+    page.page.get_by_role("tab", name="Stacks").click()
+    page.wait("() => document.querySelector('#run-tab .stack')?.textContent.includes('self.not_empty.wait()')")
+
+
 @pytest.mark.long
 def test_stacks_and_a_profile_are_asked_for_from_the_page(site: ServerProcess, tab: OpenTab, run: str) -> None:
     for rank in range(2):

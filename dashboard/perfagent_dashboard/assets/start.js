@@ -2,6 +2,7 @@
 
 import { findBoards } from "./charts/boards.js";
 import { boards } from "./charts/open_boards.js";
+import "./lib/clicks.js";
 import { words } from "./lib/config.js";
 import { flash, setChildren } from "./lib/dom.js";
 import { connection } from "./lib/connection.js";
@@ -30,8 +31,10 @@ document.addEventListener("keydown", (event) => {
 });
 
 function goToChart(name) {
+  if (name.startsWith("tab:")) return void document.querySelector(`.run-tabs [data-value="${name.slice(4)}"]`)?.click();
   document.querySelector('.run-tabs [data-value="charts"]')?.click();
-  for (const board of boards.values()) if (!board.bare && board.board.show(name)) return;
+  for (const board of boards.values()) if (!board.bare && board.board.show(name)) return undefined;
+  return undefined;
 }
 
 const PAGES = { live: LivePage, runs: RunsPage };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -13,6 +14,7 @@ from perfagent_server.routes.dependencies import Reader, SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.runs.layers import LayerMatrix, layer_matrix
+from perfagent_server.runs.own_work import OWN_WORK, own_work
 from perfagent_server.security.access import require
 
 __all__ = ["router"]
@@ -53,9 +55,10 @@ def ranks(
     to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
     points: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> Response:
-    """One row a rank, one column a bucket."""
+    """One row a rank, one column a bucket. The name `own_work_s` is the step time of a rank less what it waited for others."""
     _check_range(from_step, to_step)
-    return reply(services.store.ranks(run, name, from_step=from_step, to_step=to_step, points=points))
+    read = partial(services.store.ranks, run, from_step=from_step, to_step=to_step, points=points)
+    return reply(own_work(read) if name == OWN_WORK else read(name))
 
 
 @router.get("/runs/{run}/layers", dependencies=[Depends(require("read"))], responses={200: {"model": LayerMatrix}})

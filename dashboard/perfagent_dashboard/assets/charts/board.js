@@ -61,7 +61,7 @@ export class Board {
     const { names: wanted } = this.only;
     const hides = (name) => (wanted.length ? !wanted.includes(name) : config.hidden.some((one) => (one.endsWith("/") ? name.startsWith(one) : name === one)));
     const fresh = names.filter((name) => !this.charts.has(name) && !hides(name) && !this.hiddenNames.includes(name));
-    if (wanted.includes("ranks:step_time_s")) this.addRanks();
+    if (wanted.includes("ranks:own_work_s")) this.addRanks();
     if (!fresh.length) return false;
     for (const name of fresh) if (!metricOf(name).known) this.prefixes.set(name.split("/")[0], (this.prefixes.get(name.split("/")[0]) ?? 0) + 1);
     for (const name of fresh) {
@@ -95,7 +95,7 @@ export class Board {
   }
 
   addRanks() {
-    const asked = this.only.names.includes("ranks:step_time_s");
+    const asked = this.only.names.includes("ranks:own_work_s");
     if (this.ranks || this.bare || (!asked && (!this.charts.has("step_time_s") || this.only.names.length))) return;
     this.ranks = new RankChart(this);
     this.#arrange();

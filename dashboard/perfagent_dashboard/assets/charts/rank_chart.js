@@ -1,4 +1,4 @@
-// Every rank against time: how long its steps take beside the median.
+// Every rank against time: its own work, the step less its wait for others, beside the median.
 
 import { api } from "../lib/api.js";
 import { config, say, theme, words } from "../lib/config.js";
@@ -37,7 +37,7 @@ export class RankChart {
   async load() {
     this.stale = false;
     this.loadedAt = this.board.lastStep;
-    const query = new URLSearchParams({ name: "step_time_s", points: "120" });
+    const query = new URLSearchParams({ name: "own_work_s", points: "120" });
     const window = this.board.window();
     if (window) {
       query.set("from", String(window[0]));

@@ -35,7 +35,7 @@ _CRASHED = frozenset({"failed", "killed", "oom"})
 @dataclass(slots=True)
 class RunFacts:
     """Each as its route answers it. run: the summary; may: the scopes of the viewer; ranks: how many processes report;
-    marks: rule -> the series on whose charts its alerts stand, best first."""
+    marks: rule -> the series on whose charts its alerts stand, best first; has_stacks: where its threads stood was told."""
 
     run: Mapping[str, Any]
     verdict: Mapping[str, Any]
@@ -49,6 +49,7 @@ class RunFacts:
     may: Sequence[str]
     ranks: int
     marks: Mapping[str, Sequence[str]]
+    has_stacks: bool
 
     @property
     def id(self) -> str:
@@ -97,10 +98,11 @@ async def read_facts(server: ServerApi, run: str) -> RunFacts:
     """Raises Problem; its status is 404 where there is no such run."""
     summary = await server.get(run_path(run))
     ident = summary["run"]
-    parts, session, rules = await asyncio.gather(
+    parts, session, rules, stacks = await asyncio.gather(
         asyncio.gather(*(_read(server, ident, part) for part in _PARTS)),
         server.get("/session", run=ident),
         _marks(server),
+        server.get(run_path(ident, "events"), kind="stacks", limit=1),
     )
     read = dict(zip(_PARTS, parts, strict=True))
     return RunFacts(
@@ -108,7 +110,7 @@ async def read_facts(server: ServerApi, run: str) -> RunFacts:
         latest=read["latest"], alerts=read["alerts"]["alerts"], names=read["names"]["names"],
         loss_name=read["names"]["loss"] or LOSS,
         profiles=read["profiles"]["profiles"], may=session["may"], marks=rules,
-        ranks=await _ranks(server, summary, read["latest"]),
+        ranks=await _ranks(server, summary, read["latest"]), has_stacks=bool(stacks["events"]),
     )  # fmt: skip
 
 

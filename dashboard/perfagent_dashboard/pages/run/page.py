@@ -190,15 +190,17 @@ def _tabs(facts: RunFacts) -> list[Component]:
 def _tab(tab: Tab, facts: RunFacts) -> Component:
     counted = tab.count(facts)
     said = [html.Span(counted, className="count quiet")] if counted else []
-    if tab.marks and _speaks(facts, tab.marks):
-        said.append(html.Span("▲", className="severity warning", title=say("tab_marked")))
-    return dmc.TabsTab([say(f"tab_{tab.name}"), *said], value=tab.name, **hyphenated(data_value=tab.name))
+    speaking = {one["severity"] for one in (facts.verdict, *facts.findings) if _leads_to(facts, one["rule"], tab)}
+    if worst := next((one for one in ("critical", "warning") if one in speaking), ""):
+        said.append(html.Span("▲", className=f"severity {worst}", title=say("tab_marked")))
+    title = tab.title(facts) if tab.title else say(f"tab_{tab.name}")
+    return dmc.TabsTab([title, *said], value=tab.name, **hyphenated(data_value=tab.name))
 
 
-def _speaks(facts: RunFacts, prefixes: tuple[str, ...]) -> bool:
-    """Whether a finding above a note stands on a chart of the tab."""
-    spoken = [one for one in (facts.verdict, *facts.findings) if one["severity"] != "info" and one["rule"] != "healthy"]
-    return any((facts.marks.get(one["rule"]) or [""])[0].startswith(prefixes) for one in spoken)
+def _leads_to(facts: RunFacts, rule: str, tab: Tab) -> bool:
+    """Whether what a rule finds is seen in this tab."""
+    home = next((one for one in TABS if rule in one.rules), None)
+    return home is tab if home is not None else (facts.marks.get(rule) or [""])[0].startswith(tab.marks)
 
 
 def _unknown(run: str) -> Component:

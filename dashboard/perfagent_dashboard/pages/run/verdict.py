@@ -17,6 +17,7 @@ from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.numbers import number, si
 from perfagent_dashboard.components.prose import advice, prose
+from perfagent_dashboard.components.rank_bars import own_work_of, rank_bars
 from perfagent_dashboard.components.times import ago
 from perfagent_dashboard.components.traceback import traceback_end
 from perfagent_dashboard.pages.run.commands import ask_button
@@ -30,10 +31,12 @@ __all__ = ["tone_of", "verdict_band"]
 
 _AROUND = 100
 """Steps on each side of the moment that the proving chart shows."""
+_GROWS = ("memory/", "cuda/", "gpu/memory", "process/rss", "host/memory")
 _MOST_OTHERS = 6
 _FIRST = 6
 """Lines of evidence that are shown at once."""
-_ELSEWHERE = {"proof", "also"}
+_ELSEWHERE = {"proof", "also", "own_s_by_rank"}
+HANGS = ("hang", "rank_absent")
 _COMMAND = re.compile(r"`(perfagent [^`]+)`")
 
 
@@ -110,7 +113,10 @@ def _doing(facts: RunFacts, finding: Mapping[str, Any], alert: Mapping[str, Any]
     if alert is not None and "operate" in facts.may:
         parts.append(alert_actions(dict(alert), "verdict"))
     fix = _named(finding["fix"], facts.id)
-    if "perfagent stacks" in fix or finding["rule"] == "hang":
+    if facts.has_stacks and finding["rule"] in HANGS:
+        goes = hyphenated(data_goto="tab:ranks")
+        parts.append(html.Button(say("see_stacks"), type="button", className="button", **goes))
+    if "perfagent stacks" in fix or finding["rule"] in HANGS:
         parts.append(ask_button(facts, "stacks", "verdict"))
     if "perfagent profile" in fix or _is_slow(facts, finding):
         parts.append(ask_button(facts, "profile", "verdict"))
@@ -129,7 +135,11 @@ def _is_slow(facts: RunFacts, finding: Mapping[str, Any]) -> bool:
 
 
 def _proof(facts: RunFacts, finding: Mapping[str, Any], tone: str) -> Component | None:
-    """The chart on which the finding can be seen, around the step in which it began."""
+    """Where the finding can be seen: the work of the ranks, or a chart, around the step in which it began; of memory, which
+    grows for long, over the whole run."""
+    own = own_work_of([finding])
+    if own:
+        return rank_bars(own, finding["ranks"])
     step = finding["since_step"]
     series = [finding["evidence"].get("series"), *facts.marks.get(finding["rule"], ())]
     name = next((one for one in series if one in facts.names), None)
@@ -138,8 +148,11 @@ def _proof(facts: RunFacts, finding: Mapping[str, Any], tone: str) -> Component 
     window = f"{max(0, step - _AROUND)}-{max(step, min(facts.run['step'], step + _AROUND))}"
     return html.Div(
         className="board proof",
-        **hyphenated(data_run=facts.id, data_names=name, data_x=window, data_marks=str(step), data_bare="1"),
-    )
+        **hyphenated(
+            data_run=facts.id, data_names=name, data_x="" if name.startswith(_GROWS) else window, data_marks=str(step),
+            data_bare="1",
+        ),
+    )  # fmt: skip
 
 
 def _why(finding: Mapping[str, Any], *, is_open: bool) -> Component | None:

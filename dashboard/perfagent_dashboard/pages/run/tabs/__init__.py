@@ -18,13 +18,16 @@ __all__ = ["TABS", "Tab"]
 class Tab:
     """is_there: whether the run has something for it. content: asks the server for more than the facts; None, where the tab
     is a board of charts, which keeps itself fresh. count: a number beside its name, "" for none. marks: what the names of
-    series begin with whose alerts set a mark at the tab."""
+    series begin with whose alerts set a mark at the tab; rules: whose alerts set it here, and at no other.
+    title: where it varies."""
 
     name: str
     is_there: Callable[[RunFacts], bool]
     content: Callable[[ServerApi, RunFacts], Awaitable[list[Component]]]
     count: Callable[[RunFacts], str] = lambda _facts: ""
     marks: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    title: Callable[[RunFacts], str] | None = None
 
 
 TABS = (
@@ -38,7 +41,7 @@ TABS = (
     Tab("memory", memory.is_there, memory.content, marks=("memory/", "cuda/", "gpu/memory", "process/rss")),
     Tab("hardware", hardware.is_there, hardware.content, marks=("gpu/", "host/", "disk/")),
     Tab("layers", layers.is_there, layers.content),
-    Tab("ranks", ranks.is_there, ranks.content, count=ranks.count),
+    Tab("ranks", ranks.is_there, ranks.content, count=ranks.count, rules=ranks.RULES, title=ranks.title),
     Tab("console", console.is_there, console.content),
     Tab("config", config.is_there, config.content),
     Tab("alerts", alerts.is_there, alerts.content, count=alerts.count),

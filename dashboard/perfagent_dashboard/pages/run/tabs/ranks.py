@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dash import html
@@ -13,6 +15,7 @@ from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import state_badge
 from perfagent_dashboard.components.numbers import number
+from perfagent_dashboard.components.rank_bars import own_work_of
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
@@ -22,59 +25,77 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["content", "count", "is_there"]
+__all__ = ["RULES", "content", "count", "is_there", "title"]
 
 _MOST = 512
 _NEWEST = 100
-"""Steps over which a rank's time is compared with the others'."""
+"""Steps over which a rank's work is compared with the others', where no finding has done so."""
+_SLOW = 1.1
+
+
+RULES = ("straggler", "load_imbalance", "stage_imbalance", "hang", "rank_absent")
+"""Their findings are about ranks, and what those do is seen here."""
 
 
 def is_there(facts: RunFacts) -> bool:
-    return facts.ranks > 1 or bool(facts.verdict["rule"] == "hang")
+    return facts.ranks > 1 or facts.has_stacks
+
+
+def title(facts: RunFacts) -> str:
+    return say("tab_ranks" if facts.ranks > 1 else "tab_stacks")
 
 
 def count(facts: RunFacts) -> str:
-    return str(facts.ranks)
+    return str(facts.ranks) if facts.ranks > 1 else ""
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
-    newest = {"from": max(0, facts.run["step"] - _NEWEST + 1)}
-    times, states, stacks = await asyncio.gather(
-        server.get(run_path(facts.id, "ranks"), name="step_time_s", points=1, **newest),
+    stacks = await server.get(run_path(facts.id, "stacks"))
+    if facts.ranks == 1:
+        return _stacks(facts, stacks)
+    newest = {"from": max(0, facts.run["step"] - _NEWEST + 1), "points": 1}
+    own, took, states = await asyncio.gather(
+        server.get(run_path(facts.id, "ranks"), name="own_work_s", **newest),
+        server.get(run_path(facts.id, "ranks"), name="step_time_s", **newest),
         server.get(run_path(facts.id, "events"), kind="state", limit=1000),
-        server.get(run_path(facts.id, "stacks")),
     )
-    return [
-        board(facts.id, names=["ranks:step_time_s"]),
-        html.Section([html.H2(say("ranks_title")), _table(times, states["events"])], className="part"),
-        *_stacks(facts, stacks),
-    ]
+    work = own_work_of([facts.verdict, *facts.findings]) or _by_rank(own)
+    ranks = html.Section(
+        [html.H2(say("ranks_title")), _table(work, _by_rank(took), states["events"])], className="part"
+    )
+    return [ranks, board(facts.id, names=["ranks:own_work_s"]), *_stacks(facts, stacks)]
 
 
-def _table(times: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> Component:
-    """A row a rank, the slowest first."""
+def _by_rank(matrix: Mapping[str, Any]) -> dict[int, float]:
+    """Of a matrix with one bucket."""
+    known = {rank: number(row[0]) if row else None for rank, row in zip(matrix["ranks"], matrix["mean"], strict=True)}
+    return {rank: value for rank, value in known.items() if value is not None and math.isfinite(value)}
+
+
+def _table(work: Mapping[int, float], took: Mapping[int, float], states: Sequence[Mapping[str, Any]]) -> Component:
+    """A row a rank, that with the most own work first."""
     told: dict[int, dict[str, Any]] = {}
     for event in states:  # oldest first: what is said last counts
         told.setdefault(event["rank"], {}).update(
             {key: value for key, value in event["data"].items() if value not in (None, "")}
         )
-    seconds = {rank: number(row[0]) if row else None for rank, row in zip(times["ranks"], times["mean"], strict=True)}
-    known = sorted(value for value in seconds.values() if value is not None)
-    middle = known[len(known) // 2] if known else 0.0
-    ranks = sorted({*told, *seconds}, key=lambda rank: (-(seconds.get(rank) or 0.0), rank))
-    rows = [_row(rank, seconds.get(rank), middle, told.get(rank, {})) for rank in ranks[:_MOST]]
-    heads = [say("rank"), say("column_state"), say("kpi_step_time"), say("over_median"), say("host_word"), "pid"]
-    return table(heads, rows, empty=say("ranks_none"))
+    middle = median(work.values()) if work else 0.0
+    ranks = sorted({*told, *work, *took}, key=lambda rank: (-work.get(rank, 0.0), rank))
+    rows = [_row(rank, work.get(rank), took.get(rank), middle, told.get(rank, {})) for rank in ranks[:_MOST]]
+    if (left := len(ranks) - len(rows)) > 0:
+        rows.append([say("and_more", count=left), *[""] * 6])
+    heads = ["rank", "column_state", "own_work", "over_median", "kpi_step_time", "host_word"]
+    return table([*map(say, heads), "pid"], rows, empty=say("ranks_none"))
 
 
-def _row(rank: int, seconds: float | None, middle: float, told: Mapping[str, Any]) -> list[Any]:
-    share = seconds / middle if seconds is not None and middle else None
-    slow = share is not None and share > 1.1
+def _row(rank: int, own: float | None, took: float | None, middle: float, told: Mapping[str, Any]) -> list[Any]:
+    share = own / middle if own is not None and middle else None
     return [
         str(rank),
         state_badge(str(told["state"])) if "state" in told else "",
-        duration(seconds) if seconds is not None else say("na"),
-        html.Span(f"{share:.2f} ×" if share is not None else "", className="bad" if slow else ""),
+        duration(own) if own is not None else say("na"),
+        html.Span(f"{share:.2f} ×" if share is not None else "", className="bad" if share and share > _SLOW else ""),
+        duration(took) if took is not None else say("na"),
         str(told.get("host", "")),
         str(told.get("pid", "")),
     ]
