@@ -247,7 +247,7 @@ def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab
     page.wait(flag.format(".proof", "1 NaN or Inf in view"))  # it shows a part of the run
     page.wait(flag.format('#run-charts [data-name="loss"]', "1 NaN or Inf"))
     page.page.locator(".verdict").get_by_role("button", name="Acknowledge").click()
-    page.wait("() => document.querySelector('.verdict .taken')?.textContent.includes('local has it')")
+    page.wait("() => document.querySelector('.verdict .when')?.textContent.includes('local has it')")
     page.page.get_by_role("tab", name="Alerts").click()
     page.wait("() => document.querySelector('#run-tab .alert.card')")
 

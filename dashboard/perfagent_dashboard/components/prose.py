@@ -10,22 +10,37 @@ from dash import html
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["advice", "prose"]
+__all__ = ["advice", "prose", "steps"]
 
 _NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z\u4e00-\u9fff])")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=\S)")
+_CODE = re.compile(
+    r"`([^`]+)`"
+    r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]*\([^()\s]*\)|[A-Za-z_]\w*=[^\s,;)]*[^\s,;).:])"
+)
+"""What stands in backticks; and flags, calls and settings: --nproc-per-node, clip_grad_norm_(), num_workers=4."""
 
 
 def prose(text: str) -> list[Component | str]:
-    return [html.Code(part) if place % 2 else part for place, part in enumerate(re.split(r"`([^`]+)`", text)) if part]
+    parts: list[Component | str] = []
+    end = 0
+    for found in _CODE.finditer(text):
+        parts += [text[end : found.start()], html.Code(found[1] or found[2])]
+        end = found.end()
+    return [part for part in (*parts, text[end:]) if part]
+
+
+def steps(fix: str) -> list[str]:
+    """What to do, one thing after the other: lines, what is numbered ("1. Look ... 2. Halve ..."), else sentences."""
+    lines = [line.strip() for line in fix.splitlines() if line.strip()]
+    if len(lines) == 1:
+        lines = _NUMBERED.split(lines[0]) if lines[0].startswith("1") else _SENTENCE.split(lines[0])
+    return [re.sub(r"^\d{1,2}[.)]\s*", "", line).strip() for line in lines if line.strip()]
 
 
 def advice(fix: str) -> Component | None:
-    """What to do: a sentence, or steps, where it is lines or numbered ("1. Look ... 2. Halve ...")."""
-    lines = [line.strip() for line in fix.splitlines() if line.strip()]
-    if len(lines) == 1 and lines[0].startswith("1"):
-        lines = [part.strip() for part in _NUMBERED.split(lines[0]) if part.strip()]
-    if not lines:
+    """As a list of numbered steps, where there are several."""
+    found = steps(fix)
+    if not found:
         return None
-    if len(lines) == 1:
-        return html.P(prose(lines[0]))
-    return html.Ol([html.Li(prose(re.sub(r"^\d{1,2}[.)]\s*", "", line))) for line in lines])
+    return html.P(prose(found[0])) if len(found) == 1 else html.Ol([html.Li(prose(one)) for one in found])

@@ -22,7 +22,7 @@ from perfagent_dashboard.pages.run.tabs.config import sections
 from perfagent_dashboard.pages.run.tabs.console import refreshed
 from perfagent_dashboard.pages.run.tabs.layers import heat_map
 from perfagent_dashboard.pages.run.tiles import read_trends, tiles, window_of
-from perfagent_dashboard.pages.run.verdict import tone_of, verdict_band
+from perfagent_dashboard.pages.run.verdict import tone_of_run, verdict_band
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
 
@@ -118,16 +118,14 @@ class _RunPage:
         figures = tiles(facts, await read_trends(self._server, facts))
         over = window_of(facts.timing)
         verdict = facts.verdict
-        tone = tone_of(verdict, facts.run["state"])
+        tone = tone_of_run(facts)
         return {
             "head": head(facts),
             "announced": f"{say(f'severity_{tone}')}: {verdict['title'] or verdict['message']}",
             "verdict": verdict_band(facts),
-            "figures": [
-                html.P(say("figures_over", over=over), className="quiet window") if over else None,
-                html.Div(figures),
-            ],
-            "step": step_bar(facts.timing),
+            "figures": html.Div(figures),
+            "step": step_bar(facts.timing)
+            or (html.P(say("figures_over", over=over), className="quiet") if over else None),
         }
 
     async def _again(self, _tick: int, _again: int, run: str, shown: dict[str, str]) -> Any:

@@ -45,5 +45,6 @@ def step_bar(timing: Mapping[str, Any]) -> Component | None:
         )  # fmt: skip
     head = html.H3(say("where_over", over=window_of(timing)) if timing["window"] else say("where"))
     return html.Div(
-        [head, html.Div(segments, className="segments"), html.Div(legend, className="shares")], className="bar-of-step"
+        [html.Div(segments, className="segments"), html.Div([*legend, head], className="shares")],
+        className="bar-of-step",
     )

@@ -88,7 +88,7 @@ def _card(facts: RunFacts, tile: _Tile, trend: Mapping[str, Any] | None) -> Comp
         [
             html.Span(tile.label, className="label"),
             html.Span(value, className="value"),
-            html.Span(tile.more, className="more"),
+            html.Span(tile.more, className="more", title=tile.more),
             html.Span(line, className="trend") if line is not None else None,
         ],
         className=f"figure card {tile.tone or _found_on(facts, tile.series)}",

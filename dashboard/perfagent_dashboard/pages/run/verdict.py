@@ -16,7 +16,7 @@ from perfagent_dashboard.components.alert_card import alert_actions, beyond, tak
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.numbers import number, si
-from perfagent_dashboard.components.prose import advice, prose
+from perfagent_dashboard.components.prose import advice, prose, steps
 from perfagent_dashboard.components.rank_bars import own_work_of, rank_bars
 from perfagent_dashboard.components.times import ago
 from perfagent_dashboard.components.traceback import traceback_end
@@ -27,14 +27,12 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["tone_of", "verdict_band"]
+__all__ = ["tone_of", "tone_of_run", "verdict_band"]
 
 _AROUND = 100
 """Steps on each side of the moment that the proving chart shows."""
 _GROWS = ("memory/", "cuda/", "gpu/memory", "process/rss", "host/memory")
 _MOST_OTHERS = 6
-_FIRST = 6
-"""Lines of evidence that are shown at once."""
 _ELSEWHERE = {"proof", "also", "own_s_by_rank"}
 HANGS = ("hang", "rank_absent")
 _COMMAND = re.compile(r"`(perfagent [^`]+)`")
@@ -45,31 +43,62 @@ def tone_of(finding: Mapping[str, Any], state: str = "") -> str:
     return outcome_of(parse(Finding, finding), state)
 
 
+def tone_of_run(facts: RunFacts) -> str:
+    """Never that all is well beside something that was found, but for what merely says where the time goes."""
+    tone = tone_of(facts.verdict, facts.run["state"])
+    return "info" if tone == "healthy" and any(one["rule"] != "compute_bound" for one in _told(facts)) else tone
+
+
 def verdict_band(facts: RunFacts) -> Component:
+    """What, since when and at what cost, and the first thing to do; everything else in a fold."""
     verdict = facts.verdict
-    tone = tone_of(verdict, facts.run["state"])
+    tone = tone_of_run(facts)
     title = verdict["title"] or verdict["message"] or say("judging")
     alert = facts.alert_of(verdict["rule"])
+    what_to_do = steps(_named(verdict["fix"], facts.id))
+    rest = beyond(title, verdict["message"])
     says = [
-        html.P(prose(more)) if (more := beyond(title, verdict["message"])) else None,
-        html.P(_facts(facts, verdict), className="when"),
-        html.P(taken(alert), className="taken") if alert is not None and taken(alert) else None,
-        _fix(facts, verdict),
-        html.Div(_doing(facts, verdict, alert), className="actions"),
-        _others(facts),
-        _earlier(facts) if tone == "healthy" else None,
-        html.P(prose(say("no_agent")), className="quiet") if not facts.run["host"] and tone != "critical" else None,
+        html.P([*_facts(facts, verdict), *(taken(alert) if alert is not None else [])], className="when"),
+        html.P(prose(rest), className="rest", title=rest) if rest else None,
+        html.P([html.B(say("first")), " ", *prose(what_to_do[0])], className="first") if what_to_do else None,
     ]
-    proves = [_proof(facts, verdict, tone), _why(verdict, is_open=tone == "critical")]
+    proof = _proof(facts, verdict, tone)
     return html.Section(
         [
-            html.Header([severity_mark(tone), html.H2(prose(title))]),
+            html.Header(
+                [
+                    severity_mark(tone),
+                    html.H2(prose(title)),
+                    html.Div(_doing(facts, verdict, alert), className="actions"),
+                ]
+            ),
             html.Div(says, className="says"),
-            html.Div(proves, className="proves") if any(proves) else None,
+            html.Div(proof, className="proves") if proof is not None else None,
+            _rest(facts, title, what_to_do),
         ],
         className=f"verdict card {tone}",
         **hyphenated(aria_label=say("verdict"), data_rule=verdict["rule"]),
     )
+
+
+def _rest(facts: RunFacts, title: str, what_to_do: Sequence[str]) -> Component | None:
+    """What it rests on, all that can be done, what else is found, and what the run has recovered from."""
+    verdict = facts.verdict
+    rest = beyond(title, verdict["message"])
+    others = _others(facts)
+    parts = [
+        html.P(prose(rest)) if rest and what_to_do else None,
+        _fix(facts, verdict) if len(what_to_do) > 1 or verdict["evidence"].get("proof") else None,
+        _why(verdict),
+        _commands(facts),
+        others,
+        _earlier(facts) if verdict["rule"] == "healthy" else None,
+        html.P(prose(say("no_agent")), className="quiet") if not facts.run["host"] else None,
+    ]
+    if not any(parts):
+        return None
+    told = [say("why_and_more"), html.Span(say("also_count", count=len(_told(facts)))) if others is not None else None]
+    return html.Details([html.Summary(told), *parts], className="more")
 
 
 def _facts(facts: RunFacts, finding: Mapping[str, Any]) -> list[Component]:
@@ -93,13 +122,14 @@ def _facts(facts: RunFacts, finding: Mapping[str, Any]) -> list[Component]:
     return parts
 
 
-def _fix(facts: RunFacts, finding: Mapping[str, Any]) -> Component | None:
-    steps = advice(_named(finding["fix"], facts.id))
-    if steps is None:
-        return None
+def _fix(facts: RunFacts, finding: Mapping[str, Any]) -> Component:
+    """All steps, and what else helps."""
+    told = finding["evidence"].get("remedies")
+    others = [str(one) for one in told] if isinstance(told, list) else []
     proof = finding["evidence"].get("proof")
     proved = html.P([say("fixed_when"), " ", *prose(_named(proof, facts.id))], className="quiet") if proof else None
-    return html.Div([html.H3(say("fix")), steps, proved], className="fix")
+    also = [html.H3(say("also_helps")), html.Ul([html.Li(prose(one)) for one in others])] if others else []
+    return html.Div([html.H3(say("fix")), advice(_named(finding["fix"], facts.id)), proved, *also], className="fix")
 
 
 def _named(text: str, run: str) -> str:
@@ -120,13 +150,16 @@ def _doing(facts: RunFacts, finding: Mapping[str, Any], alert: Mapping[str, Any]
         parts.append(ask_button(facts, "stacks", "verdict"))
     if "perfagent profile" in fix or _is_slow(facts, finding):
         parts.append(ask_button(facts, "profile", "verdict"))
-    parts += [
-        html.Span([html.Code(command), dcc.Clipboard(content=command, title=say("copy"))], className="command")
-        for command in dict.fromkeys(_COMMAND.findall(fix))
-    ]
-    if alert is not None and "operate" not in facts.may:
-        parts.append(html.P(prose(say("may_not_act")), className="quiet"))
     return [part for part in parts if part is not None]
+
+
+def _commands(facts: RunFacts) -> Component | None:
+    """To be copied as they are."""
+    found = dict.fromkeys(_COMMAND.findall(_named(facts.verdict["fix"], facts.id)))
+    rows = [
+        html.Span([html.Code(one), dcc.Clipboard(content=one, title=say("copy"))], className="command") for one in found
+    ]
+    return html.Div(rows, className="commands") if rows else None
 
 
 def _is_slow(facts: RunFacts, finding: Mapping[str, Any]) -> bool:
@@ -135,10 +168,11 @@ def _is_slow(facts: RunFacts, finding: Mapping[str, Any]) -> bool:
 
 
 def _proof(facts: RunFacts, finding: Mapping[str, Any], tone: str) -> Component | None:
-    """Where the finding can be seen: the work of the ranks, or a chart, around the step in which it began; of memory, which
-    grows for long, over the whole run."""
-    own = own_work_of([finding])
-    if own:
+    """Where the finding can be seen: the end of a traceback, the work of the ranks, or a chart around the step in which it
+    began; of memory, which grows for long, over the whole run."""
+    if trace := traceback_lines(parse(Finding, dict(finding)), None):
+        return traceback_end(trace)
+    if own := own_work_of([finding]):
         return rank_bars(own, finding["ranks"])
     step = finding["since_step"]
     series = [finding["evidence"].get("series"), *facts.marks.get(finding["rule"], ())]
@@ -155,28 +189,16 @@ def _proof(facts: RunFacts, finding: Mapping[str, Any], tone: str) -> Component 
     )  # fmt: skip
 
 
-def _why(finding: Mapping[str, Any], *, is_open: bool) -> Component | None:
-    """All that the finding rests on: figures, causes that the agent found, the batch, the memory, the traceback's end."""
+def _why(finding: Mapping[str, Any]) -> Component | None:
+    """All that the finding rests on: figures, causes that the agent found, the batch, the memory."""
     known = parse(Finding, dict(finding))
-    lines = evidence_lines(replace(known, evidence=_rest(known.evidence)), everything=True)
-    trace = traceback_lines(known, None)
-    remedies = _remedies(finding)
-    if not (lines or trace or remedies):
+    lines = evidence_lines(replace(known, evidence=_without(known.evidence)), everything=True)
+    if not lines:
         return None
-    rest = html.Details([html.Summary(say("all_evidence", count=len(lines))), _evidence(lines[_FIRST:])])
-    return html.Details(
-        [
-            html.Summary(say("why")),
-            traceback_end(trace) if trace else None,
-            _evidence(lines[:_FIRST]) if lines else None,
-            rest if len(lines) > _FIRST else None,
-            *([html.H3(say("also_helps")), html.Ul([html.Li(prose(one)) for one in remedies])] if remedies else []),
-        ],
-        open=is_open, className="why",
-    )  # fmt: skip
+    return html.Details([html.Summary(say("all_evidence", count=len(lines))), _evidence(lines)], className="why")
 
 
-def _rest(evidence: Mapping[str, Any]) -> dict[str, Any]:
+def _without(evidence: Mapping[str, Any]) -> dict[str, Any]:
     """Without what stands elsewhere in the band."""
     return {name: value for name, value in evidence.items() if name not in _ELSEWHERE}
 
@@ -193,18 +215,16 @@ def _evidence(lines: Sequence[str]) -> Component:
     return html.Dl(rows, className="evidence", **hyphenated(aria_label=say("evidence")))
 
 
-def _remedies(finding: Mapping[str, Any]) -> list[str]:
-    """Other things that help, where the rule tells some."""
-    told = finding["evidence"].get("remedies")
-    return [str(one) for one in told] if isinstance(told, list) else []
+def _told(facts: RunFacts) -> list[Mapping[str, Any]]:
+    return [one for one in facts.findings if one["rule"] not in (facts.verdict["rule"], "healthy")]
 
 
 def _others(facts: RunFacts) -> Component | None:
     """What else is found now, a line each, with what can be done about it."""
-    told = [one for one in facts.findings if one["rule"] not in (facts.verdict["rule"], "healthy")]
+    told = _told(facts)
     if not told:
         return None
-    rows = []
+    rows: list[Component] = []
     for one in told[:_MOST_OTHERS]:
         alert = facts.alert_of(one["rule"])
         rows.append(
@@ -223,6 +243,8 @@ def _others(facts: RunFacts) -> Component | None:
                 className="other",
             )
         )
+    if (left := len(told) - len(rows)) > 0:
+        rows.append(html.P(say("and_more", count=left), className="quiet"))
     return html.Div([html.H3(say("also")), *rows], className="also")
 
 
