@@ -34,7 +34,7 @@ class HostMemoryLeak(Rule):
     leaked_mib: float = 190.0
     settle_s: float = 40.0
     settle_steps: int = 180
-    full_in_s: float = 600.0
+    full_in_s: float = 900.0
     least_pct: float = 0.5
     least_host_pct: float = 0.5
     given_back_times: float = 1.3
