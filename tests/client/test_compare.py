@@ -71,6 +71,7 @@ def test_headlines(words: SnapshotAssertion) -> None:
         Change("slower", "step_time_s", 1110, 900, 1250), Change("unknown"),
         Change("too_short", "step_time_s", lacking="a", steps=38, independent=38),
         Change("too_short", "step_time_s", lacking="b", steps=379, independent=12),
+        Change("slower", "tokens_per_s", phase="phase/data_s", seconds=0.152, times=3.02),
     ]  # fmt: skip
     assert "\n".join(headline("b", "a", change) for change in found) == words
 
@@ -87,6 +88,17 @@ def test_named_phase_explains_a_part_of_the_change() -> None:
         comm = measure("", 1.4, 1.6) | {"name": "phase/comm_s", "values": [0.1, 0.1 + grown]}
         found = {"sides": [{}, {}], "speed": [step, comm]}
         assert [one.phase for one in changes(found)] == [phase]
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "word", "times"),
+    [([0.1, 0.3], 300, "slower", 3.0), ([0.3, 0.1], 50, "faster", 3.0), ([0.1, 0.14], 300, "too_short", 0.0),
+     ([0.1, 0.3], 49, "too_short", 0.0), ([None, 0.3], 300, "too_short", 0.0)],
+)  # fmt: skip
+def test_a_plain_difference_needs_no_interval(values: list[float | None], steps: int, word: str, times: float) -> None:
+    step = measure("too_short", None, None) | {"values": values, "steps": [steps, 900], "independent": [12, 30]}
+    [change] = changes({"sides": [{"name": "a"}, {"name": "b"}], "speed": [step]})
+    assert (change.word, change.times) == (word, pytest.approx(times))
 
 
 @pytest.mark.parametrize(

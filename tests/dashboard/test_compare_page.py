@@ -41,7 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def test_the_first_sentence_says_how_much_faster_and_why(pair: ServerProcess, tab: OpenTab) -> None:
     ids = [pair.get("/runs", name=name)["runs"][0]["run"] for name in ("before", "after")]
-    page = tab(f"/compare?runs={','.join(ids)}", server=pair)
+    page = tab(f"/compare?runs={'&runs='.join(ids)}", server=pair)
     page.wait("() => document.querySelector('.headline')")
     assert page.page.locator(".picker .mantine-Pill-label").all_inner_texts() == ["before", "after"]
     said = page.page.locator(".headline").inner_text()

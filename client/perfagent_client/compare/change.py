@@ -11,12 +11,15 @@ __all__ = ["LEAST_INDEPENDENT", "LEAST_STEPS", "Change", "changes", "mean_change
 _SPEED = ("tokens_per_s", "samples_per_s", "step_time_s")
 LEAST_STEPS, LEAST_INDEPENDENT = 50, 20
 """Of the server's interval, named in the sentence on a run that has fewer."""
+_PLAIN_TIMES, _PLAIN_STEPS = 1.5, 50
+"""So large a difference, of medians over so many steps each, is told without an interval that slow steps in groups deny."""
 _WORTH = 0.2  # of the change of the step time: a phase that makes less of it is not named
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """word: faster, slower, same, too_short or unknown. measure: what it is said of, throughput where there is one.
+    """word: faster, slower, same, too_short or unknown. measure: what it is said of, throughput where there is one. times:
+    about how many times as fast or slow, where that is plain but no interval can be given; else 0.
     percent, low, high: by how much, with the 95 % interval, above 0; of a `same`, high is how much may be hidden. phase:
     the series of the phase that changed most in that direction, or ""; seconds: by how much, a step. Of too_short, lacking:
     the run that has too few steps; steps: how many have the measure after the warm-up; independent: as how many independent
@@ -32,6 +35,7 @@ class Change:
     lacking: str = ""
     steps: int = 0
     independent: int = 0
+    times: float = 0.0
 
     @property
     def is_grouped(self) -> bool:
@@ -76,6 +80,9 @@ def _change(
         return Change("unknown")
     word, name = measure["word"][place], measure["name"]
     if word == "too_short":
+        plain = _plainly(measure, speed, place)
+        if plain is not None:
+            return plain
         fewest = min((0, place), key=lambda at: (min(measure["steps"][at], LEAST_STEPS), measure["independent"][at]))
         steps, independent = measure["steps"][fewest], measure["independent"][fewest]
         return Change(word, name, lacking=sides[fewest]["name"], steps=steps, independent=independent)
@@ -87,6 +94,19 @@ def _change(
     low, high = sorted(map(abs, percents))
     phase, seconds = _cause(speed, place, is_faster=word == "faster")
     return Change(word, name, abs(100 * (measure["ratio"][place] - 1)), low, high, phase, seconds)
+
+
+def _plainly(measure: Mapping[str, Any], speed: Mapping[str, Mapping[str, Any]], place: int) -> Change | None:
+    """A difference that nobody needs an interval for."""
+    first, other = measure["values"][0], measure["values"][place]
+    if not first or not other or min(measure["steps"][0], measure["steps"][place]) < _PLAIN_STEPS:
+        return None
+    times = other / first if measure["name"] == "step_time_s" else first / other
+    if 1 / _PLAIN_TIMES < times < _PLAIN_TIMES:
+        return None
+    phase, seconds = _cause(speed, place, is_faster=times < 1)
+    word = "slower" if times > 1 else "faster"
+    return Change(word, measure["name"], phase=phase, seconds=seconds, times=max(times, 1 / times))
 
 
 def _cause(speed: Mapping[str, Mapping[str, Any]], place: int, *, is_faster: bool) -> tuple[str, float]:

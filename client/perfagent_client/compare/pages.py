@@ -70,6 +70,8 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.phase:
         title = metric(change.phase).title.lower()
         why = f": {title} is {duration(change.seconds)} a step {'shorter' if change.word == 'faster' else 'longer'}"
+    if change.times:
+        return f"{name} is about {short(change.times)} × {change.word} than {first}{why}."
     return f"{name} {more.format(short(change.percent))} than {first} ({short(change.low)} to {short(change.high)} %){why}."
 
 

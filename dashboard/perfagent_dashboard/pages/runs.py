@@ -368,6 +368,7 @@ def _columns(view: dict[str, Any]) -> list[dict[str, Any]]:
         value = "cellSetting" if is_setting else "cellMetric"
         columns.append({
             "colId": f"column:{name}", "headerName": title, "valueGetter": {"function": f"{value}(params)"}, "width": 120,
+            "minWidth": 96,
             "sortable": True,
             "type": "rightAligned", "headerTooltip": name,
         })  # fmt: skip

@@ -617,6 +617,10 @@ CHINESE: dict[str, str] = {
     "change_slower": "{name} 比 {first} 慢 {percent} %（{low} 至 {high} %）",
     "change_faster_step": "{name} 每步比 {first} 少用 {percent} % 的时间（{low} 至 {high} %）",
     "change_slower_step": "{name} 每步比 {first} 多用 {percent} % 的时间（{low} 至 {high} %）",
+    "change_about_faster": "{name} 的速度约为 {first} 的 {times} 倍",
+    "change_about_slower": "{name} 约比 {first} 慢到 {times} 倍时间",
+    "change_unknown_of": "另有 {count:,} 个任务没有数据说明快慢。",
+    "compare_cut": "比较 {count:,} 个任务中的前 {most} 个。",
     "change_same": "{name} 与 {first}：没有发现速度差别，差别至多 {most} %。",
     "change_too_short": (
         "{name}：步数太少，无法判断快慢：{lacking} 在预热之后只有 {steps:,} 步有 {measure}，至少需要 {least} 步。"

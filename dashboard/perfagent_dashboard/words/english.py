@@ -618,6 +618,10 @@ ENGLISH: dict[str, str] = {
     "change_slower": "{name} is {percent} % slower than {first} ({low} to {high} %)",
     "change_faster_step": "{name} takes {percent} % less time a step than {first} ({low} to {high} %)",
     "change_slower_step": "{name} takes {percent} % more time a step than {first} ({low} to {high} %)",
+    "change_about_faster": "{name} is about {times} × faster than {first}",
+    "change_about_slower": "{name} is about {times} × slower than {first}",
+    "change_unknown_of": "Nothing says how fast {count:,} {count|other run is|other runs are}.",
+    "compare_cut": "The first {most} of {count:,} runs are compared.",
     "change_same": "No difference in speed was found between {name} and {first}; any difference is at most {most} %.",
     "change_too_short": (
         "{name}: too few steps to say how fast it is. {lacking} has {steps:,} {steps|step|steps} with {measure} after the "

@@ -40,12 +40,15 @@ class _Compare:
     def __init__(self, server: ServerApi) -> None:
         self._server = server
 
-    async def layout(self, runs: str = "", **_: Any) -> Component:
-        """runs: of the address, with commas between them."""
-        asked = list(dict.fromkeys(one for one in runs.split(",") if one))[:MOST_COMPARED]
+    async def layout(self, runs: str | list[str] = "", **_: Any) -> Component:
+        """runs: of the address, with commas between them, or named several times as in the API."""
+        named = ",".join([runs] if isinstance(runs, str) else runs)
+        every = list(dict.fromkeys(one for one in named.split(",") if one))
+        asked = every[:MOST_COMPARED]
         return html.Div(
             [
                 html.Div([html.H1(say("nav_compare")), await self._picker(asked)], className="page-head"),
+                nothing(say("compare_cut", most=MOST_COMPARED, count=len(every))) if len(every) > len(asked) else None,
                 html.Div(await self._content(asked), className="stack"),
             ],
             className="page compare-page",
@@ -95,6 +98,8 @@ class _Compare:
         link = ",".join(quote(side["run"], safe="") for side in sides)
         return [
             headlines(found),
+            html.H2(say("compare_charts"), id="compare-charts", **hyphenated(data_runs=link)),
+            overlay([(side["run"], side["name"]) for side in sides]),
             html.H2(say("compare_runs")),
             runs_table(found),
             *step_table(found),
@@ -107,8 +112,6 @@ class _Compare:
                 id="compare-differences", data={"names": [side["name"] for side in sides], **found["differences"]}
             ),
             html.Div(different(found["differences"], [side["name"] for side in sides], ""), id="compare-settings"),
-            html.H2(say("compare_charts"), id="compare-charts", **hyphenated(data_runs=link)),
-            overlay([(side["run"], side["name"]) for side in sides]),
         ]
 
 

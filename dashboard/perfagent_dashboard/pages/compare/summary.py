@@ -27,15 +27,21 @@ _WIDEST = 0.5  # of a ratio, to either side: a whisker that goes further is cut
 
 
 def headlines(found: Mapping[str, Any]) -> Component:
-    """One line a run, and what to know before one believes them."""
+    """One line a run of which something can be said, and what to know before one believes them."""
     sides = found["sides"]
     first = sides[0]["name"]
     lines: list[Component] = []
+    unknown = []
     for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
         whole = mean or change
+        if whole.word == "unknown" and len(sides) > 2:
+            unknown.append(side["name"])
+            continue
         lines.append(html.P(headline(side["name"], first, whole), className=f"headline {whole.word}"))
         if mean is not None:
             lines.append(html.P(_by_median(side["name"], first, change)))
+    if unknown:
+        lines.append(html.P(say("change_unknown_of", count=len(unknown)), title=", ".join(unknown), className="quiet"))
     lines += [html.P(_gain(sides, gain), className="gain") for gain in found["gains"]]
     if found["not_alike"]:
         alike = ", ".join(say(f"not_alike_{one}") for one in found["not_alike"])
@@ -63,11 +69,19 @@ def headline(name: str, first: str, change: Change) -> str:
         )  # fmt: skip
     if change.word == "same":
         return say("change_same", name=name, first=first, most=short(change.high))
+    if change.times:
+        return _with_cause(
+            say(f"change_about_{change.word}", name=name, first=first, times=short(change.times)), change
+        )
     kind = change.word if change.measure != "step_time_s" else f"{change.word}_step"
     told = say(
         f"change_{kind}", name=name, first=first, percent=short(change.percent), low=short(change.low),
         high=short(change.high),
     )  # fmt: skip
+    return _with_cause(told, change)
+
+
+def _with_cause(told: str, change: Change) -> str:
     if not change.phase:
         return say("change_plain", told=told)
     why = "change_shorter" if change.word == "faster" else "change_longer"
