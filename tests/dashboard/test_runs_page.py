@@ -89,8 +89,23 @@ def test_search_chips_and_sorting_reach_all_runs_and_the_address(crowded: Server
     page.page.locator('.ag-header-cell[col-id="name"]').click()
     page.wait(f"() => ({NAMES})()[0] === 'ancient-failed' && ({NAMES})()[1] === 'new-000'")
     page.wait("() => location.search.includes('sort=name')")
+    search.fill("nobody-has-this-name")
+    page.wait("() => document.querySelector('.runs-grid')?.textContent.includes('No run matches this filter.')")
     search.fill("/(/")
     page.wait("() => document.querySelector('#runs-chips')?.textContent.includes('no regular expression')")
+
+
+def test_back_from_a_run_leads_to_the_same_rows(crowded: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/runs?sort=name&order=asc", server=crowded, height=900)
+    page.wait(f"() => ({NAMES})()[0] === 'ancient-failed'")
+    page.page.locator(".ag-body-viewport").evaluate("view => (view.scrollTop = 2000)")
+    page.wait(f"() => !({NAMES})().includes('new-000') && sessionStorage.getItem('perfagent-runs-row') > 20")
+    run = page.page.locator(".ag-row .name").nth(12)
+    name = run.inner_text()
+    run.click()
+    page.wait("name => document.title.startsWith(name) && document.querySelector('.verdict')", argument=name)
+    page.page.go_back()
+    page.wait(f"name => ({NAMES})().includes(name)", argument=name)
 
 
 def test_values_and_verdict_of_a_row_move_with_the_run(site: ServerProcess, tab: OpenTab) -> None:

@@ -21,7 +21,8 @@ __all__ = ["all_pages", "missing"]
 
 def all_pages(server: ServerApi, address: str) -> list[Page]:
     """In the order of the bar. address: of the server, as training jobs use it."""
-    return [overview.page(server, address), *(one.page(server) for one in (runs, run, compare, alerts, settings))]
+    first = [one.page(server, address) for one in (overview, runs)]
+    return [*first, *(one.page(server) for one in (run, compare, alerts, settings))]
 
 
 def missing(**_: Any) -> Component:

@@ -44,14 +44,15 @@ _SORTED_BY = {
 """Column of the grid -> what the server sorts by."""
 
 
-def page(server: ServerApi) -> Page:
-    table = _Table(server)
+def page(server: ServerApi, address: str) -> Page:
+    """address: of the server, for who has no run yet."""
+    table = _Table(server, address)
     return Page(name="runs", path="/runs", layout=table.layout, register=table.register, icon="runs", grid=True)
 
 
 class _Table:
-    def __init__(self, server: ServerApi) -> None:
-        self._server = server
+    def __init__(self, server: ServerApi, address: str) -> None:
+        self._server, self._address = server, address
 
     async def layout(
         self, q: str = "", severity: Any = (), state: Any = (), project: str = "", sort: str = "severity", order: str = "",
@@ -67,8 +68,9 @@ class _Table:
         except Problem as problem:
             return trouble(problem)
         if not everything["runs"]:
+            told = hyphenated(data_page="live", data_tick="runs-tick", data_title=say("nav_runs"))
             return html.Div(
-                welcome(), className="page runs-page", **hyphenated(data_page="live", data_tick="runs-tick")
+                [welcome(self._address), dcc.Store(id="runs-tick", data=0)], className="page runs-page", **told
             )
         return html.Div(
             [
@@ -342,7 +344,7 @@ def _grid(view: dict[str, Any]) -> Component:
             "rowHeight": 46, "headerHeight": 36, "animateRows": False, "suppressCellFocus": False,
             "rowSelection": {"mode": "multiRow", "enableClickSelection": False, "headerCheckbox": False},
             "selectionColumnDef": {"headerName": "✓", "headerTooltip": say("pick")},
-            "ensureDomOrder": True, "enableCellTextSelection": True,
+            "localeText": {"noRowsToShow": say("no_match")}, "ensureDomOrder": True, "enableCellTextSelection": True,
         },
         className="runs-grid",
         style={"height": "calc(100vh - 210px)", "width": "100%"},
@@ -362,16 +364,18 @@ def _columns(view: dict[str, Any]) -> list[dict[str, Any]]:
         _column("gpu/utilization_pct", "column_gpu", value="cellMetric", width=80, number=True),
         _column("updated", "column_seen", renderer="SeenCell", width=115, number=True),
     ]  # fmt: skip
+    chosen = []
     for name in (one for one in view["columns"].split(",") if one):
         is_setting = name.startswith("config:")
         title = name.removeprefix("config:") if is_setting else metric(name).title
         value = "cellSetting" if is_setting else "cellMetric"
-        columns.append({
+        chosen.append({
             "colId": f"column:{name}", "headerName": title, "valueGetter": {"function": f"{value}(params)"}, "width": 120,
             "minWidth": 96,
             "sortable": True,
             "type": "rightAligned", "headerTooltip": name,
         })  # fmt: skip
+    columns[2:2] = chosen  # beside the verdict: who chose them looks for them
     for column in columns:
         of = _SORTED_BY.get(column["colId"], column["colId"].removeprefix("column:"))
         if of == sort:

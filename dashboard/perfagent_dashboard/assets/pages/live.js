@@ -31,7 +31,7 @@ export class LivePage {
   constructor(root) {
     this.root = root;
     this.next = new Soonest((ms) => this.#count(ms));
-    document.title = `${root.dataset.title} · ${config.title}`;
+    this.#keepTitle(`${root.dataset.title} · ${config.title}`);
     setChildren(document.getElementById("crumb"));
     this.times = setInterval(() => writeTimes(root), TIMES_MS);
     this.observer = new MutationObserver(() => writeTimes(root));
@@ -56,6 +56,14 @@ export class LivePage {
       },
       onState: showFeed,
     });
+  }
+
+  /** Dash writes the page's own title once more, after the page. */
+  #keepTitle(title) {
+    const write = () => document.title !== title && (document.title = title);
+    this.titled = new MutationObserver(write);
+    this.titled.observe(document.head, { childList: true, subtree: true, characterData: true });
+    write();
   }
 
   /** Whether a message tells of another state or attempt of the run, or of its very first. */
@@ -92,6 +100,7 @@ export class LivePage {
     this.closed = true;
     this.feed.close();
     this.observer.disconnect();
+    this.titled.disconnect();
     clearInterval(this.times);
     clearInterval(this.address);
     this.next.cancel();

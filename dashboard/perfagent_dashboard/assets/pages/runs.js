@@ -9,13 +9,20 @@ import { Soonest } from "../lib/soonest.js";
 import { sparkline } from "../lib/sparkline.js";
 import { ago, fullTime, unixOf } from "../lib/times.js";
 import { countAlerts } from "./bar.js";
+import { cameBack } from "./site.js";
 
 const pathOf = (run) => `/run/${encodeURIComponent(run)}`;
 const e = (...given) => window.React.createElement(...given);
 const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
 const REFRESH_MS = 5000;
+const KEPT_ROW = "perfagent-runs-row"; // the first one that is seen, for who comes back from a run
 const GIVE_WAY = new Set(["trend", "gpu/utilization_pct", "timing.throughput"]);
 const GIVES_WAY_FIRST = new Set(["step", "updated"]);
+const SHOWS = {
+  "timing.throughput": (data) => data.timing?.throughput != null,
+  trend: (data) => data.trend?.length > 0,
+  "gpu/utilization_pct": (data) => data.latest?.["gpu/utilization_pct"] != null,
+}; // column -> whether a run has something for it
 const middle = window.matchMedia("(min-width: 901px)");
 const wide = window.matchMedia("(min-width: 1101px)");
 const narrow = window.matchMedia("(max-width: 700px)"); // then a run is one cell: name, verdict, facts
@@ -113,6 +120,7 @@ export class RunsPage {
       if (!this.closed && !document.hidden) grid()?.refreshInfiniteCache();
     }, 1000);
     setChildren(document.getElementById("crumb"));
+    this.row = cameBack() ? Number(sessionStorage.getItem(KEPT_ROW)) : 0;
     this.#shape();
     let first = true;
     this.feed = new Feed({
@@ -137,6 +145,25 @@ export class RunsPage {
     }
     const hides = (id) => (narrow.matches ? id !== "name" : !wide.matches && (GIVE_WAY.has(id) || (!middle.matches && GIVES_WAY_FIRST.has(id))));
     table.setColumnsVisible(columns.filter(hides), false);
+    table.sizeColumnsToFit();
+    const emptied = Object.keys(SHOWS).filter((id) => !hides(id));
+    table.addEventListener("bodyScrollEnd", () => sessionStorage.setItem(KEPT_ROW, String(table.getFirstDisplayedRowIndex())));
+    table.addEventListener("modelUpdated", () => this.#hideEmpty(table, emptied));
+    this.#hideEmpty(table, emptied);
+  }
+
+  /** A column in which no run has anything gives its room to the verdict. */
+  #hideEmpty(table, columns) {
+    const rows = [];
+    table.forEachNode((node) => node.data && rows.push(node.data));
+    if (this.closed || !rows.length) return;
+    if (this.row) table.ensureIndexVisible(Math.min(this.row, table.getDisplayedRowCount() - 1), "top");
+    this.row = 0;
+    const has = columns.filter((id) => rows.some(SHOWS[id]));
+    const changed = columns.filter((id) => table.getColumn(id)?.isVisible() !== has.includes(id));
+    if (!changed.length) return;
+    table.setColumnsVisible(has, true);
+    table.setColumnsVisible(columns.filter((id) => !has.includes(id)), false);
     table.sizeColumnsToFit();
   }
 

@@ -5,6 +5,10 @@ import { config } from "../lib/config.js";
 
 const ARRIVE_MS = 3000;
 let arriving = 0;
+let back = false;
+
+/** Whether the page that is up was reached by the browser's Back or Forward. */
+export const cameBack = () => back;
 
 function unquoted(path) {
   try {
@@ -65,7 +69,8 @@ async function hold(event) {
 // A link or the browser's Back; a callback of Dash.
 for (const kind of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(kind, hold, { capture: true });
 
-window.addEventListener("popstate", () => {
+window.addEventListener("popstate", (event) => {
+  back = event.isTrusted;
   clearTimeout(arriving);
   arriving = setTimeout(insist, ARRIVE_MS);
 });
