@@ -143,6 +143,21 @@ def test_a_layer_that_takes_ten_times_as_long_is_no_unfrozen_one() -> None:
     assert [one.severity for one in job.evaluator.findings()] == ["critical"]
 
 
+@pytest.mark.parametrize(("unfrozen", "told"), [(True, []), (False, ["critical"])])
+def test_a_backward_pass_through_more_layers_is_no_regression(unfrozen: bool, told: list[str]) -> None:
+    """Two of five layers are trained, and from step 301 on all: gradients are measured in each 20th step."""
+    times = noisy(0.0184, 300) + noisy(0.0318, 300, seed=1)
+    columns = {
+        "step_time_s": times,
+        "phase/forward_s": [0.012] * 600,
+        "phase/backward_s": [one - 0.014 for one in times],
+    }
+    layers = {step: 5 if unfrozen and step > 300 else 2 for step in range(7, 600, 20)}
+    norms = {step: {f"grad_norm/layer.{place}": 0.1 for place in range(count)} for step, count in layers.items()}
+    done = StepJob(RULE).go_on(columns, step_s=0.02, measured=norms)
+    assert [one.severity for one in done.evaluator.findings()] == told
+
+
 def test_the_first_steps_and_the_attempt_before_do_not_count() -> None:
     evaluator = train(noisy(0.1, 400)).evaluator
     evaluator.take(frame({}, [], attempt=2, ident=1000, events=[state("starting", start_step=401)]))

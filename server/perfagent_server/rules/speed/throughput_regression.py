@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from perfagent.wire import TIMED_PHASES, Finding, Severity
 from perfagent_server.rules.rule import UNKNOWN, Life, Question, Rule, Series, Unknown, within
 from perfagent_server.rules.speed import cpu_load, drift, step_shares
@@ -18,6 +20,7 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["ThroughputRegression"]
 
+_FAMILY = "grad_norm/"
 _RATES = ("tokens_per_s", "samples_per_s", "flops_per_s")
 _TYPICAL_STEPS = 32  # over which phases and rates are noted
 _NOTED_EVERY, _MOST_NOTES = 25, 6  # groups of steps between two notes; how many are kept
@@ -38,6 +41,8 @@ _LEAST_REST = 0.05  # of the step, that the other phases must be to say somethin
 _FAR_MORE = 4.0
 """A phase that grew so many times as much as the others is no matter of a crowded machine, which slows all."""
 _OF_THE_MODEL, _NEXT_TO_NOTHING = ("forward", "backward", "optimizer"), 0.04
+_OF_GRADIENTS, _GRADIENTS_STEPS = ("backward", "optimizer"), 200
+"""Phases that take longer once more layers are trained; for how many steps the next measurement of gradients is awaited."""
 _SLOWED_TOGETHER = (*_OF_THE_MODEL, "comm")
 """What a crowded machine slows: on the cores the layers, and the ranks that wait for each other."""
 _OF_THE_MACHINE = ("other programs", "every phase", "no more work")
@@ -87,6 +92,7 @@ class ThroughputRegression(Rule):
         *step_shares.READS[1:],
         *(Series(name, merge="sum") for name in _RATES),
         UTILIZATION,
+        Series(_FAMILY, keep=8),
         *cpu_load.READS,
     )
     charts = ("step_time_s", "samples_per_s")
@@ -110,11 +116,11 @@ class ThroughputRegression(Rule):
         if window.wall.was_interrupted(step):
             return UNKNOWN
         # notes: of typical steps: the first step after it, phases in seconds and rates; load: of the cores before the
-        # jump; drift, early: a slow rise, and what was typical when the run began
+        # jump; seen: the step at which that was seen first; drift, early: a slow rise, and what was typical when the run began
         state = window.state_of(
             self,
             {
-                "track": LevelShift.fresh(), "notes": [], "until_note": 0, "load": None, "early": None,
+                "track": LevelShift.fresh(), "notes": [], "until_note": 0, "load": None, "early": None, "seen": None,
                 "drift": {**drift.FRESH, "newest": [], "marks": []},
             },
         )  # fmt: skip
@@ -134,7 +140,7 @@ class ThroughputRegression(Rule):
             # The noise of the whole step may hide what one phase shows clearly.
             shift = detector.look(track) if detector.declare(track, _TYPICAL_STEPS // track["size"]) else None
         if shift is None:
-            state["load"] = None
+            state["load"] = state["seen"] = None
             return None if detector.knows_enough(track) else UNKNOWN
         return self._judge_jump(window, state, shift, time)
 
@@ -166,6 +172,12 @@ class ThroughputRegression(Rule):
         growth = _growth(before, after, shift.level - shift.before)
         if growth.phase in _OF_THE_MODEL and growth.before_s < _NEXT_TO_NOTHING * shift.before:
             self._detector.accept(state["track"])  # layers were unfrozen
+            return None
+        trains_more = growth.phase in _OF_GRADIENTS and _trains_more_layers(window, state, shift.step)
+        if trains_more is None:
+            return UNKNOWN
+        if trains_more:
+            self._detector.accept(state["track"])
             return None
         loads = self._loads(window, state, shift, time)
         if loads is None:
@@ -231,6 +243,20 @@ class ThroughputRegression(Rule):
             },
             gain_pct=100 * (1 - 1 / times),
         )  # fmt: skip
+
+
+def _trains_more_layers(window: Window, state: dict[str, Any], since: int) -> bool | None:
+    """Whether more layers have a gradient than before this step. None while none was measured since the jump was seen."""
+    family = window.by_family.get(_FAMILY)
+    if state["seen"] is None:
+        state["seen"] = window.at
+    if family is None or window.at - state["seen"] > _GRADIENTS_STEPS:
+        return False
+    _, steps, norms = family.matrix(window.step)
+    trained = np.count_nonzero(norms > 0, axis=0)  # NaN is not
+    before = [count for step, count in zip(steps, trained, strict=True) if step < since]
+    now = [count for step, count in zip(steps, trained, strict=True) if step >= state["seen"]]
+    return bool(now[-1] > before[-1]) if before and now else None if before else False
 
 
 def _note(window: Window, state: dict[str, Any]) -> bool:
