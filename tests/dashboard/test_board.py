@@ -36,19 +36,20 @@ def test_charts_stand_in_sections_that_fold_and_stay_so(site: ServerProcess, tab
     mine = {f"reward/{name}": steps * 0.1 for name in ("mean", "best")}
     send(site, run, training(steps) | mine | {"val/loss": 2 + 1 / steps, "constant": 0.0 * steps + 7}, steps)
     page = tab(f"/run/{run}", locale="en-GB")  # a browser that remembers nothing of other tests
-    page.drawn(6)
+    page.drawn(5)
     titles = page.page.locator("#run-charts .section summary h2").all_inner_texts()
-    assert titles[0] == "Loss"
+    assert titles[0] == "Training"
     assert "reward/" in titles
-    assert page.page.evaluate(NAMES.format("loss")) == ["loss", "val/loss"]
+    assert page.page.evaluate(NAMES.format("training"))[:2] == ["loss", "val/loss"]
     assert page.page.evaluate(NAMES.format("logged:reward")) == ["reward/best", "reward/mean"]
     # a table, not a chart
     page.wait("() => [...document.querySelectorAll('details.same dd')].some((one) => one.textContent === '7')")
     assert page.page.locator('#run-charts [data-name="constant"] .plot').count() == 0
-    page.page.locator('[data-section="speed"] > summary').click()
-    page.wait("() => !document.querySelector('[data-section=\"speed\"]').open")
+    folded = "document.querySelector('[data-section=\"logged:reward\"]')?.open === false"
+    page.page.locator('[data-section="logged:reward"] > summary').click()
+    page.wait(f"() => {folded}")
     page.page.reload()
-    page.wait("() => document.querySelector('[data-section=\"speed\"]')?.open === false")
+    page.wait(f"() => {folded}")
     field = page.page.locator(".tools input[type=search]")
     field.fill("loss|^lr")
     cards = "[...document.querySelectorAll('#run-charts .chart')].filter((card) => card.checkVisibility())"
@@ -64,7 +65,7 @@ def test_charts_stand_in_sections_that_fold_and_stay_so(site: ServerProcess, tab
 def test_a_pinned_chart_comes_first_and_charts_change_places(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}", locale="en-GB")
-    page.drawn(8)
+    page.drawn(5)
     choose(page, "lr", "Pin to the top")
     page.wait(f"() => ({NAMES.format('pinned')})[0] === 'lr'")
     page.page.reload()
@@ -82,7 +83,7 @@ def test_enlarged_chart_has_a_range_and_takes_metrics_and_ranks(site: ServerProc
         begins = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 2})
         send(site, run, training(steps, seed=rank), steps, rank=rank, events=[begins])
     page = tab(f"/run/{run}")
-    page.drawn(6)
+    page.drawn(5)
     choose(page, "loss", "Enlarge")
     card = page.page.locator('#run-charts [data-name="loss"].enlarged')
     card.get_by_label("y from").fill("1")
@@ -108,7 +109,7 @@ def test_any_metric_is_the_x_axis_and_both_axes_logarithmic(site: ServerProcess,
     steps = np.arange(1, 201)
     send(site, run, training(steps) | {"epoch": steps / 50}, steps)
     page = tab(f"/run/{run}")
-    page.drawn(6)
+    page.drawn(5)
     choose(page, "epoch", "Use as horizontal axis")
     reach = "document.querySelector('#run-charts [data-name=\"loss\"] .plot').layout.xaxis.range[1]"
     page.wait(f"() => {reach} > 3.9 && {reach} < 4.2")
@@ -126,7 +127,7 @@ def test_any_metric_is_the_x_axis_and_both_axes_logarithmic(site: ServerProcess,
 def test_a_chart_is_saved_as_csv_and_as_png(site: ServerProcess, tab: OpenTab, run: str, tmp_path: Path) -> None:
     record_run(site, run, steps=50)
     page = tab(f"/run/{run}")
-    page.drawn(6)
+    page.drawn(5)
     with page.page.expect_download() as saved:
         choose(page, "loss", "Save as CSV")
     saved.value.save_as(tmp_path / "loss.csv")

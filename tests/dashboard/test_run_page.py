@@ -41,23 +41,30 @@ def loaded(page: Tab, *names: str) -> None:
     page.wait(f"names => names.every((name) => {points} >= 2)", argument=list(names))
 
 
-def test_cpu_run_shows_twelve_charts_with_titles_and_units(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_each_chart_stands_in_one_tab_with_title_and_unit(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}")
-    page.drawn(12)
-    loaded(page, "step_time_s", "process/rss_bytes")
-    assert page.page.locator(".chart").count() >= len(CPU_NAMES)
-    caption = page.page.locator('#run-charts [data-name="step_time_s"] figcaption')
+    page.drawn(5)
+    names = "(host) => [...document.querySelectorAll(`${host} .chart`)].map((one) => one.dataset.name)"
+    found = page.page.evaluate(names, "#run-charts")
+    assert found == ["loss", "grad/norm", "tokens_per_s", "samples_per_s", "lr"]
+    for name, first in (("Time", "step"), ("Hardware", "host/cpu_pct")):
+        page.page.get_by_role("tab", name=name).click()
+        page.wait(f"first => ({names})('#run-tab')[0] === first", argument=first)
+        found += page.page.evaluate(names, "#run-tab")
+    assert sorted(found) == sorted([*CPU_NAMES, "step"])
+    page.page.locator("[data-figure=step_time]").click()  # leads to its chart, in whatever tab
+    caption = page.page.locator('#run-tab [data-name="step_time_s"] figcaption')
+    page.wait("() => document.querySelector('#run-tab [data-name=step_time_s].shown')")
+    page.wait("() => document.querySelector('#run-tab [data-name=step_time_s] .unit').textContent === 'ms'")
     assert caption.locator("h2").inner_text() == "Step time"
-    assert caption.locator(".unit").inner_text() == "ms"
     assert 80 < float(caption.locator(".now").inner_text()) < 140
-    assert page.page.locator('#run-charts [data-name="process/rss_bytes"] .unit').inner_text() == "GiB"
 
 
 def test_live_points_come_over_the_socket_and_new_metrics_too(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}")
-    page.drawn(12)
+    page.drawn(5)
     page.live()
     before = len(page.requests)
     for step in range(401, 411):
@@ -75,7 +82,7 @@ def test_what_happens_before_the_server_listens_is_shown(site: ServerProcess, ta
     record_run(site, run, steps=50)
     page = tab(f"/run/{run}", late_ms=4000)
     page.live()
-    page.drawn(12)
+    page.drawn(5)
     failed = Event(kind="state", time=time.time(), step=51, data={"state": "failed", "reason": "KeyError: weight"})
     send(site, run, {"loss": np.array([7.25])}, np.array([51]), seq=2, events=[failed])
     page.wait("() => document.querySelector('#run-head').textContent.includes('failed')")
@@ -87,7 +94,7 @@ def test_what_happens_before_the_server_listens_is_shown(site: ServerProcess, ta
 def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=20_000)
     page = tab(f"/run/{run}")
-    page.drawn(12)
+    page.drawn(5)
     page.live()
     chart = page.page.locator('#run-charts [data-name="loss"] .nsewdrag').first
     width = chart.bounding_box()["width"]  # type: ignore[index]
@@ -105,11 +112,11 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
         argument=[first, last],
     )
     asked = [request for request in page.requests if "/series" in request and "from=" in request]
-    assert len(asked) >= 12
+    assert len(asked) >= 5
     assert all(f"from={first}&to={last}" in request for request in asked)
 
     reopened = tab(f"/run/{run}?x={first}-{last}")
-    reopened.drawn(12)
+    reopened.drawn(5)
     assert reopened.page.locator(".zoomed").inner_text() == f"Steps {first:,} to {last:,}"
     reopened.page.keyboard.press("0")
     reopened.wait("() => document.querySelector('#run-charts [data-name=\"loss\"] .plot').data[3].x[0] === 1")
@@ -236,7 +243,7 @@ def test_configuration_is_divided_and_searched(site: ServerProcess, tab: OpenTab
 def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=60)
     page = tab(f"/run/{run}")
-    page.drawn(12)
+    page.drawn(5)
     loaded(page, "loss")
     log(site, run, 61, loss=math.nan)
     page.wait("() => document.querySelector('[data-figure=\"loss\"] .value')?.textContent === 'NaN'")
@@ -256,7 +263,7 @@ def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab
 def test_axis_smoothing_and_log_are_kept_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}?axis=clock&log=1&smooth=0.8")
-    page.drawn(12)
+    page.drawn(5)
     plot = page.page.locator('#run-charts [data-name="loss"] .plot')
     layout, traces = plot.evaluate("plot => [plot.layout, plot.data]")
     assert layout["xaxis"]["type"] == "date"
@@ -277,8 +284,9 @@ def test_ranks_are_a_band_and_a_map(site: ServerProcess, tab: OpenTab, run: str)
     loaded(page, "loss")
     low, high = page.page.evaluate(EXTREMES, "loss")
     assert high - low < 0.35
-    page.wait("() => document.querySelector('#run-charts [data-name=\"ranks\"] .plot')?.data?.[0].z.length === 4")
-    z = page.page.locator('#run-charts [data-name="ranks"] .plot').evaluate("plot => plot.data[0].z.map(row => row[0])")
+    page.page.get_by_role("tab", name="Ranks").click()
+    page.wait("() => document.querySelector('#run-tab [data-name=ranks] .plot')?.data?.[0].z.length === 4")
+    z = page.page.locator('#run-tab [data-name="ranks"] .plot').evaluate("plot => plot.data[0].z.map(row => row[0])")
     assert z == pytest.approx([1, 1, 1, 1.2], abs=0.01)
 
 
@@ -287,11 +295,11 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_later(tmp_path: Path,
         record_run(server, "r", steps=100)
         page = tab("/run/r", server=server)
         page.expected += ["net::ERR_", "Failed to fetch", "WebSocket connection", "503", "did not respond"]
-        page.drawn(12)
+        page.drawn(5)
         page.live()
         server.kill()
         page.wait("() => /^stale since \\d\\d:\\d\\d/.test(document.getElementById('feed').textContent)")
-        assert page.page.locator(".chart").count() >= 12
+        assert page.page.locator(".chart").count() >= 5
         assert "nothing that you press is saved" in page.page.locator(".offline").inner_text()
         page.page.get_by_role("tab", name="Console").click()
         page.wait("() => document.querySelector('.offline.again')")

@@ -3,7 +3,7 @@
 import { findBoards } from "./charts/boards.js";
 import { boards } from "./charts/open_boards.js";
 import "./lib/clicks.js";
-import { words } from "./lib/config.js";
+import { config, words } from "./lib/config.js";
 import { flash, setChildren } from "./lib/dom.js";
 import { connection } from "./lib/connection.js";
 import { countAlerts, barButtons } from "./pages/bar.js";
@@ -30,11 +30,20 @@ document.addEventListener("keydown", (event) => {
   if (part) goToChart(part.dataset.goto);
 });
 
+const TABS = { speed: "time", device: "hardware", host: "hardware" };
+const PATIENCE_MS = 4000;
+
+/** name: a series, or `tab:NAME`. The tab of a chart may have to be fetched first. */
 function goToChart(name) {
-  if (name.startsWith("tab:")) return void document.querySelector(`.run-tabs [data-value="${name.slice(4)}"]`)?.click();
-  document.querySelector('.run-tabs [data-value="charts"]')?.click();
-  for (const board of boards.values()) if (!board.bare && board.board.show(name)) return undefined;
-  return undefined;
+  const group = config.charts.find((chart) => chart.name === name)?.group;
+  const tab = name.startsWith("tab:") ? name.slice(4) : (TABS[group] ?? "charts");
+  document.querySelector(`.run-tabs [data-value="${tab}"]`)?.click();
+  const until = Date.now() + PATIENCE_MS;
+  const show = () => {
+    const shown = [...boards.values()].some((one) => !one.bare && one.board.host.isConnected && one.board.show(name));
+    if (!shown && !name.startsWith("tab:") && Date.now() < until) setTimeout(show, 100);
+  };
+  show();
 }
 
 const PAGES = { live: LivePage, runs: RunsPage };

@@ -13,7 +13,8 @@ __all__ = ["CHARTS", "HIDDEN", "Chart", "chart_table"]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """name: a metric of the catalogue; group: the tool bar's filter; from_zero: the vertical axis starts at 0."""
+    """name: a metric of the catalogue; group: the section, which stands in one tab; from_zero: the vertical axis starts at
+    0."""
 
     name: str
     group: str
@@ -28,8 +29,8 @@ _ZERO = True
 _FIRST: tuple[Chart, ...] = (
     Chart("loss", "training"),
     Chart("grad/norm", "training", _ZERO),
-    Chart("tokens_per_s", "speed", _ZERO),
-    Chart("samples_per_s", "speed", _ZERO),
+    Chart("tokens_per_s", "training", _ZERO),
+    Chart("samples_per_s", "training", _ZERO),
     Chart("step_time_s", "speed", _ZERO),
     Chart("phase/data_s", "speed", _ZERO),
     Chart("lr", "training", _ZERO),

@@ -142,6 +142,8 @@ CHINESE: dict[str, str] = {
     "kpi_processes": "{count} 个进程",
     # 任务页：工具栏
     "tools": "图表工具",
+    "smoothing_auto": "自动",
+    "smoothing_title": "滑到最左端时，波动大的曲线会自动平滑。",
     "smoothing": "平滑",
     "x_axis": "横轴",
     "x_step": "步",
@@ -434,9 +436,8 @@ CHINESE: dict[str, str] = {
     # 任务页
     "to_runs": "所有任务",
     "section_pinned": "置顶",
-    "section_loss": "Loss",
     "section_logged": "脚本记录",
-    "section_training": "学习率与梯度",
+    "section_training": "训练",
     "section_speed": "速度",
     "section_device": "设备",
     "section_host": "主机",

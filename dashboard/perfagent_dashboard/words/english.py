@@ -141,6 +141,8 @@ ENGLISH: dict[str, str] = {
     "kpi_processes": "{count} processes",
     # run: tool bar
     "tools": "Chart controls",
+    "smoothing_auto": "auto",
+    "smoothing_title": "At the left end, lines that vary much are smoothed by themselves.",
     "smoothing": "Smoothing",
     "x_axis": "Horizontal axis",
     "x_step": "Step",
@@ -434,9 +436,8 @@ ENGLISH: dict[str, str] = {
     # the page of a run
     "to_runs": "All runs",
     "section_pinned": "Pinned",
-    "section_loss": "Loss",
     "section_logged": "Logged by the script",
-    "section_training": "Learning rate and gradients",
+    "section_training": "Training",
     "section_speed": "Speed",
     "section_device": "Device",
     "section_host": "Host",

@@ -15,7 +15,8 @@ import { XAxis } from "./x_axis.js";
 const { charts: KNOWN } = config;
 const MAX_CARDS = 160;
 const YOUNG_STEPS = 20; // of a run: then a line that has not moved yet is not called unchanging
-const SECTIONS = ["pinned", "loss", "logged", "training", "speed", "device", "host"];
+const SECTIONS = ["pinned", "training", "logged", "speed", "device", "host"];
+const IS_LOSS = /loss/i;
 
 export class Board {
   /** run: id; host: where the sections go; bare: without sections and menus; only: the names of sections or of series that
@@ -95,18 +96,17 @@ export class Board {
   }
 
   addRanks() {
-    const asked = this.only.names.includes("ranks:own_work_s");
-    if (this.ranks || this.bare || (!asked && (!this.charts.has("step_time_s") || this.only.names.length))) return;
+    if (this.ranks || this.bare || !this.only.names.includes("ranks:own_work_s")) return;
     this.ranks = new RankChart(this);
     this.#arrange();
   }
 
   // --- sections --------------------------------------------------------------------------------------------------------------
 
-  /** A loss, what the script logs by the first part of its name, or what the catalogue says. */
+  /** What the catalogue says; what the script logs by the first part of its name, but for its losses. */
   sectionOf({ name, group }) {
     if (pins.has(name)) return "pinned";
-    if (name === "loss" || (group === "logged" && /loss/i.test(name))) return "loss";
+    if (group === "logged" && IS_LOSS.test(name)) return "training";
     const [prefix, rest] = name.split("/");
     return group === "logged" && rest !== undefined && this.prefixes.get(prefix) > 1 ? `logged:${prefix}` : group;
   }
@@ -125,7 +125,7 @@ export class Board {
   #arrange() {
     const place = (name) => {
       const at = KNOWN.findIndex((known) => known.name === name);
-      return at < 0 ? KNOWN.length : at;
+      return at >= 0 ? at : IS_LOSS.test(name) ? 0.5 : KNOWN.length;
     };
     const front = (name) => moved.indexOf(name) + 1 || Infinity;
     const ordered = [...this.charts.values()].toSorted((a, b) => front(a.name) - front(b.name) || place(a.name) - place(b.name) || (a.name < b.name ? -1 : 1));
@@ -136,7 +136,7 @@ export class Board {
     const isOld = this.lastStep - this.firstStep >= YOUNG_STEPS;
     for (const chart of ordered) {
       const key = this.bare || this.only.names.length ? "only" : this.sectionOf(chart);
-      chart.unchanging = isOld && !this.bare && !this.over.length && key !== "loss" && key !== "pinned" && chart.isUnchanging;
+      chart.unchanging = isOld && !this.bare && !this.over.length && key !== "pinned" && !IS_LOSS.test(chart.name) && chart.isUnchanging;
       put(key, chart);
     }
     const rank = (key) => (SECTIONS.indexOf(key.split(":")[0]) + 1 || SECTIONS.length + 1) + (key.includes(":") ? -0.5 : 0);

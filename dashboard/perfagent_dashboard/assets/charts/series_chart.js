@@ -17,6 +17,18 @@ const MAX_POINTS = 1600;
 const LINES_MS = 3000;
 const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // in the order of figures/series.py
 
+const BY_ITSELF = 0.9;
+const NOISY = 0.3; // of the range from the lowest to the highest tenth
+const FEWEST = 60;
+
+function isNoisy(mean) {
+  const known = mean.filter((value) => value != null);
+  if (known.length < FEWEST) return false;
+  const sorted = known.toSorted((a, b) => a - b);
+  const jumps = known.slice(1).map((value, i) => Math.abs(value - known[i])).toSorted((a, b) => a - b);
+  return jumps[jumps.length >> 1] > NOISY * (sorted[Math.floor(0.9 * sorted.length)] - sorted[Math.floor(0.1 * sorted.length)]);
+}
+
 export class Chart {
   #latest = null;
 
@@ -216,9 +228,14 @@ export class Chart {
     return column.map((value) => (value == null || (log && value <= 0) ? null : value / by));
   }
 
+  /** Somebody's choice; else a line that goes up and down by a good part of its whole range is smoothed by itself. */
+  get smoothing() {
+    return this.board.smoothing || (!this.board.bare && isNoisy(this.data.mean) ? BY_ITSELF : 0);
+  }
+
   /** Exponential moving average without the bias of its start. */
   smooth(mean) {
-    const weight = this.board.smoothing;
+    const weight = this.smoothing;
     const { by } = this.scale;
     let [sum, mass] = [0, 0];
     return mean.map((value) => {
@@ -306,7 +323,7 @@ export class Chart {
     put(LOW, ...(wide ? [x, low] : [[], []]));
     put(HIGH, ...(wide ? [x, high] : [[], []]));
     put(MEAN, x, mean);
-    if (this.board.smoothing > 0) put(SMOOTH, x, this.smooth(rows.mean));
+    if (this.smoothing > 0) put(SMOOTH, x, this.smooth(rows.mean));
     const bad = x.filter((_, i) => rows.bad[i]);
     put(NONFINITE, bad, bad.map(() => 0.94));
     // A line begins with two points: one between gaps is a dot, with its range.
@@ -345,7 +362,7 @@ export class Chart {
   draw() {
     const { data, layout } = structuredClone(config.figures[theme()].series);
     this.fill(data);
-    if (this.board.smoothing > 0) {
+    if (this.smoothing > 0) {
       data[SMOOTH].visible = true;
       data[MEAN].opacity = 0.35;
     }

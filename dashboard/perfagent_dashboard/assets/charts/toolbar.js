@@ -23,11 +23,12 @@ export function toolsOf(runBoard) {
   const logX = segment(words.log_x, [["logx", words.log_x]], () => board.axis.wantsLog, () => ((board.axis.wantsLog = !board.axis.wantsLog), changed()));
   const ranges = segment(words.range, [["all", words.range_all], ...[1000, 100].map((n) => [String(n), say("range_last", { steps: thousands(n) })])],
     (value) => (value === "all" ? !board.range : board.range?.last === Number(value)), (value) => board.setRange(value === "all" ? null : { last: Number(value) }));
-  const shown = el("output", null, board.smoothing.toFixed(2));
+  const told = () => (board.smoothing ? board.smoothing.toFixed(2) : words.smoothing_auto);
+  const shown = el("output", null, told());
   const slider = el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: board.smoothing, id: "smoothing", "aria-label": words.smoothing });
   slider.addEventListener("input", () => {
     board.smoothing = Number(slider.value);
-    setText(shown, board.smoothing.toFixed(2));
+    setText(shown, told());
     board.redraw();
     clearTimeout(runBoard.typing);
     runBoard.typing = setTimeout(() => runBoard.writeAddress(), 300);
@@ -52,7 +53,7 @@ export function toolsOf(runBoard) {
     ranges.show();
   };
   runBoard.showRange();
-  const row = el("div", { class: "tool-row" }, axis, ranges, toggle(words.log_y, "log"), logX, toggle(words.clip, "clip", words.clip_title), el("label", { class: "slider" }, words.smoothing, slider, shown), columns, zoomed, reset);
+  const row = el("div", { class: "tool-row" }, axis, ranges, toggle(words.log_y, "log"), logX, toggle(words.clip, "clip", words.clip_title), el("label", { class: "slider", title: words.smoothing_title }, words.smoothing, slider, shown), columns, zoomed, reset);
   const more = el("button", { type: "button", class: "button tools-more", "aria-expanded": "false" }, words.tools);
   more.addEventListener("click", () => more.setAttribute("aria-expanded", String(row.classList.toggle("open"))));
   return el("div", { class: "tools", role: "toolbar", "aria-label": words.tools }, find, more, row);

@@ -1,4 +1,5 @@
-"""Charts: everything that the run has sent, in sections. assets/charts fills the board and keeps it live."""
+"""Charts: what training is about, its losses first; speed and devices have tabs of their own. assets/charts fills the board
+and keeps it live."""
 
 from __future__ import annotations
 
@@ -23,4 +24,4 @@ def is_there(_facts: RunFacts) -> bool:
 
 
 async def content(_server: ServerApi, facts: RunFacts) -> list[Component]:
-    return [board(facts.id)] if facts.names else [html.Div(nothing(say("no_charts")))]
+    return [board(facts.id, sections=["pinned", "training", "logged"])] if facts.names else [html.Div(nothing(say("no_charts")))]
