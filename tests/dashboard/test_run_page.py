@@ -107,7 +107,7 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
     assert 4_500 < first < 5_500
     assert 9_500 < last < 10_500
     page.wait(
-        "([a, b]) => [...document.querySelectorAll('.plot')].filter(p => p.data?.[3]?.x?.length > 2)"
+        "([a, b]) => [...document.querySelectorAll('#run-charts .plot')].filter(p => p.data?.[3]?.x?.length > 2)"
         ".every(p => p.data[3].x[0] >= a && p.data[3].x.at(-1) <= b)",
         argument=[first, last],
     )
