@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-CHARTS = "[...document.querySelectorAll('.board .plot')].filter((plot) => plot.dataset.points >= 2).length >= 12"
+CHARTS = "[...document.querySelectorAll('.board .plot')].filter((plot) => plot.dataset.points >= 2).length >= 5"
 PAGES = {
     "overview": ("/", "document.querySelector('#overview-running')"),
     "runs": ("/runs?q={run}", "document.querySelector('.ag-row .name')"),
