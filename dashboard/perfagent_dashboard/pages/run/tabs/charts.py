@@ -24,4 +24,8 @@ def is_there(_facts: RunFacts) -> bool:
 
 
 async def content(_server: ServerApi, facts: RunFacts) -> list[Component]:
-    return [board(facts.id, sections=["pinned", "training", "logged"])] if facts.names else [html.Div(nothing(say("no_charts")))]
+    return (
+        [board(facts.id, sections=["pinned", "training", "logged"])]
+        if facts.names
+        else [html.Div(nothing(say("no_charts")))]
+    )
