@@ -2,11 +2,12 @@
 
 import { say, words } from "./config.js";
 
-const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const full = new Intl.DateTimeFormat("en-GB", {
+const language = document.documentElement.lang.startsWith("zh") ? "zh-CN" : "en-GB";
+const clock = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const full = new Intl.DateTimeFormat(language, {
   day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
 });
-const short = new Intl.DateTimeFormat("en-GB", {
+const short = new Intl.DateTimeFormat(language, {
   day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", timeZoneName: "short",
 });
 
@@ -21,19 +22,21 @@ export const clockTime = (unix) => clock.format(new Date(unix * 1000));
 export const fullTime = (unix) => full.format(new Date(unix * 1000));
 export const shortTime = (unix) => short.format(new Date(unix * 1000));
 
+const unit = (count, name) => `${count} ${words[`unit_${name}`]}`;
+
 export function duration(seconds) {
   const s = Math.max(0, seconds);
-  if (s > 0 && s < 1) return `${Math.max(0.1, Math.floor(10 * s) / 10)} s`;
-  if (s < 60) return `${Math.floor(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  if (s > 0 && s < 1) return unit(Math.max(0.1, Math.floor(10 * s) / 10), "s");
+  if (s < 60) return unit(Math.floor(s), "s");
+  if (s < 3600) return `${unit(Math.floor(s / 60), "min")} ${unit(Math.floor(s % 60), "s")}`;
+  if (s < 86400) return `${unit(Math.floor(s / 3600), "h")} ${unit(Math.floor((s % 3600) / 60), "min")}`;
+  return `${unit(Math.floor(s / 86400), "d")} ${unit(Math.floor((s % 86400) / 3600), "h")}`;
 }
 
 /** "3 s ago", rounded to what a reader needs; the absolute time is for the title. */
 export function ago(unix) {
   const s = Date.now() / 1000 - unix;
   if (s < 2) return words.just_now;
-  const rough = s < 60 ? `${Math.floor(s)} s` : s < 3600 ? `${Math.floor(s / 60)} min` : s < 86400 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
-  return say("ago", { duration: rough });
+  const [size, name] = s < 60 ? [1, "s"] : s < 3600 ? [60, "min"] : s < 86400 ? [3600, "h"] : [86400, "d"];
+  return say("ago", { duration: unit(Math.floor(s / size), name) });
 }
