@@ -175,8 +175,12 @@ def test_failed_run_shows_its_message_and_end_of_traceback(site: ServerProcess, 
     lines = "".join(f'  File "train.py", line {i}, in step\n' for i in range(60))
     data = {"state": "failed", "reason": said, "exception": said, "traceback": f"{lines}{said}\n"}
     record_run(site, run, steps=30, events=[Event(kind="state", time=time.time(), step=30, data=data)])
-    page = tab(f"/run/{run}")
+    page = tab(f"/run/{run}", width=1440, height=900)
     page.wait("() => document.querySelector('.verdict .traceback')")
+    box = "(one) => document.querySelector(one).getBoundingClientRect()"
+    height, tabs_y = page.page.evaluate(f"[({box})('.verdict').height, ({box})('.run-tabs').y]")
+    assert height <= 160
+    assert tabs_y <= 420
     shown = page.page.locator(".verdict .traceback").first.inner_text()
     assert shown.strip().endswith(said), "its end says most"
     assert len(shown.splitlines()) <= 13
