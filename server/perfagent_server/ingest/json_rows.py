@@ -58,7 +58,7 @@ _MAX_SOURCES = 10_000
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row as it was sent. step: None is one more than the last; time: Unix seconds, None is now; state: one of
-    STATES, None says nothing; reason: why it ended, in the program's words."""
+    STATES, None says nothing; reason: why it ended, in the program's words; config, tags, group: of its run."""
 
     project: str = "default"
     run: str
@@ -68,6 +68,15 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True):
     time: float | None = None
     state: str | None = None
     reason: str = ""
+    config: dict[str, Any] = {}
+    tags: list[str] = []
+    group: str = ""
+
+    @property
+    def tells(self) -> dict[str, Any]:
+        """What it says of its run, besides numbers."""
+        said = {"state": self.state, "config": self.config, "tags": self.tags, "group": self.group}
+        return {name: value for name, value in said.items() if value}
 
 
 _decoder = msgspec.json.Decoder(LogRow | list[LogRow])
@@ -91,7 +100,7 @@ def _is_plain(row: LogRow) -> bool:
         and (row.step is None or 0 <= row.step <= MAX_STEP)
         and 0 <= row.rank < 2**31
         and row.time is None
-        and row.state is None
+        and not row.tells
         and not row.reason
     )
 
@@ -121,7 +130,13 @@ def _parse_row(item: Any, place: str) -> LogRow:
     state = item.get("state")
     if state is not None and state not in STATES:
         raise _bad(f'"state" must be one of {", ".join(STATES)}, not {state!r:.80}', f"{place}state")
-    metrics = item.get("metrics", None if state is None else {})
+    config, tags = item.get("config", {}), item.get("tags", [])
+    if not isinstance(config, dict):
+        raise _bad(f'"config" must be an object, not {config!r:.80}', f"{place}config")
+    if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
+        raise _bad(f'"tags" must be a list of texts, not {tags!r:.80}', f"{place}tags")
+    group = _text(item, "group", place, None) if item.get("group") else ""
+    metrics = item.get("metrics", {} if state or config or tags or group else None)
     if not isinstance(metrics, dict):
         raise _bad('"metrics" must be an object of names and numbers', f"{place}metrics")
     values: dict[str, float] = {}
@@ -144,6 +159,9 @@ def _parse_row(item: Any, place: str) -> LogRow:
         time=moment,
         state=state,
         reason=str(item.get("reason") or "")[:4000],
+        config=config,
+        tags=tags,
+        group=group,
     )
 
 
@@ -428,7 +446,7 @@ class LogRows:
             before = source.step
             if _storable(row):
                 source.step = row.step if row.step is not None else min(before + 1, MAX_STEP)
-            elif row.state is not None and row.step is not None:
+            elif row.tells and row.step is not None:
                 source.step = row.step
             places.append(
                 {
@@ -511,8 +529,8 @@ def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float)
                 project=row.project, run=place["run"], source=place["source"], attempt=place["attempt"], rank=row.rank,
                 seq=place["seq"], name=row.run, sent=now,
             )  # fmt: skip
-        if row.state is not None:
-            told = {"state": row.state, "reason": row.reason, "heartbeat": False}
+        if row.tells:
+            told = {"state": "running", "reason": row.reason, "heartbeat": False, **row.tells}
             frame.events.append(
                 Event(kind="state", time=now if row.time is None else row.time, step=place["step"], data=told)
             )

@@ -27,7 +27,7 @@ router = APIRouter()
 _ROW_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["run"],
-    "anyOf": [{"required": ["metrics"]}, {"required": ["state"]}],
+    "anyOf": [{"required": [name]} for name in ("metrics", "state", "config", "tags", "group")],
     "properties": {
         "project": {"type": "string", "default": "default", "minLength": 1, "maxLength": 256},
         "run": {
@@ -51,6 +51,9 @@ _ROW_SCHEMA: dict[str, Any] = {
             "description": "starting: a new run of this name begins here; the others: how this rank ended",
         },
         "reason": {"type": "string", "description": "why it ended"},
+        "config": {"type": "object", "description": "settings of the run"},
+        "tags": {"type": "array", "items": {"type": "string", "minLength": 1}},
+        "group": {"type": "string", "description": "runs that belong together", "maxLength": 256},
     },
 }
 _REPLY_SCHEMA: dict[str, Any] = {

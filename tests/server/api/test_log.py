@@ -139,6 +139,28 @@ def test_a_bad_row_is_refused_with_its_field(client: TestClient) -> None:
 
 
 @pytest.mark.sql
+def test_a_row_tells_settings_tags_and_group_of_its_run(program: Program) -> None:
+    """With numbers or without, at the start or later: what is not said again stays, as what an agent says."""
+    run = program.log(config={"lr": 1e-3, "model": {"depth": 4}}, tags=["a"], group="sweep")["run"]
+    program.x(0.5)
+    program.log(metrics={"x": 0.6}, config={"seed": 3}, tags=["b"])
+    told = program.run_of(run)
+    assert (told["config"], told["tags"], told["group"], told["step"]) == (
+        {"lr": 1e-3, "model": {"depth": 4}, "seed": 3}, ["a", "b"], "sweep", 2,
+    )  # fmt: skip
+    assert told["state"] == "running"
+    program.log(state="finished")
+    program.log(config={"score": 0.9})
+    told = program.run_of(run)
+    assert (told["state"], told["config"]["score"]) == ("finished", 0.9), "what comes late does not reopen the run"
+
+
+@pytest.mark.parametrize(("field", "value"), [("config", [1]), ("tags", "a"), ("tags", [""]), ("group", 7)])
+def test_settings_of_another_kind_are_refused(program: Program, field: str, value: Any) -> None:
+    answer = program.post(metrics={"x": 1}, **{field: value})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+
+
 def test_each_rank_counts_its_own_steps_also_after_a_restart(restarted: Callable[[], Program]) -> None:
     program = restarted()
     assert [program.x(rank, rank=rank)["step"] for rank in (0, 0, 1, 0)] == [1, 2, 1, 3]
