@@ -67,7 +67,7 @@ def document(language: str, server_url: str, title: str, assets: Assets, bundles
             "figures": {name: patterns(theme) for name, theme in THEMES.items()},
             "bundles": {"grid": bundles.grid, "charts": bundles.charts},
             "pages": [{"path": page.path, "grid": page.grid, "charts": page.charts} for page in pages],
-            **chart_table(),
+            **chart_table(language),
         },
         ensure_ascii=True,
         separators=(",", ":"),

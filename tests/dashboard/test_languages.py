@@ -12,8 +12,10 @@ from recorded import record_run
 
 import perfagent_dashboard
 from perfagent.wire import CATALOGUE, OUTCOMES
-from perfagent_dashboard.words import ENGLISH, LANGUAGES, say
+from perfagent_dashboard.figures import CHARTS
+from perfagent_dashboard.words import ENGLISH, LANGUAGES, say, title_of
 from perfagent_dashboard.words.chinese import CHINESE
+from perfagent_dashboard.words.chinese_metrics import CHINESE_METRICS
 
 if TYPE_CHECKING:
     from builders import ServerProcess
@@ -104,3 +106,10 @@ def test_a_page_in_chinese_has_no_english_sentence_of_ours(
     metrics = {row.title for row in CATALOGUE.values()}  # stay English
     ours = {text for key, text in LANGUAGES["en"].items() if text != CHINESE[key] and "{" not in text and len(text) > 2}
     assert page.page.evaluate(LEFT, sorted(ours - metrics - set(CHINESE.values()))) == []
+
+
+def test_titles_of_metrics_are_those_of_the_catalogue() -> None:
+    assert CHINESE_METRICS.keys() <= CATALOGUE.keys(), "a metric that there is not"
+    shown = {chart.name for chart in CHARTS[:30]} - {"mfu"}  # said so in Chinese, too
+    assert shown <= CHINESE_METRICS.keys(), "what every run shows has a Chinese title"
+    assert [title_of("phase/data_s", language) for language in ("en", "zh")] == ["Data wait", "等待数据"]

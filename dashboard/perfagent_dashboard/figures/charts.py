@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfagent.wire import CATALOGUE, FAMILIES, PHASES
+from perfagent_dashboard.words import title_of
 
 __all__ = ["CHARTS", "HIDDEN", "Chart", "chart_table"]
 
@@ -105,12 +106,12 @@ def _rest() -> tuple[Chart, ...]:
 CHARTS: tuple[Chart, ...] = (*_FIRST, *_rest())
 
 
-def chart_table() -> dict[str, Any]:
+def chart_table(language: str) -> dict[str, Any]:
     """What the script assets need to know, ready for JSON: metrics with title and unit, charts in order."""
     return {
         "metrics": {
             name: {
-                "title": row.title,
+                "title": title_of(name, language),
                 "unit": row.unit,
                 "meaning": row.meaning,
                 "better": row.better,

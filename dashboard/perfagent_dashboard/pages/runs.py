@@ -12,7 +12,6 @@ import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from perfagent.wire import metric
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
@@ -21,7 +20,7 @@ from perfagent_dashboard.pages.compare import MOST_COMPARED
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
-from perfagent_dashboard.words import STATE_SHAPES, say
+from perfagent_dashboard.words import STATE_SHAPES, say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -367,7 +366,7 @@ def _columns(view: dict[str, Any]) -> list[dict[str, Any]]:
     chosen = []
     for name in (one for one in view["columns"].split(",") if one):
         is_setting = name.startswith("config:")
-        title = name.removeprefix("config:") if is_setting else metric(name).title
+        title = name.removeprefix("config:") if is_setting else title_of(name)
         value = "cellSetting" if is_setting else "cellMetric"
         chosen.append({
             "colId": f"column:{name}", "headerName": title, "valueGetter": {"function": f"{value}(params)"}, "width": 120,

@@ -1,8 +1,8 @@
 """Every sentence that the pages say, in the language of whoever asks. The scripts get the same table and hold no text of
 their own; `{name}` in a text is filled in by `say()`, here and in assets/lib/config.js.
 
-Titles and units of metrics come from the catalog in perfagent.wire, in English. What findings and alerts say comes from the
-server, in the language of whoever asks; their evidence, and what an agent added, in English.
+Titles and units of metrics come from the catalog in perfagent.wire, in Chinese from chinese_metrics.py. What findings and
+alerts say comes from the server, in the language of whoever asks; their evidence, and what an agent added, in English.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from http.cookies import CookieError, SimpleCookie
 
 from dash.backends._fastapi import get_current_request
 
+from perfagent.wire import metric
 from perfagent_dashboard.words.chinese import CHINESE
+from perfagent_dashboard.words.chinese_metrics import CHINESE_METRICS
 from perfagent_dashboard.words.english import ENGLISH
 
-__all__ = ["ENGLISH", "LANGUAGES", "STATE_SHAPES", "language", "say"]
+__all__ = ["ENGLISH", "LANGUAGES", "STATE_SHAPES", "language", "say", "title_of"]
 
 LANGUAGES = {"en": ENGLISH, "zh": CHINESE}
 COOKIE = "perfagent-language"
@@ -40,6 +42,12 @@ def say(key: str, **values: object) -> str:
     text = LANGUAGES[language()].get(key) or ENGLISH[key]
     text = _PLURAL.sub(lambda found: found[2 if str(values[found[1]]) == "1" else 3], text)
     return text.format(**values) if values else text
+
+
+def title_of(name: str, of: str | None = None) -> str:
+    """A metric as a heading. of: in this language; None: in that of whoever asked."""
+    title = metric(name).title
+    return CHINESE_METRICS.get(name, title) if (of or language()) == "zh" else title
 
 
 def language() -> str:

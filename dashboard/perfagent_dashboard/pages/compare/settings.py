@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent.wire import metric
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.parallel import Axis, parallel, scatter
 from perfagent_dashboard.components.tables import table
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -81,7 +80,7 @@ def _results(found: Mapping[str, Any]) -> list[Axis]:
     axes = []
     speed = next((one for one in found["speed"] if None not in one["values"]), None)
     if speed is not None:
-        axes.append(Axis(metric(speed["name"]).title, list(speed["values"]), is_result=True))
+        axes.append(Axis(title_of(speed["name"]), list(speed["values"]), is_result=True))
     losses = [side["loss_at"] for side in sides]
     if None not in losses:
         axes.append(Axis(say("loss_near", step=f"{found['common_step']:,}"), losses, is_result=True))

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent.wire import metric
 from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
 from perfagent_client.units import duration, short
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.numbers import count, percent, quantity, si
 from perfagent_dashboard.components.tables import table
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -64,7 +63,7 @@ def headline(name: str, first: str, change: Change) -> str:
     if change.word == "too_short":
         return say(
             "change_grouped" if change.is_grouped else "change_too_short", name=name, lacking=change.lacking,
-            steps=change.steps, measure=metric(change.measure).title, independent=change.independent,
+            steps=change.steps, measure=title_of(change.measure), independent=change.independent,
             least=LEAST_INDEPENDENT if change.is_grouped else LEAST_STEPS,
         )  # fmt: skip
     if change.word == "same":
@@ -85,7 +84,7 @@ def _with_cause(told: str, change: Change) -> str:
     if not change.phase:
         return say("change_plain", told=told)
     why = "change_shorter" if change.word == "faster" else "change_longer"
-    phase = metric(change.phase).title.lower()
+    phase = title_of(change.phase).lower()
     return say("change_why", told=told, why=say(why, phase=phase, seconds=duration(change.seconds)))
 
 
@@ -104,9 +103,9 @@ def runs_table(found: Mapping[str, Any]) -> Component:
     sides = found["sides"]
     peaks = list(dict.fromkeys(name for side in sides for name in side["peaks"]))
     heads = [
-        say("column_run"), say("column_verdict"), *(metric(name).title for name in measures),
+        say("column_run"), say("column_verdict"), *(title_of(name) for name in measures),
         say("loss_near", step=count(found["common_step"] or 0)), say("loss_best"),
-        *(say("highest", what=metric(name).title) for name in peaks), say("compare_steps"),
+        *(say("highest", what=title_of(name)) for name in peaks), say("compare_steps"),
     ]  # fmt: skip
     rows = [
         [
@@ -181,7 +180,7 @@ def step_table(found: Mapping[str, Any]) -> list[Component]:
     if not phases:
         return []
     heads = [say("phase"), *(side["name"] for side in found["sides"])]
-    rows = [[metric(one["name"]).title, *(_phase(one, place) for place in range(len(heads) - 1))] for one in phases]
+    rows = [[title_of(one["name"]), *(_phase(one, place) for place in range(len(heads) - 1))] for one in phases]
     return [html.H2(say("where")), table(heads, rows, empty="")]
 
 

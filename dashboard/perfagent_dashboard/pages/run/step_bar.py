@@ -13,7 +13,7 @@ from perfagent_client.report.step_bar import step_bar as parts_of
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.numbers import percent
 from perfagent_dashboard.pages.run.tiles import window_of
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -30,7 +30,8 @@ def step_bar(timing: Mapping[str, Any]) -> Component | None:
     for part in parts:
         color = {"background": f"var(--phase-{part.phase})"}
         series = f"phase/{part.title if part.phase == 'named' else part.phase}_s"
-        said = f"{part.title} {part.share_pct:.1f} % · {part.time}"
+        title = part.title if part.phase == "named" else title_of(series)
+        said = f"{title} {part.share_pct:.1f} % · {part.time}"
         segments.append(
             html.I(
                 title=said, style={**color, "flexGrow": part.share_pct},
@@ -39,7 +40,7 @@ def step_bar(timing: Mapping[str, Any]) -> Component | None:
         )  # fmt: skip
         legend.append(
             html.Button(
-                [html.I(style=color), part.title, html.B(f"{percent(part.share_pct / 100)} %")],
+                [html.I(style=color), title, html.B(f"{percent(part.share_pct / 100)} %")],
                 type="button", className="share", title=said, **hyphenated(data_goto=series),
             )
         )  # fmt: skip

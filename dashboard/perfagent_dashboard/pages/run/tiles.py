@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent.wire import metric
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.numbers import number, percent, quantity, si
 from perfagent_dashboard.components.sparkline import sparkline
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import Problem, ServerApi
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -112,7 +111,7 @@ def _loss(facts: RunFacts, trends: Mapping[str, Mapping[str, Any]]) -> _Tile | N
     value = facts.newest(name)
     if value is None:
         return None
-    label = metric(name).title if name == "loss" else name
+    label = title_of(name) if name == "loss" else name
     return _Tile(
         label, si(value), "", _lowest(trends.get(name)), name, "loss", "" if math.isfinite(value) else "critical"
     )
@@ -175,7 +174,7 @@ def _bottleneck(facts: RunFacts) -> _Tile | None:
     if phase is None or shares[phase] < _WORTH_A_TILE:
         return None
     series = f"phase/{phase}_s"
-    title = metric(series).title
+    title = title_of(series)
     label = phase if title == series else title
     return _Tile(label, percent(shares[phase]), "%", say("kpi_of_step"), series, "bottleneck")
 
