@@ -407,7 +407,7 @@ CHINESE: dict[str, str] = {
     "kept_audit": "审计日志保留",
     # 训练任务
     "runs_summary": "{all:,} 个任务，{attention:,} 个需要处理",
-    "runs_search": "词，或 /正则/",
+    "runs_search": "词、val/acc > 0.6、/正则/",
     "columns": "更多列",
     "columns_hint": "val/loss, config:lr",
     "needs_attention": "需要处理",

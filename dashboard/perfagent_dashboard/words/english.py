@@ -407,7 +407,7 @@ ENGLISH: dict[str, str] = {
     "kept_audit": "The audit log is kept",
     # runs
     "runs_summary": "{all:,} {all|run|runs}, {attention:,} {attention|needs|need} attention",
-    "runs_search": "Words, or /regex/",
+    "runs_search": "Words, val/acc > 0.6, /regex/",
     "columns": "More columns",
     "columns_hint": "val/loss, config:lr",
     "needs_attention": "Needs attention",

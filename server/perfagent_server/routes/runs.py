@@ -94,8 +94,9 @@ def list_runs(
 
     `severity` and `state`: one or several. A run's severity is that of its open alerts while it goes on, and that of its
     verdict once it has ended: critical, warning, info, healthy, or unknown where nothing was judged. `q`: words that must
-    all be in name, project, tag, host or an open alert, or a regular expression between slashes; `attention`: only runs
-    with an open critical or warning alert that nobody acknowledged; `since` (RFC 3339): only runs that were heard of since.
+    all be in name, project, tag, host or an open alert, and comparisons of settings and newest values (`config.lr = 1e-3`,
+    `val/acc > 0.6`), or a regular expression between slashes; `attention`: only runs with an open critical or warning alert
+    that nobody acknowledged; `since` (RFC 3339): only runs that were heard of since.
 
     With `with` (any of verdict, latest, timing, trend, config) it is a screen of a table: each run has these parts, `alerts` and
     `needs_attention`; `counts` says how many runs there are by state and severity, and `next` is the `offset` of the
@@ -115,6 +116,7 @@ def list_runs(
             group=group, text=q,
             attention=attention, columns=_listed(columns), limit=limit, offset=offset, projects=identity.seen_projects,
         )  # fmt: skip
+        asked = services.run_table.narrowed(asked)
         if with_ is not None:
             return reply(services.run_table.screen(asked))
         runs, following = services.runs.page(asked, cursor)

@@ -48,7 +48,7 @@ class TableQuery:
     `config:NAME`. severities, states: any of them; empty: all. text: words that must all be in name, project, tag,
     host or an open alert; `/.../` is a regular expression. attention: only runs that need somebody. since: Unix
     seconds; only runs that were heard of since. columns: more metrics, and `config:NAME`. projects: those that the
-    viewer may see; None: all."""
+    viewer may see; None: all. only: runs by their ids; None: any."""
 
     parts: Sequence[str] = PARTS
     sort: str = "started"
@@ -66,6 +66,7 @@ class TableQuery:
     limit: int = 100
     offset: int = 0
     projects: frozenset[str] | None = None
+    only: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Raises WireError for what there is not."""
@@ -128,6 +129,8 @@ def _matching(asked: TableQuery, dialect: str) -> list[ColumnElement[bool]]:
         found.append(runs.c.updated >= asked.since)
     if asked.projects is not None:
         found.append(runs.c.project.in_(asked.projects))
+    if asked.only is not None:
+        found.append(runs.c.id.in_(asked.only))
     if asked.tag is not None:
         found.append(_has_tag(asked.tag, dialect))
     return [*found, *_texts(asked)]

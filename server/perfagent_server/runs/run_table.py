@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import func, select
@@ -21,6 +21,7 @@ from perfagent.wire.loss_names import loss_of
 from perfagent_server.database import Database
 from perfagent_server.rules.texts.alike import alike
 from perfagent_server.rules.texts.reader import reader
+from perfagent_server.runs.conditions import conditions_in
 from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.run_filters import (
     COLUMNS,
@@ -48,6 +49,7 @@ _ALWAYS = (
 _TREND_POINTS = 40
 _KEPT = 5000
 _FRESH_S = 3.0  # of a run that goes on
+_MOST_COMPARED = 10_000  # the newest runs, by their settings and values
 
 
 @dataclass(slots=True)
@@ -74,6 +76,30 @@ class RunTable:
         self._figures, self._verdict_of = figures, verdict_of
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+
+    def narrowed(self, asked: TableQuery) -> TableQuery:
+        """The query with the runs that its comparisons (`val/acc > 0.6`, `config.lr = 1e-3`) leave, instead of those."""
+        conditions, text = ([], asked.text) if asked.is_pattern else conditions_in(asked.text)
+        if not conditions:
+            return asked
+        asked = replace(asked, text=text)
+        with self._database.read() as connection:
+            query = matching(connection, asked).limit(_MOST_COMPARED)
+            ids = list(connection.execute(query.order_by(runs.c.started.desc())).scalars())
+        for condition in conditions:
+            if condition.is_setting:
+                values = self._settings(ids, condition.name)
+            else:
+                values = self._store.newest_of_runs(query, condition.name)
+            ids = [run for run in ids if condition.holds(values.get(run))]
+        return replace(asked, only=ids)
+
+    def _settings(self, ids: Sequence[str], name: str) -> dict[str, Any]:
+        """Read here, as for sorting."""
+        with self._database.read() as connection:
+            query = select(runs.c.id, runs.c.config).where(runs.c.id.in_(ids))
+            found = connection.execute(query, execution_options={"yield_per": 50})
+            return {row.id: _setting(stored_object(row.config), name) for row in found}
 
     def screen(self, asked: TableQuery) -> dict[str, Any]:
         """{"runs": [...], "next": offset or None, "total", "counts"}."""

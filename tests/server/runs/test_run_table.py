@@ -55,6 +55,31 @@ def table(server: TestClient, request: pytest.FixtureRequest) -> Table:
     return Table(server, request.node.name[5:25])
 
 
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("config.lr = 1e-3", ["b", "c"]), ("config.lr=0.001 val/acc>0.6", ["c"]), ("val/acc >= 0.5", ["a", "b", "c"]),
+        ("val/acc < 0.6", ["a", "b"]), ("config.opt.name != adam", ["b"]), ('config.opt.name = "SGD"', ["b"]),
+        ("config.opt.name > adam", []), ("config.none = 1", []), ("loss = 0.25", ["c"]), ("/^[ab]$/", ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_runs_are_found_by_settings_and_newest_values(table: Table, asked: str, names: list[str]) -> None:
+    for name, rate, optimizer, accuracy in (
+        ("a", 0.1, "adam", 0.5),
+        ("b", 0.001, "sgd", 0.5),
+        ("c", 1e-3, "Adam", 0.7),
+    ):
+        said = state("running", config={"lr": rate, "opt": {"name": optimizer}})
+        table.send(name, {"loss": [1.0, 0.25 if name == "c" else 0.5], "val/acc": [0.9, accuracy]}, events=[said])
+    found = table.screen(q=asked)
+    assert sorted(one["name"] for one in found["runs"]) == names
+    assert found["counts"]["all"] == found["total"] == len(names)
+    listed = table.client.get("/api/v1/runs", params={"project": table.project, "q": asked}, headers=ADMIN).json()[
+        "runs"
+    ]
+    assert sorted(one["name"] for one in listed) == names
+
+
 def test_a_row_has_its_verdict_newest_values_and_trend(table: Table) -> None:
     losses = [1 / step for step in range(1, 201)]
     table.send("a", {"loss": losses, "samples_per_s": [64.0] * 200, "step_time_s": [0.5] * 200})

@@ -1,0 +1,58 @@
+"""Comparisons in a search for runs: `config.lr = 1e-3`, `val/acc > 0.6`. Pure."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Condition", "conditions_in"]
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge,
+}  # fmt: skip
+_CONDITION = re.compile(r"(?<!\S)([A-Za-z_][\w./:-]*)\s*(==|!=|<=|>=|=|<|>)\s*(\"[^\"]*\"|[^\s=<>!]+)(?!\S)")
+_SETTING = re.compile(r"config[.:]")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """name: of a metric, whose newest value counts, or of a setting (is_setting), with dots for what is in it."""
+
+    name: str
+    comparison: str
+    value: str
+    is_setting: bool
+
+    def holds(self, value: Any) -> bool:
+        """Of a value of a run; never of one that a run does not have. What is not two numbers is compared as text, and is
+        neither more nor less."""
+        if value is None:
+            return False
+        compare = _COMPARED[self.comparison]
+        wanted, got = _number(self.value), _number(value)
+        if wanted is not None and got is not None:
+            return compare(got, wanted) if not math.isclose(got, wanted) else compare(wanted, wanted)
+        return self.comparison in ("=", "==", "!=") and compare(str(value).lower(), self.value.lower())
+
+
+def conditions_in(text: str) -> tuple[list[Condition], str]:
+    """The comparisons in a search, and what is left of it."""
+    found = [
+        Condition(_SETTING.sub("", name, 1), comparison, value.strip('"'), _SETTING.match(name) is not None)
+        for name, comparison, value in _CONDITION.findall(text)
+    ]
+    return found, _CONDITION.sub(" ", text).strip()
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
