@@ -70,7 +70,7 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProce
     assert "local has it" in page.page.locator(".alert .facts").inner_text()
     page.page.get_by_role("button", name="Note").click()
     page.page.get_by_placeholder("What others should know").fill("I look into it")
-    page.page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    page.page.keyboard.press("Enter")
     page.wait("() => document.querySelector('.alert .facts q')?.textContent === 'I look into it'")
     page.page.get_by_role("button", name="Take back").click()
     view(page, "Open", 1)

@@ -49,8 +49,8 @@ class AlertActs:
         )
         tick = State("alerts-tick", "data")
         app.callback(
-            *done, Input({"act": ALL, "alert": ALL, "at": ALL}, "n_clicks"), State({"note-of": ALL, "at": ALL}, "value"),
-            State({"note-of": ALL, "at": ALL}, "id"), tick,
+            *done, Input({"act": ALL, "alert": ALL, "at": ALL}, "n_clicks"), Input({"note-of": ALL, "at": ALL}, "n_submit"),
+            State({"note-of": ALL, "at": ALL}, "value"), State({"note-of": ALL, "at": ALL}, "id"), tick,
             prevent_initial_call=True,
         )(self._act)  # fmt: skip
         app.callback(
@@ -75,12 +75,21 @@ class AlertActs:
             prevent_initial_call=True,
         )(self._unfold)  # fmt: skip
 
-    async def _act(self, clicks: Sequence[int | None], notes: Sequence[str], noted: Sequence[Any], tick: int) -> Any:
+    async def _act(
+        self,
+        clicks: Sequence[int | None],
+        enters: Sequence[int | None],
+        notes: Sequence[str],
+        noted: Sequence[Any],
+        tick: int,
+    ) -> Any:
+        """enters: the Enter key in the field of a note."""
         asked = ctx.triggered_id
-        if not asked or not any(clicks):
+        if not asked or not any((*clicks, *enters)):
             return (no_update,) * 3
         told = {(one["note-of"], one["at"]): text for one, text in zip(noted, notes, strict=True)}
-        return await self._do(asked["act"], asked["alert"], told.get((asked["alert"], asked["at"])) or "", tick)
+        act, alert = asked.get("act", "note"), asked.get("alert") or asked["note-of"]
+        return await self._do(act, alert, told.get((alert, asked["at"])) or "", tick)
 
     async def _do(self, act: str, alert: str, told: str, tick: int) -> Any:
         route, body, undoes = _ACTS[act]
