@@ -14,8 +14,8 @@ __all__ = ["FILE_BYTES", "SAVED_BYTES", "SAVES", "SAVE_S", "Save", "follow_saves
 SAVES = Series("phase/checkpoint_s", merge="median")
 SAVED_BYTES = Series("checkpoint/saved_bytes", keep=64, merge="max")
 """From perfagent's own Checkpoint, as is the next: when a save is there, also one that was written beside the training."""
-FILE_BYTES = Series("checkpoint/file_bytes", keep=64, merge="max")  # of what torch.save and others wrote
 SAVE_S = Series("checkpoint/save_s", keep=16, merge="max")
+FILE_BYTES = Series("checkpoint/file_bytes", keep=64, merge="max")  # of what torch.save and others wrote
 _MOST = 24
 
 
