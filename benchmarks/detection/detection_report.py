@@ -227,6 +227,7 @@ def _rules(results: Results, docs: Path) -> str:
             rows.append((f"`{rule.id}`", *figures, _steps(one.latencies), *programs, measured_on))
         else:
             words = "not yet seen on a card" if rule.needs_card else "no recorded runs: tested on synthetic series"
+            words = "sick programs" if any(programs) else words
             rows.append(
                 (f"`{rule.id}`", "", "", "", str(on_healthy[rule.id] or ""), "", "", "", *programs, words + named)
             )
