@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ACCOUNT", "CONFIG", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME", "UNDO", "UNDO_ASKED"]
+__all__ = ["ACCOUNT", "CONFIG", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME", "UNDO"]
 
 ACCOUNT = "account"  # who is logged in, and the way out
 CONFIG = "perfagent-config"  # the JSON block in the HTML head that the assets read
@@ -11,5 +11,4 @@ LANGUAGE = "language"
 NOTES = "notes"  # short messages: what a button did, or why it could not
 PAGE = "page"
 THEME = "theme"
-UNDO = "undo"  # what takes back the last thing that a button did
-UNDO_ASKED = "undo-asked"  # counts up when somebody takes it back
+UNDO = "undo"  # what the button of a note takes back

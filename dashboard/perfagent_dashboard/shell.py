@@ -77,7 +77,6 @@ def _pages_parts() -> Component:
             dcc.Store(id="_pages_store", data={"title": "perfagent"}),
             html.Div(id="_pages_dummy", disable_n_clicks=True),
             dcc.Store(id=ids.UNDO),
-            dcc.Store(id=ids.UNDO_ASKED, data=0),
         ],
         hidden=True,
     )

@@ -20,7 +20,7 @@ document.addEventListener("click", (event) => {
   const undo = event.target.closest?.("[data-undo]");
   if (undo) {
     undo.disabled = true;
-    window.dash_clientside.set_props("undo-asked", { data: Date.now() });
+    window.dash_clientside.set_props("undo", { data: JSON.parse(undo.dataset.undo) });
   }
   const copied = event.target.closest?.("[data-copy=address]");
   if (copied) navigator.clipboard?.writeText(location.href).then(() => flash(copied, words.copied));
@@ -40,7 +40,7 @@ function goToChart(name) {
   document.querySelector(`.run-tabs [data-value="${tab}"]`)?.click();
   const until = Date.now() + PATIENCE_MS;
   const show = () => {
-    const shown = [...boards.values()].some((one) => !one.bare && one.board.host.isConnected && one.board.show(name));
+    const shown = [...boards.values()].some((one) => !one.bare && one.board.host.checkVisibility() && one.board.show(name));
     if (!shown && !name.startsWith("tab:") && Date.now() < until) setTimeout(show, 100);
   };
   show();

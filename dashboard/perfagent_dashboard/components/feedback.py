@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from dash import html
@@ -35,16 +36,20 @@ def trouble(problem: Problem) -> Component:
     )
 
 
-def note(message: str, *, failed: bool = False, undo: bool = False) -> list[dict[str, Any]]:
+def note(message: str, *, failed: bool = False, undo: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """For the container of notes: shown for some seconds, longer where something failed or can be undone. undo: with a button
-    that takes back what the store `ids.UNDO` has."""
+    that asks the store `ids.UNDO` for this."""
     told: dict[str, Any] = {
         "action": "show", "message": message, "color": "red" if failed else "teal", "autoClose": 12000 if failed else 4000,
         "withBorder": True,
     }  # fmt: skip
-    if undo:  # the container draws it outside of Dash's tree, which calls nothing: assets/start.js asks
+    if undo is not None:  # the container draws it outside of Dash's tree, which calls nothing: assets/start.js asks
         button = html.Button(
-            say("undo"), type="button", className="button small", disable_n_clicks=True, **hyphenated(data_undo="last")
+            say("undo"),
+            type="button",
+            className="button small",
+            disable_n_clicks=True,
+            **hyphenated(data_undo=json.dumps(undo)),
         )
         told |= {"message": html.Div([message, button], className="undo", disable_n_clicks=True), "autoClose": 12000}
     return [told]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["advice", "prose", "steps"]
 
 _NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z\u4e00-\u9fff])")
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=\S)")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=[^\s）」』”])")
 _CODE = re.compile(
     r"`([^`]+)`"
     r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]*\([^()\s]*\)|[A-Za-z_]\w*=[^\s,;)]*[^\s,;).:])"

@@ -30,13 +30,13 @@ def own_work_of(findings: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     return {}
 
 
-def rank_bars(own: Mapping[int, float], named: Sequence[int]) -> Component:
-    """named: the ranks that the finding is about."""
-    longest, middle = max(own.values()), median(own.values())
+def rank_bars(own: Mapping[int, float], named: Sequence[int], typical_s: float | None) -> Component:
+    """named: the ranks that the finding is about; typical_s: the work of a typical rank, where the finding says it."""
+    longest, middle = max(own.values()), typical_s or median(own.values())
     ranks = sorted(own, key=lambda rank: (-own[rank], rank))
     rows = [_bar(f"{say('rank')} {rank}", own[rank], longest, middle, is_named=rank in named) for rank in ranks[:_MOST]]
     if len(ranks) > _MOST:
-        rows.append(_bar(say("median_of", count=len(ranks)), middle, longest, middle, is_named=False))
+        rows.append(_bar(say("typical_rank"), middle, longest, middle, is_named=False))
     return html.Div([html.H3(say("own_work"), title=say("own_work_hint")), *rows], className="rank-bars")
 
 

@@ -22,19 +22,25 @@ _HOUR_S = 3600
 _ACTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "ack": ("ack", {}, "unack"),
     "note": ("ack", {}, ""),
-    "unack": ("unack", {}, "ack"),
+    "unack": ("unack", {}, ""),
     "snooze-1h": ("snooze", {"for_s": _HOUR_S}, "unsnooze"),
     "snooze-8h": ("snooze", {"for_s": 8 * _HOUR_S}, "unsnooze"),
     "snooze-resolved": ("snooze", {}, "unsnooze"),
     "unsnooze": ("unsnooze", {}, ""),
     "mute": ("mute", {}, "unmute"),
-    "unmute": ("unmute", {}, "mute"),
+    "unmute": ("unmute", {}, ""),
     "resolve": ("resolve", {}, ""),
 }
-"""What a button says -> the route below /alerts/ID, its body, and the act that undoes it."""
+"""What a button says -> the route below /alerts/ID, its body, and the act that undoes it: of what says who and until when,
+no act would bring that back."""
 _SHOWN = 50
-_MOST = 1000
-"""Alerts that are acknowledged by one click."""
+_MOST, _MOST_ROUNDS = 1000, 10
+"""Alerts that are acknowledged by one request, and requests by one click."""
+
+
+def _is_pressed() -> bool:
+    """Whether somebody pressed a button: Dash also calls where one is drawn."""
+    return any(one["value"] for one in ctx.triggered)
 
 
 class AlertActs:
@@ -45,7 +51,6 @@ class AlertActs:
         done = (
             Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
             Output("alerts-tick", "data", allow_duplicate=True),
-            Output(ids.UNDO, "data", allow_duplicate=True),
         )
         tick = State("alerts-tick", "data")
         app.callback(
@@ -60,9 +65,7 @@ class AlertActs:
             tick,
             prevent_initial_call=True,
         )(self._take)
-        app.callback(*done, Input(ids.UNDO_ASKED, "data"), State(ids.UNDO, "data"), tick, prevent_initial_call=True)(
-            self._undo
-        )
+        app.callback(*done, Input(ids.UNDO, "data"), tick, prevent_initial_call=True)(self._undo)
         app.callback(
             Output({"part": "history", "alert-of": MATCH}, "children"),
             Input({"part": "more", "alert-of": MATCH}, "n_clicks"), State({"part": "more", "alert-of": MATCH}, "id"),
@@ -77,16 +80,16 @@ class AlertActs:
 
     async def _act(
         self,
-        clicks: Sequence[int | None],
-        enters: Sequence[int | None],
+        _clicks: Sequence[int | None],
+        _enters: Sequence[int | None],
         notes: Sequence[str],
         noted: Sequence[Any],
         tick: int,
     ) -> Any:
-        """enters: the Enter key in the field of a note."""
+        """A button, or the Enter key in the field of a note."""
         asked = ctx.triggered_id
-        if not asked or not any((*clicks, *enters)):
-            return (no_update,) * 3
+        if not _is_pressed():
+            return no_update, no_update
         told = {(one["note-of"], one["at"]): text for one, text in zip(noted, notes, strict=True)}
         act, alert = asked.get("act", "note"), asked.get("alert") or asked["note-of"]
         return await self._do(act, alert, told.get((alert, asked["at"])) or "", tick)
@@ -98,22 +101,27 @@ class AlertActs:
         try:
             await self._server.ask("POST", f"/alerts/{quote(alert, safe='')}/{route}", body)
         except Problem as problem:
-            return note(problem.message, failed=True), no_update, no_update
+            return note(problem.message, failed=True), no_update
         undo = {"act": undoes, "alert": alert} if undoes else None
-        return note(say(f"done_{act.split('-')[0]}"), undo=undo is not None), (tick or 0) + 1, undo
+        return note(say(f"done_{act.split('-')[0]}"), undo=undo), (tick or 0) + 1
 
-    async def _take(self, clicks: Sequence[int | None], asked_for: Sequence[Mapping[str, Any]], tick: int) -> Any:
+    async def _take(self, _clicks: Sequence[int | None], asked_for: Sequence[Mapping[str, Any]], tick: int) -> Any:
         """Acknowledges what is in a group now."""
         asked = ctx.triggered_id
-        if not asked or not any(clicks):
-            return (no_update,) * 3
+        if not _is_pressed():
+            return no_update, no_update
+        changed: list[str] = []
         try:
-            named = await self._in_group(asked["of"], asked["take"], asked_for)
-            changed = (await self._server.ask("POST", "/alerts/ack", named))["alerts"]
+            for _ in range(_MOST_ROUNDS):
+                named = await self._in_group(asked["of"], asked["take"], asked_for)
+                taken = (await self._server.ask("POST", "/alerts/ack", named))["alerts"]
+                changed += taken
+                if len(taken) < _MOST:
+                    break
         except Problem as problem:
-            return note(problem.message, failed=True), no_update, no_update
+            return note(problem.message, failed=True), no_update
         undo = {"act": "unack", "alerts": changed}
-        return note(say("done_take", count=len(changed)), undo=True), (tick or 0) + 1, undo
+        return note(say("done_take", count=len(changed)), undo=undo), (tick or 0) + 1
 
     async def _in_group(self, of: str, key: str, asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         if of == "run":
@@ -126,18 +134,19 @@ class AlertActs:
         found = await self._server.get("/alerts/inbox", **asked[0], key=key, limit=_MOST)
         return {"alerts": [one["id"] for group in found["groups"] for one in group["alerts"]]}
 
-    async def _undo(self, asked: int | None, undo: Mapping[str, Any] | None, tick: int) -> Any:
-        """Of the last thing that was done."""
-        if not asked or undo is None:
-            return (no_update,) * 3
-        if "alert" in undo:
-            said, tick, _ = await self._do(undo["act"], undo["alert"], "", tick)
-            return said, tick, None
+    async def _undo(self, undo: Mapping[str, Any] | None, tick: int) -> Any:
+        """undo: of the note whose button was pressed."""
+        if not undo:
+            return no_update, no_update
+        act, alerts = undo["act"], undo.get("alerts")
         try:
-            await self._server.ask("POST", f"/alerts/{undo['act']}", {"alerts": undo["alerts"]})
+            if alerts is None:
+                await self._server.ask("POST", f"/alerts/{quote(undo['alert'], safe='')}/{_ACTS[act][0]}", {})
+            else:
+                await self._server.ask("POST", f"/alerts/{_ACTS[act][0]}", {"alerts": alerts})
         except Problem as problem:
-            return note(problem.message, failed=True), no_update, no_update
-        return note(say("undone")), (tick or 0) + 1, None
+            return note(problem.message, failed=True), no_update
+        return note(say("undone")), (tick or 0) + 1
 
     async def _history(self, _clicks: int | None, of: Mapping[str, str]) -> Any:
         try:

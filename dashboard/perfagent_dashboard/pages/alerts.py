@@ -101,6 +101,8 @@ class _Inbox:
         asked = _asked(view, severity, text)
         inbox, session = await asyncio.gather(self._server.get("/alerts/inbox", **asked), self._server.get("/session"))
         rows = [row for group in inbox["groups"] for row in alert_rows(group, session, asked)]
+        if inbox["more"]:
+            rows.append(nothing(say("and_more", count=inbox["more"])))
         if not rows:
             rows = [nothing(say(f"alerts_none_{view}" if not (text or severity) else "no_match"))]
         elif "operate" not in session["may"]:

@@ -117,10 +117,12 @@ def _head(sick: dict[str, Any]) -> list[Component]:
         link = "/runs?severity=critical&severity=warning"
         return [head, html.A(say("ended_ill", count=ill), href=link, **hyphenated(data_nav=link))] if ill else [head]
     critical = sum(row["verdict"]["outcome"] == "critical" for row in sick["runs"])
+    split = say("attention_split", critical=critical, others=len(sick["runs"]) - critical)
+    is_whole = sick["total"] == len(sick["runs"])
     link = "/runs?attention=1"
     return [
         html.H1(say("attention_head", count=counts["attention"], all=counts["all"])),
-        html.Span(say("attention_split", critical=critical, others=len(sick["runs"]) - critical), className="quiet"),
+        html.Span(split if is_whole else "", className="quiet"),
         html.A(say("to_table"), href=link, **hyphenated(data_nav=link)),
     ]
 

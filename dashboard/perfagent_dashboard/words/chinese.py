@@ -568,7 +568,7 @@ CHINESE: dict[str, str] = {
     "own_work_hint": "步时间减去等待其他 rank 的时间：共同的一步里所有 rank 用时相同。",
     "tab_stacks": "调用栈",
     "see_stacks": "查看调用栈",
-    "median_of": "{count:,} 个的中位数",
+    "typical_rank": "典型",
     "over_median": "相对中位数",
     "host_word": "主机",
     "stacks_title": "训练线程停在哪里",

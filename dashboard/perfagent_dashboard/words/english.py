@@ -569,7 +569,7 @@ ENGLISH: dict[str, str] = {
     "own_work_hint": "The step time less the wait for other ranks: in a joint step all ranks take equally long.",
     "tab_stacks": "Stacks",
     "see_stacks": "See the stacks",
-    "median_of": "median of {count:,}",
+    "typical_rank": "typical",
     "over_median": "Of the median",
     "host_word": "Host",
     "stacks_title": "Where the training threads stand",

@@ -26,6 +26,7 @@ __all__ = ["VIEWS", "AlertGroup", "Asked", "Inbox", "read_inbox"]
 VIEWS = ("open", "acknowledged", "quiet", "resolved")
 _MOST = {"firing": 10_000, "resolved": 1_000}
 """So many of each state, the newest."""
+_MOST_GROUPS = 200
 _WHOLE = 2
 """So many alerts of a group are shown as they are."""
 _COLUMNS = (
@@ -52,12 +53,13 @@ class AlertGroup:
 
 @dataclass(slots=True)
 class Inbox:
-    """counts: how many alerts each list has; severities: how many of the open ones; groups: of the list that was asked for,
-    worst first, then newest."""
+    """counts: how many alerts each list has (of resolved ones the newest 1,000); severities: how many of the open ones; groups:
+    of the list that was asked for, worst first, then newest; more: groups that there was no room for."""
 
     counts: dict[str, int]
     severities: dict[str, int]
     groups: list[AlertGroup]
+    more: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +86,24 @@ def read_inbox(
     for view, row in found:
         if view == asked.view and asked.key in ("", key := _key(row)):
             groups.setdefault(key, []).append(row)
-    shown = {key: some[: asked.limit if asked.key else _WHOLE] for key, some in groups.items()}
+    ordered = sorted(
+        groups.items(), key=lambda one: (SEVERITIES.index(one[1][0].severity), one[1][0].since), reverse=True
+    )
+    kept = dict(ordered[:_MOST_GROUPS])
+    shown = {key: some[: asked.limit if asked.key else _WHOLE] for key, some in kept.items()}
     alerts = whole([row.id for some in shown.values() for row in some])
-    made = [
-        _group(key, some, [alerts[row.id] for row in shown[key] if row.id in alerts]) for key, some in groups.items()
-    ]
+    made = [_group(key, some, [alerts[row.id] for row in shown[key] if row.id in alerts]) for key, some in kept.items()]
     if not asked.key:
         for one in made:
             one.alerts = one.alerts if one.count <= _WHOLE else []
-    made.sort(key=lambda one: (SEVERITIES.index(one.severity), one.since), reverse=True)
     counts = Counter(view for view, _ in found)
     open_ones = Counter(row.severity for view, row in found if view == "open")
-    return Inbox({view: counts[view] for view in VIEWS}, {one: open_ones[one] for one in SEVERITIES}, made)
+    return Inbox(
+        {view: counts[view] for view in VIEWS},
+        {one: open_ones[one] for one in SEVERITIES},
+        made,
+        len(groups) - len(kept),
+    )
 
 
 def _rows(connection: Connection, state: str, asked: Asked) -> list[Any]:

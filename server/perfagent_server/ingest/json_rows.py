@@ -73,9 +73,9 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
 
     @property
-    def tells(self) -> dict[str, Any]:
-        """What it says of its run, besides numbers."""
-        said = {"state": self.state, "config": self.config, "tags": self.tags, "group": self.group}
+    def describes(self) -> dict[str, Any]:
+        """What it says of its run, besides its state."""
+        said = {"config": self.config, "tags": self.tags, "group": self.group}
         return {name: value for name, value in said.items() if value}
 
 
@@ -100,7 +100,8 @@ def _is_plain(row: LogRow) -> bool:
         and (row.step is None or 0 <= row.step <= MAX_STEP)
         and 0 <= row.rank < 2**31
         and row.time is None
-        and not row.tells
+        and row.state is None
+        and not row.describes
         and not row.reason
     )
 
@@ -131,8 +132,8 @@ def _parse_row(item: Any, place: str) -> LogRow:
     if state is not None and state not in STATES:
         raise _bad(f'"state" must be one of {", ".join(STATES)}, not {state!r:.80}', f"{place}state")
     config, tags = item.get("config", {}), item.get("tags", [])
-    if not isinstance(config, dict):
-        raise _bad(f'"config" must be an object, not {config!r:.80}', f"{place}config")
+    if not isinstance(config, dict) or not _is_storable(config):
+        raise _bad(f'"config" must be an object with numbers of at most 64 bits, not {config!r:.80}', f"{place}config")
     if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
         raise _bad(f'"tags" must be a list of texts, not {tags!r:.80}', f"{place}tags")
     group = _text(item, "group", place, None) if item.get("group") else ""
@@ -163,6 +164,14 @@ def _parse_row(item: Any, place: str) -> LogRow:
         tags=tags,
         group=group,
     )
+
+
+def _is_storable(config: Mapping[str, Any]) -> bool:
+    try:
+        msgspec.msgpack.encode(config)
+    except (OverflowError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _text(item: Mapping[str, Any], key: str, place: str, default: str | None) -> str:
@@ -446,7 +455,7 @@ class LogRows:
             before = source.step
             if _storable(row):
                 source.step = row.step if row.step is not None else min(before + 1, MAX_STEP)
-            elif row.tells and row.step is not None:
+            elif row.state is not None and row.step is not None:
                 source.step = row.step
             places.append(
                 {
@@ -529,11 +538,12 @@ def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float)
                 project=row.project, run=place["run"], source=place["source"], attempt=place["attempt"], rank=row.rank,
                 seq=place["seq"], name=row.run, sent=now,
             )  # fmt: skip
-        if row.tells:
-            told = {"state": "running", "reason": row.reason, "heartbeat": False, **row.tells}
-            frame.events.append(
-                Event(kind="state", time=now if row.time is None else row.time, step=place["step"], data=told)
-            )
+        time_s = now if row.time is None else row.time
+        if row.state is not None:
+            told = {"state": row.state, "reason": row.reason, "heartbeat": False}
+            frame.events.append(Event(kind="state", time=time_s, step=place["step"], data=told))
+        if row.describes:
+            frame.events.append(Event(kind="context", time=time_s, step=place["step"], data=row.describes))
         if not row.metrics:
             continue
         waiting = pending.setdefault(place["source"], [])

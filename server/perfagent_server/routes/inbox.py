@@ -15,6 +15,7 @@ from starlette.responses import Response
 from perfagent.wire import SEVERITIES, Alert
 from perfagent_server.alerts import acts
 from perfagent_server.alerts.inbox import VIEWS, Asked, Inbox, read_inbox
+from perfagent_server.alerts.quiet import Quiet
 from perfagent_server.routes.alerts import shown_alerts
 from perfagent_server.routes.dependencies import Operator, Reader, ServicesDep, check_project
 from perfagent_server.routes.problems import CLOSED, ApiError
@@ -39,7 +40,8 @@ _Ids = Annotated[list[str], Field(max_length=_MOST_AT_ONCE)]
 
 @dataclass
 class SeveralRequest:
-    """alerts: ids; runs: ids of runs, for all their open alerts. note: what others should know."""
+    """alerts: ids; runs: ids of runs, for all their alerts that are neither acknowledged nor kept quiet. note: what others
+    should know."""
 
     alerts: _Ids = field(default_factory=list)
     runs: _Ids = field(default_factory=list)
@@ -113,7 +115,11 @@ def _do(
         some = found[begin : begin + _OF_A_JOB]
 
         def job(connection: Connection, some: Sequence[Any] = some) -> None:
-            for row in some:
+            ids = alert.c.id.in_([row.id for row in some])
+            still = {
+                row.id for row in connection.execute(select(alert.c.id, alert.c.acknowledged).where(ids)) if which(row)
+            }
+            for row in (row for row in some if row.id in still):
                 record(request, identity, action, row.id, f"{row.rule} of run {row.run}", project=row.project)(
                     connection
                 )
@@ -122,8 +128,8 @@ def _do(
             note_change(connection, "delivery")
 
         services.database.write(job)
+        _publish(services, [row.id for row in some])
     changed = [row.id for row in found]
-    _publish(services, changed)
     return reply(Several(alerts=changed))
 
 
@@ -133,7 +139,8 @@ def _named(asked: SeveralRequest, services: Services, identity: Identity) -> lis
     query = select(*columns).join(runs, runs.c.id == alert.c.run)
     with services.database.read() as connection:
         rows = connection.execute(query.where(alert.c.id.in_(asked.alerts) | alert.c.run.in_(asked.runs))).all()
-    seen = [row for row in rows if identity.sees(row.project)]
+        quiet = Quiet(connection, time.time()).until(row.id for row in rows if row.id not in asked.alerts)
+    seen = [row for row in rows if identity.sees(row.project) and row.id not in quiet]
     unknown = {*asked.alerts}.difference(row.id for row in seen)
     if unknown:
         message = f"there is no alert {min(unknown)[:80]!r}; GET /api/v1/alerts lists them"

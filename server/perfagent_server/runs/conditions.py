@@ -15,7 +15,9 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge,
 }  # fmt: skip
-_CONDITION = re.compile(r"(?<!\S)([A-Za-z_][\w./:-]*)\s*(==|!=|<=|>=|=|<|>)\s*(\"[^\"]*\"|[^\s=<>!]+)(?!\S)")
+_CONDITION = re.compile(
+    r"(?<!\S)(config[.:][\w.-]+|[A-Za-z_][\w./-]*)(\s*)(==|!=|<=|>=|=|<|>)\s*(\"[^\"]*\"|[^\s=<>!]+)(?!\S)"
+)
 _SETTING = re.compile(r"config[.:]")
 
 
@@ -41,12 +43,19 @@ class Condition:
 
 
 def conditions_in(text: str) -> tuple[list[Condition], str]:
-    """The comparisons in a search, and what is left of it."""
-    found = [
-        Condition(_SETTING.sub("", name, 1), comparison, value.strip('"'), _SETTING.match(name) is not None)
-        for name, comparison, value in _CONDITION.findall(text)
-    ]
-    return found, _CONDITION.sub(" ", text).strip()
+    """The comparisons in a search, and what is left of it. `lr=0.01` without spaces is left: runs of a sweep are called so."""
+    found: list[Condition] = []
+
+    def take(match: re.Match[str]) -> str:
+        name, space, comparison, value = match.groups()
+        is_setting = _SETTING.match(name) is not None
+        if comparison == "=" and not space and not is_setting:
+            return match[0]
+        found.append(Condition(_SETTING.sub("", name, count=1), comparison, value.strip('"'), is_setting))
+        return " "
+
+    left = _CONDITION.sub(take, text).strip()
+    return found, left
 
 
 def _number(value: Any) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 from perfagent.wire import RankMatrix
@@ -16,15 +17,20 @@ OWN_WORK = "own_work_s"
 def own_work(read: Callable[[str], RankMatrix]) -> RankMatrix:
     """The step time less what a rank waited for others in it (phase/comm_s). read: gives the matrix of a series."""
     whole, waited = read("step_time_s"), read("phase/comm_s")
-    waits = {
-        rank: dict(zip(waited.step, row, strict=True)) for rank, row in zip(waited.ranks, waited.mean, strict=True)
-    }
+    ends = [*whole.step[1:], math.inf]
+    # the buckets of the two begin where their series do: the last that begins before the next one of the step
+    places = [bisect_left(waited.step, end) - 1 for end in ends]
+    waits = dict(zip(waited.ranks, waited.mean, strict=True))
     mean = [
-        [_less(took, waits.get(rank, {}).get(step, 0.0)) for step, took in zip(whole.step, row, strict=True)]
+        [
+            _less(took, waits[rank][place] if rank in waits and place >= 0 else 0.0)
+            for took, place in zip(row, places, strict=True)
+        ]
         for rank, row in zip(whole.ranks, whole.mean, strict=True)
     ]
     return RankMatrix(name=OWN_WORK, unit="s", ranks=whole.ranks, step=whole.step, mean=mean)
 
 
 def _less(took: float, waited: float) -> float:
+    """A wait that was not told is none."""
     return took if math.isnan(took) or math.isnan(waited) else max(0.0, took - waited)

@@ -83,9 +83,11 @@ class RunTable:
         if not conditions:
             return asked
         asked = replace(asked, text=text)
+        every = replace(asked, states=(), severities=(), attention=False)  # what those offer is counted, too
         with self._database.read() as connection:
-            query = matching(connection, asked).limit(_MOST_COMPARED)
-            ids = list(connection.execute(query.order_by(runs.c.started.desc())).scalars())
+            newest = matching(connection, every).order_by(runs.c.started.desc(), runs.c.id.desc())
+            query = newest.limit(_MOST_COMPARED)
+            ids = list(connection.execute(query).scalars())
         for condition in conditions:
             if condition.is_setting:
                 values = self._settings(ids, condition.name)

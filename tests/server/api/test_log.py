@@ -141,7 +141,8 @@ def test_a_bad_row_is_refused_with_its_field(client: TestClient) -> None:
 @pytest.mark.sql
 def test_a_row_tells_settings_tags_and_group_of_its_run(program: Program) -> None:
     """With numbers or without, at the start or later: what is not said again stays, as what an agent says."""
-    run = program.log(config={"lr": 1e-3, "model": {"depth": 4}}, tags=["a"], group="sweep")["run"]
+    run = program.log(config={"lr": 1e-3, "model": {"depth": 4}}, tags=["a"])["run"]
+    program.log(group="sweep")
     program.x(0.5)
     program.log(metrics={"x": 0.6}, config={"seed": 3}, tags=["b"])
     told = program.run_of(run)
@@ -153,9 +154,13 @@ def test_a_row_tells_settings_tags_and_group_of_its_run(program: Program) -> Non
     program.log(config={"score": 0.9})
     told = program.run_of(run)
     assert (told["state"], told["config"]["score"]) == ("finished", 0.9), "what comes late does not reopen the run"
+    states = program.client.get(f"/api/v1/runs/{run}/events", params={"kind": "state"}).json()["events"]
+    assert [one["data"]["state"] for one in states] == ["finished"]
 
 
-@pytest.mark.parametrize(("field", "value"), [("config", [1]), ("tags", "a"), ("tags", [""]), ("group", 7)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("config", [1]), ("config", {"seed": 2**65}), ("tags", "a"), ("tags", [""]), ("group", 7)]
+)
 def test_settings_of_another_kind_are_refused(program: Program, field: str, value: Any) -> None:
     answer = program.post(metrics={"x": 1}, **{field: value})
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)

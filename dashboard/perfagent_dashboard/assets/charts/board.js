@@ -212,7 +212,7 @@ export class Board {
     if (!chart) return false;
     if (!this.filter.fits(name)) this.search("");
     this.sections.get(this.sectionOf(chart))?.unfold();
-    const shown = chart.unchanging ? this.sections.get(this.sectionOf(chart)).table : chart.card;
+    const shown = (chart.unchanging && this.sections.get(this.sectionOf(chart))?.table) || chart.card;
     shown.scrollIntoView({ block: "center", behavior: "smooth" });
     shown.classList.add("shown");
     setTimeout(() => shown.classList.remove("shown"), 1500);

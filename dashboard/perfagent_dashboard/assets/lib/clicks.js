@@ -14,8 +14,13 @@ let pending = 0;
 let bar = null;
 let asking = 0;
 
+/** The live connection is gone, since Unix seconds: a proxy may have closed it, while the server answers. */
+export async function suspect(since) {
+  if (!(await answers())) offline(since);
+}
+
 /** The server does not answer, since Unix seconds. */
-export function offline(since = Date.now() / 1000) {
+function offline(since = Date.now() / 1000) {
   clearTimeout(asking);
   asking = setTimeout(ask, AGAIN_MS);
   if (bar) return;
@@ -31,10 +36,14 @@ export function online() {
   document.body.classList.remove("is-offline");
 }
 
+async function answers() {
+  const up = await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(AGAIN_MS) }).catch(() => null);
+  return Boolean(up?.ok);
+}
+
 /** A page without a live connection has nobody else who notices that the server is back. */
 async function ask() {
-  const up = await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(AGAIN_MS) }).catch(() => null);
-  if (up?.ok) online();
+  if (await answers()) online();
   else if (bar) asking = setTimeout(ask, AGAIN_MS);
 }
 
@@ -51,7 +60,7 @@ document.addEventListener("click", (event) => {
     event.stopImmediatePropagation();
     bar.classList.remove("again");
     requestAnimationFrame(() => bar?.classList.add("again"));
-  } else if (pressed.matches("button")) pressed.classList.add("pending");
+  } else if (pressed.matches("button:not([role=tab])")) pressed.classList.add("pending");
 }, { capture: true });
 
 const send = window.fetch;

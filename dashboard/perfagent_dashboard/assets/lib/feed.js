@@ -1,6 +1,6 @@
 // The live connection: one WebSocket a page, with back-off, a pause while the tab is hidden, and an honest badge.
 
-import { offline, online } from "./clicks.js";
+import { online, suspect } from "./clicks.js";
 import { say } from "./config.js";
 import { el, setChildren } from "./dom.js";
 import { clockTime, fullTime } from "./times.js";
@@ -122,7 +122,7 @@ export function showFeed(state, since) {
   const badge = document.getElementById("feed");
   if (!badge) return;
   const time = since ? clockTime(since) : "";
-  if (state === "stale") offline(since || undefined);
+  if (state === "stale") suspect(since || undefined);
   else if (state === "live") online();
   badge.className = `feed ${state}`;
   badge.title = state === "stale" && since ? say("stale_title", { time: fullTime(since) }) : state === "live" ? say("live_title") : "";

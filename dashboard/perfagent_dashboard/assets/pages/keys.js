@@ -28,7 +28,7 @@ const ACTS = {
   j: () => step(1),
   k: () => step(-1),
   Enter: () => document.activeElement?.matches(ITEMS) && press(document.activeElement), // a grid keeps it for itself
-  a: () => press(document.activeElement?.closest(".alert.card")?.querySelector(":scope > .actions :is([id*='\"act\":\"ack\"'], [id*='\"take\"'])")),
+  a: () => press(document.activeElement?.closest(".alert.card")?.querySelector(":scope > :is(.actions, .tail) :is([id*='\"act\":\"ack\"'], [id*='\"take\"'])")),
   "?": tell,
 };
 

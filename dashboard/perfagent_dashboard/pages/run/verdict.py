@@ -87,7 +87,7 @@ def _rest(facts: RunFacts, title: str, what_to_do: Sequence[str]) -> Component |
     rest = beyond(title, verdict["message"])
     others = _others(facts)
     parts = [
-        html.P(prose(rest)) if rest and what_to_do else None,
+        html.P(prose(rest)) if rest else None,
         _fix(facts, verdict) if len(what_to_do) > 1 or verdict["evidence"].get("proof") else None,
         _why(verdict),
         _commands(facts),
@@ -173,7 +173,7 @@ def _proof(facts: RunFacts, finding: Mapping[str, Any], tone: str) -> Component 
     if trace := traceback_lines(parse(Finding, dict(finding)), None):
         return traceback_end(trace)
     if own := own_work_of([finding]):
-        return rank_bars(own, finding["ranks"])
+        return rank_bars(own, finding["ranks"], number(finding["evidence"].get("typical_own_s")))
     step = finding["since_step"]
     series = [finding["evidence"].get("series"), *facts.marks.get(finding["rule"], ())]
     name = next((one for one in series if one in facts.names), None)

@@ -69,7 +69,9 @@ class Straggler(OwnWorkRule):
                 "own_p90_s": p90(sorted(work.own[worst].tolist())), "typical_own_s": usual, "times": float(own[worst]) / usual,
                 "lost_s": lost_s, "step_time_s": step_s, "share_pct": cost, "phase": phase, "phase_more_s": more_s,
                 "steps": min(self.steps, took.total) if took is not None else 0,
-                "own_s_by_rank": {str(one): float(value) for one, value in list(zip(ranks, own, strict=True))[:64]},
+                "own_s_by_rank": {
+                    str(one): float(value) for value, one in sorted(zip(own, ranks, strict=True), reverse=True)[:64]
+                },
             },
             gain_pct=cost,
         )  # fmt: skip

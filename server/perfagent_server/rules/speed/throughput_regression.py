@@ -98,6 +98,7 @@ class ThroughputRegression(Rule):
     charts = ("step_time_s", "samples_per_s")
     profile_helps = True
     life = Life(clear_steps=10, restated=True)
+    state_version = 2
 
     @cached_property
     def _detector(self) -> LevelShift:

@@ -59,7 +59,7 @@ async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
         server.get(run_path(facts.id, "ranks"), name="step_time_s", **newest),
         server.get(run_path(facts.id, "events"), kind="state", limit=1000),
     )
-    work = own_work_of([facts.verdict, *facts.findings]) or _by_rank(own)
+    work = _by_rank(own) | own_work_of([facts.verdict, *facts.findings])
     ranks = html.Section(
         [html.H2(say("ranks_title")), _table(work, _by_rank(took), states["events"])], className="part"
     )

@@ -18,6 +18,7 @@ from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago
+from perfagent_dashboard.figures import CHARTS
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["content", "is_there"]
 
+_SPEED = {chart.name for chart in CHARTS if chart.group == "speed"}
 _OPERATORS = 10
 _MOST_PROFILES = 5
 
 
 def is_there(facts: RunFacts) -> bool:
-    return bool(facts.timing["series"] or facts.profiles)
+    return bool(facts.timing["series"] or facts.profiles or _SPEED.intersection(facts.names))
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
