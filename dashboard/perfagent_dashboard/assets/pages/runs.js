@@ -147,7 +147,7 @@ export class RunsPage {
     table.setColumnsVisible(columns.filter(hides), false);
     table.sizeColumnsToFit();
     const emptied = Object.keys(SHOWS).filter((id) => !hides(id));
-    table.addEventListener("bodyScrollEnd", () => sessionStorage.setItem(KEPT_ROW, String(table.getFirstDisplayedRowIndex())));
+    table.addEventListener("bodyScrollEnd", () => !table.isDestroyed() && sessionStorage.setItem(KEPT_ROW, String(table.getFirstDisplayedRowIndex())));
     table.addEventListener("modelUpdated", () => this.#hideEmpty(table, emptied));
     this.#hideEmpty(table, emptied);
   }
@@ -155,8 +155,9 @@ export class RunsPage {
   /** A column in which no run has anything gives its room to the verdict. */
   #hideEmpty(table, columns) {
     const rows = [];
+    if (this.closed || table.isDestroyed()) return;
     table.forEachNode((node) => node.data && rows.push(node.data));
-    if (this.closed || !rows.length) return;
+    if (!rows.length) return;
     if (this.row) table.ensureIndexVisible(Math.min(this.row, table.getDisplayedRowCount() - 1), "top");
     this.row = 0;
     const has = columns.filter((id) => rows.some(SHOWS[id]));

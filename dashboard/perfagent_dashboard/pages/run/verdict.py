@@ -74,26 +74,27 @@ def verdict_band(facts: RunFacts) -> Component:
             ),
             html.Div(says, className="says"),
             html.Div(proof, className="proves") if proof is not None else None,
-            _rest(facts, title, what_to_do),
+            _rest(facts, rest, alert),
         ],
         className=f"verdict card {tone}",
         **hyphenated(aria_label=say("verdict"), data_rule=verdict["rule"]),
     )
 
 
-def _rest(facts: RunFacts, title: str, what_to_do: Sequence[str]) -> Component | None:
-    """What it rests on, all that can be done, what else is found, and what the run has recovered from."""
-    verdict = facts.verdict
-    rest = beyond(title, verdict["message"])
-    others = _others(facts)
+def _rest(facts: RunFacts, rest: str, alert: Mapping[str, Any] | None) -> Component | None:
+    """What it rests on, all that can be done, what else is found, and what the run has recovered from. rest: of the
+    message."""
+    verdict, others = facts.verdict, _others(facts)
+    may_not_act = alert is not None and "operate" not in facts.may
     parts = [
         html.P(prose(rest)) if rest else None,
-        _fix(facts, verdict) if len(what_to_do) > 1 or verdict["evidence"].get("proof") else None,
+        _fix(facts, verdict) if verdict["fix"] else None,
         _why(verdict),
         _commands(facts),
         others,
         _earlier(facts) if verdict["rule"] == "healthy" else None,
         html.P(prose(say("no_agent")), className="quiet") if not facts.run["host"] else None,
+        html.P(say("may_not_act"), className="quiet") if may_not_act else None,
     ]
     if not any(parts):
         return None
