@@ -24,7 +24,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.feedback import note
-from perfagent_dashboard.document import Bundles, document
+from perfagent_dashboard.document import FIRST, Bundles, add_files, document, policy_hash
+from perfagent_dashboard.first_paint import FirstPaint
 from perfagent_dashboard.pages import all_pages, missing
 from perfagent_dashboard.pages.registry import Page, page_at, register_pages
 from perfagent_dashboard.report_file import serve_reports
@@ -97,11 +98,12 @@ def mount(
     left in `api.state.dashboard_csp`."""
     server_api = ServerApi(api)
     pages = all_pages(server_api, client.server)
-    assets, mounted = Assets(ASSETS), list[_PagedDash]()
+    assets, mounted, joined = Assets(ASSETS), list[_PagedDash](), dict[str, bytes]()
     assets.serve(api)
-    serve_suites(api, mounted)
+    serve_suites(api, mounted, joined)
     serve_reports(api, server_api, client.server)
-    document_of = _document_route(mounted, known_run, run_named)
+    first = FirstPaint(server_api, pages)
+    document_of = _document_route(mounted, first, known_run, run_named)
     api.add_api_route("/", document_of, methods=["GET", "HEAD"], include_in_schema=False)  # before Dash's own
     app = _PagedDash(
         "perfagent_dashboard",
@@ -134,12 +136,14 @@ def mount(
         page.register(app)
     _set_up(app)
     app.bundles = Bundles(app)
-    app.documents = {one: document(one, client.server, title, assets, app.bundles, pages) for one in LANGUAGES}
+    joined.update(app.bundles.joined)
+    add_files(assets, client.server, title, app.bundles, pages)
+    app.documents = {one: document(one, assets) for one in LANGUAGES}
     app.index_string = app.documents["en"]
     api.add_api_route(
         "/{path:path}", document_of, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
     )
-    api.state.dashboard_csp = content_security_policy(app)
+    api.state.dashboard_csp = content_security_policy(app, policy_hash(assets.text("theme.js")))
     return app
 
 
@@ -160,7 +164,8 @@ class _PagedDash(Dash):
         asked = get_current_request()
         page = page_at(self.pages, asked.url.path)
         parts["scripts"] = self.bundles.needed(parts["scripts"], page)
-        return str(interpolate_str(self.documents[language()], **parts))  # type: ignore[no-untyped-call]
+        whole = str(interpolate_str(self.documents[language()], **parts))  # type: ignore[no-untyped-call]
+        return whole.replace(FIRST, asked.state.first)
 
 
 def _set_up(app: Dash) -> None:
@@ -180,10 +185,10 @@ def _set_up(app: Dash) -> None:
     apart.join()
 
 
-def content_security_policy(app: Dash) -> str:
-    """Scripts only from here (and Dash's inline lines, by their hashes); inline styles, because plotly and Mantine write
+def content_security_policy(app: Dash, *hashes: str) -> str:
+    """Scripts only from here (and the lines in the document, by their hashes); inline styles, because plotly and Mantine write
     them; fonts as data, because AG Grid's icons are one."""
-    scripts = " ".join(["'self'", *app.csp_hashes()])
+    scripts = " ".join(["'self'", *app.csp_hashes(), *hashes])
     return (
         f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
         "connect-src 'self'; font-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -191,7 +196,7 @@ def content_security_policy(app: Dash) -> str:
     )
 
 
-def _document_route(mounted: Sequence[_PagedDash], known_run: KnownRun, run_named: RunNamed) -> Any:
+def _document_route(mounted: Sequence[_PagedDash], first: FirstPaint, known_run: KnownRun, run_named: RunNamed) -> Any:
     """mounted: holds the app once it is there."""
 
     async def page_document(request: Request) -> Response:
@@ -208,6 +213,7 @@ def _document_route(mounted: Sequence[_PagedDash], known_run: KnownRun, run_name
         # As Dash's own routes do: app.index() asks for the request.
         token = set_current_request(request)  # type: ignore[no-untyped-call]
         try:
+            request.state.first = await first.of(page_at(app.pages, path), name if there else None)
             return HTMLResponse(app.index(), 200 if there else 404)  # type: ignore[no-untyped-call]
         finally:
             reset_current_request(token)  # type: ignore[no-untyped-call]

@@ -1,95 +1,120 @@
-"""The HTML document of every page, and which scripts of the component libraries it names."""
+"""The HTML document of every page, and the files that it names: one style, one script of ours, one of the component libraries."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import pkgutil
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plotly  # type: ignore[import-untyped]
-from dash.fingerprint import build_fingerprint
+from dash.fingerprint import build_fingerprint, check_fingerprint
 
-from perfagent_dashboard import ids
 from perfagent_dashboard.figures import chart_table, patterns
-from perfagent_dashboard.theme import THEMES
+from perfagent_dashboard.static_files import LIBRARIES, Assets
+from perfagent_dashboard.theme import LIGHT, THEMES
 from perfagent_dashboard.words import LANGUAGES, STATE_SHAPES
 
 if TYPE_CHECKING:
     from dash import Dash
 
     from perfagent_dashboard.pages.registry import Page
-    from perfagent_dashboard.static_files import Assets
 
-__all__ = ["Bundles", "document"]
+__all__ = ["FIRST", "Bundles", "add_files", "document", "policy_hash"]
 
+FIRST = "<!--first-->"
+"""Where the server puts what a page shows before its script runs."""
 _PLOTLY = "package_data/plotly.min.js"
-_STYLES = ("icons.css", "10-style.css", "20-run.css", "30-charts.css", "40-compare.css")
-_START = "start.js"
-_HEAD_SCRIPT = "theme.js"  # before the first paint
+_SCRIPT = re.compile(r'<script src="/?([^"]+)"></script>\n?')
 
 
 class Bundles:
-    """The scripts of component libraries: those of tables and charts only where a page has them."""
+    """The scripts of component libraries. Those that every page needs are one file; those of tables and charts come only where a
+    page has them."""
 
     def __init__(self, app: Dash) -> None:
+        self._prefix = app.config.requests_pathname_prefix
         listed = app._generate_scripts_html()
-        self.grid = _sources(listed, "/dash_ag_grid/")
-        self._unused = _sources(listed, "/dash_table/")
+        sources = [f"/{source}" for source in _SCRIPT.findall(listed)]
+        self.grid = [source for source in sources if "/dash_ag_grid/" in source]
+        own = [source for source in sources if source not in self.grid and "/dash_table/" not in source]
+        joined = b";\n".join(_library(source) for source in own)
+        # Dash looks for a script of this name.
+        self._name = f"dash-renderer.{hashlib.sha256(joined).hexdigest()[:16]}.js"
+        self.joined = {self._name: joined}
         stamp = int((Path(plotly.__file__).parent / _PLOTLY).stat().st_mtime)
         file = build_fingerprint(_PLOTLY, plotly.__version__, stamp)  # type: ignore[no-untyped-call]
-        self.charts = [f"{app.config.requests_pathname_prefix}_dash-component-suites/plotly/{file}"]
+        self.charts = [f"{self._prefix}_dash-component-suites/plotly/{file}"]
 
     def needed(self, listed: str, page: Page | None) -> str:
-        """Of Dash's list of script elements those that a page uses. plotly, where there are charts, is only fetched: it takes
-        a second to start, and the page shows its verdict before it asks for that."""
-        left = [*self._unused, *([] if page is not None and page.grid else self.grid)]
-        lines = [line for line in listed.splitlines() if not any(source in line for source in left)]
+        """In place of Dash's list of script elements. plotly, where there are charts, is only fetched: it takes a second to
+        start, and the page shows its verdict before it asks for that."""
+        sources = [f"{self._prefix}_dash-component-suites/{LIBRARIES}/{self._name}"]
+        sources += self.grid if page is not None and page.grid else []
         charts = self.charts if page is not None and page.charts else []
-        return "\n".join([*lines, *(f'<link rel="prefetch" as="script" href="{source}">' for source in charts)])
+        lines = [f'<script src="{source}"></script>' for source in sources]
+        lines += [f'<link rel="preload" as="script" fetchpriority="low" href="{source}">' for source in charts]
+        return "\n".join([*lines, _SCRIPT.sub("", listed)])
 
 
-def _sources(listed: str, within: str) -> list[str]:
-    return [source for source in re.findall(r'src="([^"]+)"', listed) if within in source]
+def _library(source: str) -> bytes:
+    package, _, path = source.partition("/_dash-component-suites/")[2].partition("/")
+    file, _version = check_fingerprint(path)  # type: ignore[no-untyped-call]
+    return pkgutil.get_data(package, file) or b""
 
 
-def document(language: str, server_url: str, title: str, assets: Assets, bundles: Bundles, pages: list[Page]) -> str:
-    """Dash's index template in one language. `<` is escaped in the data block, so that no text in it can end the block."""
-    config = json.dumps(
-        {
-            "server": server_url,
-            "title": title,
-            "words": LANGUAGES[language],
-            "language": language,
-            "shapes": STATE_SHAPES,
-            "themes": {name: theme.properties() for name, theme in THEMES.items()},
-            "series": {name: theme.series for name, theme in THEMES.items()},
-            "figures": {name: patterns(theme) for name, theme in THEMES.items()},
-            "bundles": {"grid": bundles.grid, "charts": bundles.charts},
-            "pages": [{"path": page.path, "grid": page.grid, "charts": page.charts} for page in pages],
-            **chart_table(language),
-        },
-        ensure_ascii=True,
-        separators=(",", ":"),
-    ).replace("<", "\\u003c")
-    # All at once: else each would be found in the one before it.
-    early = "\n".join(f'<link rel="modulepreload" href="{assets.url(module)}">' for module in assets.modules)
-    styles = "\n".join(f'<link rel="stylesheet" href="{assets.url(style)}">' for style in _STYLES)
+def add_files(assets: Assets, server_url: str, title: str, bundles: Bundles, pages: list[Page]) -> None:
+    """The style, with the colors of both themes, and in each language the script, with what it must know from its start."""
+    colors = ""
+    for theme in THEMES.values():
+        where = ":root" if theme is LIGHT else f":root[data-theme={theme.name}]"
+        colors += f"{where} {{ {'; '.join(f'{name}: {value}' for name, value in theme.properties().items())} }}\n"
+    assets.add("page.css", colors + assets.style())
+    script = assets.script("start.js")
+    for language in LANGUAGES:
+        known = json.dumps(_config(language, server_url, title, bundles, pages), separators=(",", ":"))
+        assets.add(f"page-{language}.js", f"window.perfagent.config = {known};\n{script}")
+
+
+def _config(language: str, server_url: str, title: str, bundles: Bundles, pages: list[Page]) -> dict[str, Any]:
+    return {
+        "server": server_url,
+        "title": title,
+        "words": LANGUAGES[language],
+        "language": language,
+        "shapes": STATE_SHAPES,
+        "series": {name: theme.series for name, theme in THEMES.items()},
+        "figures": {name: patterns(theme) for name, theme in THEMES.items()},
+        "bundles": {"grid": bundles.grid, "charts": bundles.charts},
+        "pages": [{"path": page.path, "grid": page.grid, "charts": page.charts} for page in pages],
+        **chart_table(language),
+    }
+
+
+def document(language: str, assets: Assets) -> str:
+    """Dash's index template in one language. The script of the theme stands in it: it runs before the first paint."""
     return f"""<!DOCTYPE html>
 <html lang="{language}">
 <head>
 {{%metas%}}
 <title>{{%title%}}</title>
-<link rel="icon" type="image/svg+xml" href="{assets.url("icon.svg")}">
-{styles}
+<link rel="icon" type="image/svg+xml" href="{assets.inlined("icon.svg")}">
+<link rel="stylesheet" href="{assets.url("page.css")}">
 {{%css%}}
-<script id="{ids.CONFIG}" type="application/json">{config}</script>
-<script src="{assets.url(_HEAD_SCRIPT)}"></script>
-{early}
+<script>{assets.text("theme.js")}</script>
 </head>
 <body>
+{FIRST}
 {{%app_entry%}}
 <footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
-<script type="module" src="{assets.url(_START)}"></script>
+<script type="module" src="{assets.url(f"page-{language}.js")}"></script>
 </body>
 </html>"""
+
+
+def policy_hash(script: str) -> str:
+    """By which a policy lets a script in the document run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

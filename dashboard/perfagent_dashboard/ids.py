@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ACCOUNT", "CONFIG", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME", "UNDO"]
+__all__ = ["ACCOUNT", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME", "UNDO"]
 
 ACCOUNT = "account"  # who is logged in, and the way out
-CONFIG = "perfagent-config"  # the JSON block in the HTML head that the assets read
 KEYS = "keys"
 LANGUAGE = "language"
 NOTES = "notes"  # short messages: what a button did, or why it could not

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from perfagent_dashboard.pages.registry import Page
 
-__all__ = ["shell"]
+__all__ = ["bar", "shell"]
 
 _OTHER = {"en": "zh", "zh": "en"}
 _MANTINE = {"fontFamily": "inherit", "primaryColor": "blue", "defaultRadius": "md", "cursorType": "pointer"}
 
 
-def shell(pages: list[Page]) -> Component:
+def bar(pages: list[Page]) -> Component:
     """pages: those of the bar, in its order."""
     links = [
         html.A(
@@ -34,28 +34,30 @@ def shell(pages: list[Page]) -> Component:
         for page in pages
         if page.icon
     ]
+    return html.Header(
+        [
+            html.A(
+                [html.Span(className="mark", **hyphenated(aria_hidden="true")), "perfagent"],
+                href="/", className="logo", **hyphenated(data_nav="/"),
+            ),
+            html.Nav(links, **hyphenated(aria_label=say("pages"))),
+            html.Span(id="crumb", className="crumb"),
+            html.Span(id="feed", className="feed", role="status"),
+            html.Button(icon("keyboard"), id=ids.KEYS, type="button", className="button quiet", title=say("keys_title")),
+            html.Button(id=ids.LANGUAGE, type="button", className="button quiet", lang=_OTHER[language()]),
+            html.Button(id=ids.THEME, type="button", className="button quiet"),
+            html.Span(id=ids.ACCOUNT, className="account"),
+        ],
+        className="bar",
+    )  # fmt: skip
+
+
+def shell(pages: list[Page]) -> Component:
     return dmc.MantineProvider(
         html.Div(
             [
                 html.A(say("skip"), href=f"#{ids.PAGE}", className="skip"),
-                html.Header(
-                    [
-                        html.A(
-                            [html.Span(className="mark", **hyphenated(aria_hidden="true")), "perfagent"],
-                            href="/", className="logo", **hyphenated(data_nav="/"),
-                        ),
-                        html.Nav(links, **hyphenated(aria_label=say("pages"))),
-                        html.Span(id="crumb", className="crumb"),
-                        html.Span(id="feed", className="feed", role="status"),
-                        html.Button(
-                            icon("keyboard"), id=ids.KEYS, type="button", className="button quiet", title=say("keys_title")
-                        ),
-                        html.Button(id=ids.LANGUAGE, type="button", className="button quiet", lang=_OTHER[language()]),
-                        html.Button(id=ids.THEME, type="button", className="button quiet"),
-                        html.Span(id=ids.ACCOUNT, className="account"),
-                    ],
-                    className="bar",
-                ),
+                bar(pages),
                 html.Main(html.Div(id="_pages_content", disable_n_clicks=True), id=ids.PAGE, tabIndex="-1"),
                 _pages_parts(),
                 dmc.NotificationContainer(id=ids.NOTES, position="bottom-right"),
@@ -65,7 +67,7 @@ def shell(pages: list[Page]) -> Component:
         id="mantine",
         theme=_MANTINE,
         defaultColorScheme="auto",
-    )  # fmt: skip
+    )
 
 
 def _pages_parts() -> Component:

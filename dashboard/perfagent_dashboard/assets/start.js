@@ -58,6 +58,7 @@ function look() {
   current = null;
   node = found;
   if (!found) return findBoards();
+  document.getElementById("first")?.remove();
   for (const link of document.querySelectorAll(".bar nav a")) {
     const here = link.getAttribute("href") === location.pathname;
     if (here) link.setAttribute("aria-current", "page");

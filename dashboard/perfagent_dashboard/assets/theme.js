@@ -1,8 +1,7 @@
-// Runs in the head, before the first paint: sets the colors of the theme that was chosen, or that the system prefers.
+// Stands in the head and runs before the first paint: chooses the theme that was chosen before, or that the system prefers.
 (function () {
   "use strict";
   const pa = (window.perfagent = window.perfagent || {});
-  pa.config = JSON.parse(document.getElementById("perfagent-config").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const listeners = [];
   const KEY = "perfagent.theme";
@@ -20,7 +19,6 @@
     root.dataset.theme = pa.theme;
     root.dataset.mantineColorScheme = pa.theme;
     root.style.colorScheme = pa.theme;
-    for (const [name, value] of Object.entries(pa.config.themes[pa.theme])) root.style.setProperty(name, value);
     for (const listener of listeners) listener(pa.theme);
   }
 

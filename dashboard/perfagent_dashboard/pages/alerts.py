@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -45,7 +46,7 @@ class _Inbox:
 
     async def layout(self, view: str = "open", severity: str = "", q: str = "", **_: Any) -> Component:
         """view, severity, q: of the address."""
-        view = view if view in _VIEWS else "open"
+        view, made = view if view in _VIEWS else "open", time.time()
         try:
             content, counts = await self._content(view, severity, q)
             silences = await self._silences()
@@ -62,7 +63,7 @@ class _Inbox:
             ],
             className="page alerts-page",
             **hyphenated(
-                data_page="live", data_tick="alerts-tick", data_title=say("nav_alerts"),
+                data_page="live", data_tick="alerts-tick", data_title=say("nav_alerts"), data_made=str(made),
                 data_address="alerts-view:view:open,alerts-severity:severity:,alerts-search:q:",
             ),
         )  # fmt: skip

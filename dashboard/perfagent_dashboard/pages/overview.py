@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -51,6 +52,7 @@ class _Overview:
         self._server, self._address = server, address
 
     async def layout(self, **_: Any) -> Component:
+        made = time.time()
         head, cards, running = await self._content()
         return html.Div(
             [
@@ -66,8 +68,10 @@ class _Overview:
                 dcc.Store(id="overview-shown", data=digest(cards)),
             ],
             className="page overview-page",
-            **hyphenated(data_page="live", data_tick="alerts-tick", data_runs="1", data_title=say("nav_overview")),
-        )
+            **hyphenated(
+                data_page="live", data_tick="alerts-tick", data_runs="1", data_title=say("nav_overview"), data_made=str(made)
+            ),
+        )  # fmt: skip
 
     def register(self, app: Dash) -> None:
         app.callback(

@@ -102,6 +102,8 @@ class Hub:
 
         self._topics: Mapping[Subscription, _Topic] = {}
         self._pages: set[Page] = set()
+        self._changed = time.time()
+        """When an alert or a run last changed: what a page was made before may have changed since."""
         self.watched = frozenset[str]()
         """What pages show as it comes, as Subscription.watched() has it. Replaced on the loop's thread."""
 
@@ -146,11 +148,13 @@ class Hub:
 
     def publish_alert(self, alert: Alert) -> None:
         """An alert that fired, changed or was resolved."""
+        self._changed = time.time()
         if self._topics and (message := self._encoded("alert", alert.run, alert)) is not None:
             self._notify(_Notice(alert.run, False, message))
 
     def publish_run(self, run: RunSummary) -> None:
         """A run whose state or description changed."""
+        self._changed = time.time()
         if self._topics and (message := self._encoded("run", run.run, run)) is not None:
             self._notify(_Notice(run.run, True, message, run.state not in _MOVING))
 
@@ -255,7 +259,7 @@ class Hub:
                 page.put(to_json({"error": {"code": "bad_request", "message": str(error)}}))
                 continue
             self._subscribe(page, subscription)
-            page.put(b'{"subscribed":true}')
+            page.put(to_json({"subscribed": True, "changed": self._changed}))
 
     def _subscribe(self, page: Page, subscription: Subscription | None) -> None:
         """Puts the page into the topic of its subscription, and out of the one it was in."""

@@ -32,7 +32,7 @@ from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["router", "shown_alerts"]
+__all__ = ["alerts_of", "router", "shown_alerts"]
 
 router = APIRouter()
 
@@ -116,7 +116,12 @@ def list_alerts(
 @router.get("/runs/{run}/alerts", dependencies=[Depends(require("read"))], responses={200: {"model": AlertList}})
 def run_alerts(run: SeenRun, services: ServicesDep) -> Response:
     """All alerts of a run, newest first."""
-    return reply({"alerts": [spoken(one) for one in _alerts(services, {alert.c.run: run}, 10_000)]})
+    return reply({"alerts": alerts_of(services, run)})
+
+
+def alerts_of(services: Services, run: str) -> list[Alert]:
+    """In the language of whoever asks."""
+    return [spoken(one) for one in _alerts(services, {alert.c.run: run}, 10_000)]
 
 
 @router.get("/alerts/{alert_id}", responses={200: {"model": AlertWithHistory}})

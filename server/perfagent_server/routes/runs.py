@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ConfigDict
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from perfagent.errors import WireError
 from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, Spent, is_evaluation_loss, plain
 from perfagent.wire.loss_names import loss_of
+from perfagent_server.routes.alerts import alerts_of
 from perfagent_server.routes.dependencies import (
     AdministeredRun,
     Administrator,
@@ -136,9 +139,15 @@ def _listed(text: str) -> list[str]:
 
 
 @router.get("/runs/{run}", dependencies=[Depends(require("read"))], responses={200: {"model": RunShown}})
-def get_run(run: SeenRun, services: ServicesDep) -> Response:
-    """One run."""
-    return _shown(services, services.runs.get(run))
+def get_run(
+    run: SeenRun, services: ServicesDep, with_: Annotated[str, Query(alias="with", max_length=80)] = ""
+) -> Response:
+    """One run. `with` (any of names, latest, alerts, marks) adds what the routes of these names answer. marks: rule -> the
+    series on whose charts its alerts are marked, best first."""
+    wrong = [part for part in _listed(with_) if part not in _PARTS]
+    if wrong:
+        raise ApiError(422, "invalid", f"with is {wrong[0]!r}; allowed are {', '.join(_PARTS)}", "with")
+    return _shown(services, services.runs.get(run), {part: _PARTS[part](services, run) for part in _listed(with_)})
 
 
 @router.patch("/runs/{run}", responses={200: {"model": RunShown}})
@@ -199,10 +208,11 @@ def _can_be_a_name(name: str) -> bool:
     return 1 <= len(name.encode()) <= 256 and name.isprintable() and not name.isspace()
 
 
-def _shown(services: Services, summary: RunSummary | None) -> Response:
+def _shown(services: Services, summary: RunSummary | None, parts: Mapping[str, Any] = MappingProxyType({})) -> Response:
     if summary is None:
         raise ApiError(404, "not_found", "this run was deleted just now", "run")
-    return reply({**plain(summary), "notes": services.runs.notes(summary.run), "spent": services.spent_of(summary.run)})
+    notes, spent = services.runs.notes(summary.run), services.spent_of(summary.run)
+    return reply({**plain(summary), "notes": notes, "spent": spent, **parts})
 
 
 @router.delete("/runs/{run}", status_code=204, response_class=Response)
@@ -236,8 +246,20 @@ class Names:
 @router.get("/runs/{run}/names", dependencies=[Depends(require("read"))], responses={200: {"model": Names}})
 def names(run: SeenRun, services: ServicesDep) -> Response:
     """Every name that the run has sent, sorted."""
+    return reply(_names(services, run))
+
+
+def _names(services: Services, run: str) -> Names:
     found = services.store.names(run)
-    return reply(Names(found, loss_of(found), [name for name in found if is_evaluation_loss(name)]))
+    return Names(found, loss_of(found), [name for name in found if is_evaluation_loss(name)])
+
+
+_PARTS: Mapping[str, Callable[[Services, str], Any]] = {
+    "names": _names,
+    "latest": lambda services, run: services.store.latest(run),
+    "alerts": alerts_of,
+    "marks": lambda _services, _run: {rule.id: rule.charts for rule in all_rules()},
+}
 
 
 @dataclass

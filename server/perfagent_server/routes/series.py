@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from pydantic import StringConstraints
 from starlette.responses import Response
 
 from perfagent.wire import FAMILIES, RankMatrix, Series, Timing
@@ -25,25 +26,33 @@ _NAME = Query(min_length=1, max_length=256)
 MOST_RUNS = 200  # in one address, which has room for 64 kB
 
 
-@router.get("/runs/{run}/series", dependencies=[Depends(require("read"))], responses={200: {"model": Series}})
+@dataclass
+class SeveralSeries:
+    series: dict[str, Series]
+
+
+@router.get(
+    "/runs/{run}/series", dependencies=[Depends(require("read"))], responses={200: {"model": Series | SeveralSeries}}
+)
 def series(
     run: SeenRun,
     services: ServicesDep,
-    name: Annotated[str, _NAME],
+    name: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Query(max_length=20)],
     rank: Annotated[str, Query(max_length=10, description="all, or the number of one rank")] = "all",
     from_step: Annotated[int | None, Query(alias="from", ge=-(2**63), le=2**63 - 1)] = None,
     to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
     points: Annotated[int, Query(ge=1, le=20_000)] = 1000,
 ) -> Response:
-    """At most `points` buckets over the steps from..to, both inclusive; empty ones are left out."""
+    """At most `points` buckets over the steps from..to, both inclusive; empty ones are left out. Several names
+    (`?name=loss&name=lr`, at most 20) are answered together, by name."""
     if rank != "all" and not (rank.isascii() and rank.isdigit() and int(rank) < 2**31):
         raise ApiError(422, "invalid", f"rank is {rank!r}; allowed are all and 0 to {2**31 - 1}", "rank")
     _check_range(from_step, to_step)
-    return reply(
-        services.store.series(
-            run, name, rank="all" if rank == "all" else int(rank), from_step=from_step, to_step=to_step, points=points
-        )
-    )
+    read = partial(
+        services.store.series, run, rank="all" if rank == "all" else int(rank), from_step=from_step, to_step=to_step,
+        points=points,
+    )  # fmt: skip
+    return reply(read(name[0]) if len(name) == 1 else {"series": {one: read(one) for one in name}})
 
 
 @router.get("/runs/{run}/ranks", dependencies=[Depends(require("read"))], responses={200: {"model": RankMatrix}})

@@ -74,7 +74,7 @@ class Server:
     def page(self, **subscription: Any) -> Iterator[ClientConnection]:
         with connect(f"ws://127.0.0.1:{self.running.settings.port}/ws/live", max_size=None) as socket:
             socket.send(json.dumps({"subscribe": {"runs": "*", "names": "*", **subscription}}))
-            assert json.loads(socket.recv(timeout=10)) == {"subscribed": True}
+            assert json.loads(socket.recv(timeout=10))["subscribed"] is True
             yield socket
 
 

@@ -229,7 +229,7 @@ def test_x09_what_one_may_read_is_there_and_the_socket_asks(callers: Callers, ca
     if may == "yes" and caller.kind != "bad key":
         with client.websocket_connect(url, headers=headers) as socket:
             socket.send_json({"subscribe": {"runs": [], "names": []}})
-            assert socket.receive_json() == {"subscribed": True}
+            assert socket.receive_json()["subscribed"] is True
     else:
         with pytest.raises(WebSocketDenialResponse) as denied, client.websocket_connect(url, headers=headers):
             pass

@@ -326,7 +326,9 @@ export class Board {
     }, 200);
   }
 
-  setAlerts(alerts) {
+  /** marks: rule -> the series on whose charts its alert is marked, best first. */
+  setAlerts(alerts, marks) {
+    this.marks = marks;
     this.alerts = alerts.filter((alert) => alert.since_step != null && alert.state !== "pending");
     this.redraw();
   }

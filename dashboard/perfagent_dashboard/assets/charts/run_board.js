@@ -2,7 +2,7 @@
 //
 // data-run: of one run. data-over: [[run, name], ...] of all that are drawn in each chart, this run first. data-sections, data-names: only these. data-axis, data-x: at first. data-bare: no tools, no sections.
 
-import { api, marksOfRules } from "../lib/api.js";
+import { api } from "../lib/api.js";
 import { say, words } from "../lib/config.js";
 import { connection } from "../lib/connection.js";
 import { el, setChildren, setText } from "../lib/dom.js";
@@ -66,27 +66,23 @@ export class RunBoard {
   }
 
   async #fetch() {
-    const [summary, named, latest, { alerts }, marks] = await Promise.all([
-      api(this.path), api(`${this.path}/names`), api(`${this.path}/latest`), api(`${this.path}/alerts`), marksOfRules().catch(() => ({})),
-    ]);
+    const { names: named, latest, alerts, marks, ...summary } = await api(`${this.path}?with=names,latest,alerts,marks`);
     if (this.closed) return;
     this.board.world = Math.max(summary.world_size || 1, 1);
     this.board.started = unixOf(summary.started);
     this.board.saw(summary.step);
-    this.board.marks = marks;
     this.board.addNames([...named.names, ...(await this.#others())]);
     this.board.setLosses(named);
     for (const [name, sample] of Object.entries(latest)) this.board.tell(name, numberOf(sample.value));
     if (Object.values(latest).some((sample) => sample.rank === "all")) await this.#ranks();
-    this.board.setAlerts(alerts);
+    this.board.setAlerts(alerts, marks);
   }
 
   /** The series of the runs that are drawn over the first, which may be longer. */
   async #others() {
-    const paths = this.board.over.slice(1).map(([run]) => `/runs/${encodeURIComponent(run)}`);
-    const found = await Promise.all(paths.map((path) => Promise.all([api(path), api(`${path}/names`)])));
-    for (const [summary] of found) this.board.saw(summary.step);
-    return found.flatMap(([, { names }]) => names);
+    const found = await Promise.all(this.board.over.slice(1).map(([run]) => api(`/runs/${encodeURIComponent(run)}?with=names`)));
+    for (const summary of found) this.board.saw(summary.step);
+    return found.flatMap(({ names }) => names.names);
   }
 
   /** A run that only its script reports says nowhere how many processes it has. */
@@ -133,7 +129,7 @@ export class RunBoard {
       else if (this.board.addNames([band.name])) this.#learn();
     }
     if (message.run?.run === this.board.run) this.board.saw(message.run.step);
-    if (message.alert?.run === this.board.run) api(`${this.path}/alerts`).then(({ alerts }) => this.closed || this.board.setAlerts(alerts)).catch(() => {});
+    if (message.alert?.run === this.board.run) api(`${this.path}?with=alerts,marks`).then(({ alerts, marks }) => this.closed || this.board.setAlerts(alerts, marks)).catch(() => {});
   }
 
   // --- in the address ----------------------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 // It holds at most MAX_POINTS buckets. It is fetched at a level of detail that fits its width (the server keeps min, max and
 // mean of every bucket), live samples are appended, and when there are too many it is fetched again.
 
-import { api } from "../lib/api.js";
 import { config, say, theme, words } from "../lib/config.js";
 import { el, setText } from "../lib/dom.js";
 import { metricOf, scaleOf } from "../lib/metrics.js";
 import { finite, numberOf, si, thousands } from "../lib/numbers.js";
+import { seriesOf } from "../lib/series.js";
 import { chartMenu } from "./menu.js";
 import { DIMMED, drawPlot } from "./plot.js";
 import { bandOf, byStep, empty, lastAtOrBefore, together } from "./samples.js";
@@ -86,14 +86,8 @@ export class Chart {
     const abort = (this.abort = new AbortController());
     this.stale = false;
     this.loading = true;
-    const query = new URLSearchParams({ name: this.name, points: String(this.board.points()) });
-    const window = this.board.window();
-    if (window) {
-      query.set("from", String(window[0]));
-      query.set("to", String(window[1]));
-    }
     try {
-      const body = await api(`/runs/${encodeURIComponent(this.board.run)}/series?${query}`, { signal: abort.signal });
+      const body = await seriesOf(this.board.run, { name: this.name, ...this.#over() });
       if (abort.signal.aborted) return;
       this.#replace(body);
     } catch (error) {
@@ -114,14 +108,17 @@ export class Chart {
   /** Further lines: other metrics, or single ranks. Fetched with the chart, and anew now and then while the run goes on. */
   async loadLines() {
     this.linesAt = performance.now();
-    const window = this.board.window();
     await Promise.all(this.lines.map(async (line) => {
-      const query = new URLSearchParams({ points: String(this.board.points()), ...line.query });
-      if (window) for (const [name, step] of [["from", window[0]], ["to", window[1]]]) query.set(name, String(step));
-      const body = await api(`/runs/${encodeURIComponent(line.run ?? this.board.run)}/series?${query}`).catch(() => null);
+      const body = await seriesOf(line.run ?? this.board.run, { ...this.#over(), ...line.query }).catch(() => null);
       if (body) line.data = { step: body.step, time: body.time ?? [], mean: body.mean.map((value) => finite(numberOf(value))) };
     }));
     if (this.lines.length) this.board.painter.want(this, "draw");
+  }
+
+  /** The steps that are asked for, and in how many buckets. */
+  #over() {
+    const [from, to] = this.board.window() ?? [];
+    return { points: this.board.points(), ...(from == null ? {} : { from, to }) };
   }
 
   get isLog() {
@@ -137,14 +134,14 @@ export class Chart {
   #replace(body) {
     this.failed = "";
     const numbers = (column) => column.map((value) => finite(numberOf(value)));
-    this.data = {
-      step: body.step,
-      time: body.time?.length === body.step.length ? body.time : [],
+    this.data = { // of its own: the answer may be another chart's, too
+      step: [...body.step],
+      time: body.time?.length === body.step.length ? [...body.time] : [],
       min: numbers(body.min),
       max: numbers(body.max),
       mean: numbers(body.mean),
-      count: body.count,
-      bad: body.nonfinite,
+      count: [...body.count],
+      bad: [...body.nonfinite],
     };
     const end = this.data.step.length - 1;
     // A bucket is named by its first step, and what it holds must not be appended again. How far it reaches is told by its

@@ -8,13 +8,19 @@ class Problem extends Error {
   }
 }
 
-/** JSON of an API path; throws Problem with the server's sentence. */
-export async function api(path, options) {
+const underWay = new Map(); // what is asked for twice at once is asked once
+
+/** JSON of an API path, which several may read; throws Problem with the server's sentence. */
+export function api(path) {
+  if (!underWay.has(path)) underWay.set(path, request(path).finally(() => underWay.delete(path)));
+  return underWay.get(path);
+}
+
+async function request(path) {
   let response;
   try {
-    response = await fetch("/api/v1" + path, { credentials: "same-origin", ...options });
+    response = await fetch("/api/v1" + path, { credentials: "same-origin" });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
     throw new Problem(0, error.message);
   }
   let body = null;
@@ -25,13 +31,4 @@ export async function api(path, options) {
   }
   if (response.ok) return body;
   throw new Problem(response.status, body?.error?.message ?? `${response.status} ${response.statusText}`);
-}
-
-let asked = null;
-
-/** Rule -> the series on whose charts its alert is marked, best first: what the server's rules say of themselves. Read once. */
-export function marksOfRules() {
-  asked ??= api("/rules").then(({ rules }) => Object.fromEntries(rules.map(({ rule, charts }) => [rule, charts])));
-  asked.catch(() => (asked = null)); // the next page asks again
-  return asked;
 }

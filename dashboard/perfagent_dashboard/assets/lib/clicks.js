@@ -63,9 +63,16 @@ document.addEventListener("click", (event) => {
   } else if (pressed.matches("button:not([role=tab])")) pressed.classList.add("pending");
 }, { capture: true });
 
+/** Whether Dash asks only because buttons were drawn: nobody has pressed one. */
+function isUnpressed(body) {
+  const { changedPropIds: changed, inputs } = JSON.parse(body);
+  return changed.length > 0 && changed.every((one) => /\.n_(clicks|submit)$/.test(one)) && inputs.flat().every(({ value }) => value == null);
+}
+
 const send = window.fetch;
 window.fetch = async (asked, options) => {
   if (!String(asked?.url ?? asked).includes(ANSWERS)) return send(asked, options);
+  if (isUnpressed(options.body)) return new Response(null, { status: 204 });
   pending += 1;
   try {
     const answer = await send(asked, options);

@@ -1,4 +1,4 @@
-// What the server tells the pages at their start: words, metrics, charts, colors. theme.js has read it.
+// What the server tells the pages at their start: words, metrics, charts, colors.
 
 export const { config } = window.perfagent;
 export const { words } = config;

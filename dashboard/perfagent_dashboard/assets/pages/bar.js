@@ -5,9 +5,12 @@ import { onTheme, say, theme, words } from "../lib/config.js";
 import { el, setChildren, setText } from "../lib/dom.js";
 import { Soonest } from "../lib/soonest.js";
 
+const known = JSON.parse(document.getElementById("first").dataset.known); // when the page was made; null: to be asked for
+
 const counting = new Soonest(async () => {
   const badge = document.getElementById("count-alerts");
-  const found = await api("/alerts/inbox").catch(() => null);
+  const found = known.inbox ?? (await api("/alerts/inbox").catch(() => null));
+  known.inbox = null;
   if (!badge || !found) return;
   const { counts: { open }, severities: { info } } = found;
   setText(badge, String(open || ""));
@@ -41,7 +44,7 @@ export function barButtons() {
 
 /** Who is logged in, and the way out; the way in for who sees the page without a login. */
 async function account() {
-  const session = await api("/session").catch(() => null);
+  const session = known.session ?? (await api("/session").catch(() => null));
   const place = document.getElementById("account");
   if (!place || !session) return;
   if (session.who === "anyone") {

@@ -10,7 +10,7 @@ const SEARCH = "main input[type=search], main .search input, main input.search";
 const SECOND_KEY_MS = 1200;
 let went = -Infinity; // when `g` was pressed
 
-const pathOf = (page) => (page === "overview" ? "/" : `/${page}`);
+const pathOfPage = (page) => (page === "overview" ? "/" : `/${page}`);
 const isTyping = (node) => node.closest?.("input, select, textarea, [contenteditable], [role=menu], [role=listbox]");
 
 document.addEventListener("keydown", (event) => {
@@ -34,7 +34,7 @@ const ACTS = {
 
 function toPage(key) {
   if (!(key in PLACES)) return false;
-  go(pathOf(PLACES[key]));
+  go(pathOfPage(PLACES[key]));
   return true;
 }
 
@@ -61,7 +61,7 @@ function tell() {
   document.getElementById("keys-told")?.remove();
   const pages = Object.entries(PLACES).map(([key, page]) => [`g ${key}`, say("keys_page", { page: words[`nav_${page}`] })]);
   const rows = [["/", words.keys_search], ["j", words.keys_next], ["k", words.keys_previous], ["Enter", words.keys_open], ["a", words.keys_ack],
-    ...pages.filter(([key]) => config.pages.some(({ path }) => path === pathOf(PLACES[key.at(-1)]))), ["+ − ← → 0", words.keys_zoom], ["?", words.keys_help], ["Esc", words.keys_close]];
+    ...pages.filter(([key]) => config.pages.some(({ path }) => path === pathOfPage(PLACES[key.at(-1)]))), ["+ − ← → 0", words.keys_zoom], ["?", words.keys_help], ["Esc", words.keys_close]];
   const list = el("dl", null, rows.map(([key, text]) => el("div", null, el("dt", null, key.split(" ").map((one) => el("kbd", null, one))), el("dd", null, text))));
   const dialog = el("dialog", { id: "keys-told", class: "card", "aria-labelledby": "keys-title" }, el("h2", { id: "keys-title" }, words.keys_title), list,
     el("form", { method: "dialog" }, el("button", { class: "button" }, words.keys_close)));

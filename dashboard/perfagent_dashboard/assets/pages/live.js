@@ -12,6 +12,7 @@ import { countAlerts } from "./bar.js";
 const TOGETHER_MS = 700;
 const TIMES_MS = 10000;
 const RUNS_MS = 4000; // steps move all the time
+const CLOCKS_S = 1; // between servers that share a database
 const OPEN = ".mantine-Menu-dropdown, .mantine-Popover-dropdown"; // what a person has opened
 
 /** Writes times that the server sent, in the reader's zone and language of numbers. */
@@ -26,7 +27,8 @@ function writeTimes(root) {
 }
 
 /** A page whose callbacks show it anew when its store data-tick counts up: after alerts and changes of runs, and after a gap.
- * data-address: `id:parameter:default` of the controls whose values stand in the address. */
+ * data-made: when the server began to read for it, in Unix seconds. data-address: `id:parameter:default` of the controls whose
+ * values stand in the address. */
 export class LivePage {
   constructor(root) {
     this.root = root;
@@ -44,9 +46,11 @@ export class LivePage {
       fetch: () => {
         connection.isListening = true;
         for (const board of boards.values()) board.refresh();
-        this.next.within(TOGETHER_MS); // what happened since the page was made
+        if (this.hasFetched || !(this.changed < Number(root.dataset.made ?? Infinity) - CLOCKS_S)) this.next.within(TOGETHER_MS);
+        this.hasFetched = true;
       },
       onMessage: (message) => {
+        if (message.subscribed) this.changed = message.changed; // when anything last did
         if (message.alert || message.lagged || this.#hasTurned(message.run)) this.next.within(TOGETHER_MS);
         else if (message.bands || message.run || (message.fleet && root.dataset.runs)) this.next.within(RUNS_MS);
         for (const board of boards.values()) {

@@ -3,6 +3,7 @@ each part that has changed is shown anew."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -49,7 +50,7 @@ class _RunPage:
 
     async def layout(self, run_in_path: str, tab: str = "charts", **_: Any) -> Component:
         """run_in_path: the id, quoted. tab: of the address."""
-        ident = unquote(run_in_path).strip("/")
+        ident, made = unquote(run_in_path).strip("/"), time.time()
         try:
             facts = await read_facts(self._server, ident)
             top = await self._top(facts)
@@ -78,7 +79,7 @@ class _RunPage:
             className="page run-page",
             **hyphenated(
                 data_page="live", data_tick="alerts-tick", data_run=facts.id, data_title=facts.run["name"] or facts.id,
-                data_address="run-tabs:tab:charts",
+                data_address="run-tabs:tab:charts", data_made=str(made),
             ),
         )  # fmt: skip
 
