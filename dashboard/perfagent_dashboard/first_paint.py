@@ -99,7 +99,7 @@ def markup(node: Any) -> str:
         return "".join(map(markup, node))
     if not isinstance(node, Component):
         return escape(str(node)) if node is not None else ""
-    known = node.to_plotly_json()
+    known = node.to_plotly_json()  # type: ignore[no-untyped-call]
     kind, given = known["type"], known["props"]
     if known["namespace"] != "dash_html_components" or kind in _DEAD:
         return ""

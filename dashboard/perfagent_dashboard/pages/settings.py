@@ -4,14 +4,13 @@ audit log and one's own login: settings_people.py."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
 from perfagent_client.units import size
 from perfagent_dashboard import ids
@@ -55,26 +54,34 @@ class _Settings:
         try:
             session = await self._server.get("/session")
             shown = [name for name in _SECTIONS if _may_see(name, session) or not session["user"]]
-            parts = await asyncio.gather(*(self._section(name, session) for name in shown))
+            tab = tab if tab in shown else shown[0]
+            content = await self._section(tab, session)
         except Problem as problem:
             return trouble(problem)
-        tabs = [dmc.TabsTab(say(f"settings_{name}"), value=name) for name in shown]
+        tabs = [dmc.TabsTab(say(f"settings_{name}"), value=name, **hyphenated(data_value=name)) for name in shown]
         panels = [
-            dmc.TabsPanel(html.Div(part, id=f"settings-{name}", className="stack"), value=name, pt="md")
-            for name, part in zip(shown, parts, strict=True)
+            dmc.TabsPanel(
+                html.Div(content if name == tab else [], id=f"settings-{name}", className="stack"), value=name, pt="md"
+            )
+            for name in shown
         ]
         return html.Div(
             [
                 html.Div([html.H1(say("nav_settings"))], className="page-head"),
-                dmc.Tabs([dmc.TabsList(tabs), *panels], value=tab if tab in shown else shown[0], id="settings-tab"),
-                dcc.Store(id="settings-secret"),
+                dmc.Tabs([dmc.TabsList(tabs), *panels], value=tab, id="settings-tab"),
+                dcc.Store(id="settings-built", data=[tab]),
             ],
             className="page settings-page",
-            **hyphenated(data_page="live", data_title=say("nav_settings")),
+            **hyphenated(data_page="live", data_title=say("nav_settings"), data_address="settings-tab:tab:channels"),
         )
 
     def register(self, app: Dash) -> None:
         told = Output(ids.NOTES, "sendNotifications", allow_duplicate=True)
+        app.callback(
+            Output("settings-built", "data"),
+            Input("settings-tab", "value"), State("settings-built", "data"),
+            prevent_initial_call=True,
+        )(self._opened)  # fmt: skip
         app.callback(
             told, Output("settings-channels", "children"),
             Input("channel-add", "n_clicks"), Input({"channel-act": ALL, "channel": ALL}, "n_clicks"),
@@ -105,6 +112,17 @@ class _Settings:
         )(self._prices)  # fmt: skip
         self._people.register(app)
         self._own.register(app)
+
+    async def _opened(self, tab: str, built: list[str]) -> Any:
+        """A tab is built when it is first opened."""
+        if tab in built:
+            return no_update
+        try:
+            content = await self._section(tab, await self._server.get("/session"))
+        except Problem as problem:
+            content = trouble(problem)
+        set_props(f"settings-{tab}", {"children": content})
+        return [*built, tab]
 
     async def _section(self, name: str, session: dict[str, Any]) -> Any:
         """What is in a tab; how to come in, where it is shown to somebody who has not logged in as a user."""
