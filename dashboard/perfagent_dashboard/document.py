@@ -16,7 +16,7 @@ from dash.fingerprint import build_fingerprint, check_fingerprint
 from perfagent_dashboard.figures import chart_table, patterns
 from perfagent_dashboard.static_files import LIBRARIES, Assets
 from perfagent_dashboard.theme import LIGHT, THEMES
-from perfagent_dashboard.words import LANGUAGES, STATE_SHAPES
+from perfagent_dashboard.words import LANGUAGES, STATE_SHAPES, templates
 
 if TYPE_CHECKING:
     from dash import Dash
@@ -75,15 +75,17 @@ def add_files(assets: Assets, server_url: str, title: str, bundles: Bundles, pag
     assets.add("page.css", colors + assets.style())
     script = assets.script("start.js")
     for language in LANGUAGES:
-        known = json.dumps(_config(language, server_url, title, bundles, pages), separators=(",", ":"))
+        known = json.dumps(_config(language, script, server_url, title, bundles, pages), separators=(",", ":"))
         assets.add(f"page-{language}.js", f"window.perfagent.config = {known};\n{script}")
 
 
-def _config(language: str, server_url: str, title: str, bundles: Bundles, pages: list[Page]) -> dict[str, Any]:
+def _config(
+    language: str, script: str, server_url: str, title: str, bundles: Bundles, pages: list[Page]
+) -> dict[str, Any]:
     return {
         "server": server_url,
         "title": title,
-        "words": LANGUAGES[language],
+        "words": templates(language, script),
         "language": language,
         "shapes": STATE_SHAPES,
         "series": {name: theme.series for name, theme in THEMES.items()},

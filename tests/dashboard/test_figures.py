@@ -9,7 +9,7 @@ import pytest
 from perfagent.wire import CATALOGUE, PHASES, STATES
 from perfagent_dashboard.figures import CHARTS, HIDDEN, patterns
 from perfagent_dashboard.theme import DARK, LIGHT, Theme
-from perfagent_dashboard.words import ENGLISH, STATE_SHAPES
+from perfagent_dashboard.words import STATE_SHAPES, keys
 from perfagent_server.rules.catalogue import all_rules
 
 BOTH = pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -30,4 +30,4 @@ def test_charts_name_known_metrics_once_and_rules_name_charts() -> None:
 
 def test_every_state_has_a_shape_and_a_word_of_its_own() -> None:
     assert set(STATE_SHAPES) == set(STATES)
-    assert {f"state_{state}" for state in STATES} <= set(ENGLISH)
+    assert {f"state_{state}" for state in STATES} <= set(keys("en"))

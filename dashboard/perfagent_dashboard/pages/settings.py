@@ -25,7 +25,7 @@ from perfagent_dashboard.pages.settings_alerts import OwnAlerts
 from perfagent_dashboard.pages.settings_people import People
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
-from perfagent_dashboard.words import LANGUAGES, language, say
+from perfagent_dashboard.words import LANGUAGES, language, say, sentence
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -152,7 +152,7 @@ class _Settings:
         ]  # fmt: skip
         kinds = [{"value": one, "label": say(f"kind_{one}")} for one in _KINDS]
         severities = [{"value": one, "label": say(f"severity_{one}")} for one in _SEVERITIES]
-        languages = [{"value": one, "label": words["language_name"]} for one, words in LANGUAGES.items()]
+        languages = [{"value": one, "label": sentence(one, "language_name")} for one in LANGUAGES]
         form = html.Div(
             [
                 _choice("channel-kind", say("channel_kind"), kinds, "webhook"),
@@ -384,7 +384,7 @@ def _may_see(name: str, session: dict[str, Any]) -> bool:
 
 
 def _days(days: float | None) -> str:
-    return say("for_ever") if days is None else say("days", count=f"{days:g}")
+    return say("for_ever") if days is None else say("days", count=days)
 
 
 def _budget(limit: float | None) -> str:

@@ -159,8 +159,8 @@ def _tried(found: dict[str, Any], run: str) -> list[Component]:
     if not found["series"]:
         return [nothing(say("own_no_series"))]
     rows = [[f"{one['step']:,}", f"{one['until_step']:,}", one["message"]] for one in found["fired"]]
-    left_out = [nothing(say("own_left_out", count=f"{found['left_out']:,}"))] if found["left_out"] else []
-    said = say("own_would_have", count=found["count"], samples=f"{found['samples']:,}")
+    left_out = [nothing(say("own_left_out", count=found["left_out"]))] if found["left_out"] else []
+    said = say("own_would_have", count=found["count"], samples=found["samples"])
     listed = [table([say(f"own_{name}") for name in ("fired_at", "until", "what")], rows, empty="")] if rows else []
     return [
         html.P([html.B(said), " ", html.A(say("own_show_run"), href=f"/run/{quote(run, safe='')}")]),

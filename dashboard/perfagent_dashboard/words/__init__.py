@@ -1,28 +1,25 @@
-"""Every sentence that the pages say, in the language of whoever asks. The scripts get the same table and hold no text of
-their own; `{name}` in a text is filled in by `say()`, here and in assets/lib/config.js.
+"""Every sentence that the pages say, in the language of whoever asks. The scripts hold no text of their own: the document
+gives them the sentences that they name.
 
-Titles and units of metrics come from the catalog in perfagent.wire, in Chinese from chinese_metrics.py. What findings and
+Titles and units of metrics come from the catalog in perfagent.wire, in Chinese from chinese_metrics.toml. What findings and
 alerts say comes from the server, in the language of whoever asks; their evidence, and what an agent added, in English.
 """
 
 from __future__ import annotations
 
-import re
+import tomllib
+from functools import cache
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 
 from dash.backends._fastapi import get_current_request
 
 from perfagent.wire import metric
-from perfagent_dashboard.words.chinese import CHINESE
-from perfagent_dashboard.words.chinese_metrics import CHINESE_METRICS
-from perfagent_dashboard.words.english import ENGLISH
+from perfagent_dashboard.words.sentences import LANGUAGES, keys, sentence, templates
 
-__all__ = ["ENGLISH", "LANGUAGES", "STATE_SHAPES", "language", "say", "title_of"]
+__all__ = ["LANGUAGES", "STATE_SHAPES", "keys", "language", "say", "sentence", "templates", "title_of"]
 
-LANGUAGES = {"en": ENGLISH, "zh": CHINESE}
 COOKIE = "perfagent-language"
-_PLURAL = re.compile(r"\{(\w+)\|([^|}]*)\|([^|}]*)\}")
-"""{count|run|runs}: a word for one, and for any other number. Not in texts that the scripts say."""
 
 # A shape for every state, so that a badge can be read without its color.
 STATE_SHAPES = {
@@ -37,17 +34,21 @@ STATE_SHAPES = {
 }
 
 
-def say(key: str, **values: object) -> str:
-    """A sentence in the language of whoever asked for the page that is being made."""
-    text = LANGUAGES[language()].get(key) or ENGLISH[key]
-    text = _PLURAL.sub(lambda found: found[2 if str(values[found[1]]) == "1" else 3], text)
-    return text.format(**values) if values else text
+def say(key: str, **figures: object) -> str:
+    """A sentence in the language of whoever asked for the page that is being made. A number stays one: it is grouped, and
+    chooses the plural."""
+    return sentence(language(), key, **figures)
 
 
 def title_of(name: str, of: str | None = None) -> str:
     """A metric as a heading. of: in this language; None: in that of whoever asked."""
     title = metric(name).title
-    return CHINESE_METRICS.get(name, title) if (of or language()) == "zh" else title
+    return _chinese_titles().get(name, title) if (of or language()) == "zh" else title
+
+
+@cache
+def _chinese_titles() -> dict[str, str]:
+    return tomllib.loads(Path(__file__).with_name("chinese_metrics.toml").read_text("utf-8"))
 
 
 def language() -> str:

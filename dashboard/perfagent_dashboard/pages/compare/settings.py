@@ -41,7 +41,7 @@ def different(found: Mapping[str, Any], names: Sequence[str], search: str) -> li
     equal = sum(found["equal"].values())
     return [
         table([say("setting"), *names], rows, empty=say("nothing_found" if words else "no_difference")),
-        nothing(say("equal_settings", count=f"{equal:,}")) if equal else html.Span(),
+        nothing(say("equal_settings", count=equal)) if equal else html.Span(),
     ]
 
 

@@ -38,7 +38,7 @@ def dialogs() -> list[Component]:
             id="run-editor", title=say("edit_run"), opened=False,
         ),
         dmc.Modal(
-            [say("delete_sure", count=1), dmc.Group(dmc.Button(say("delete_run"), id="run-really-delete", color="red"), mt="md")],
+            [say("delete_run_sure"), dmc.Group(dmc.Button(say("delete_run"), id="run-really-delete", color="red"), mt="md")],
             id="run-deleter", title=say("delete_run"), opened=False,
         ),
     ]  # fmt: skip
@@ -110,7 +110,7 @@ class Actions:
             await self._server.ask("DELETE", run_path(run))
         except Problem as problem:
             return note(problem.message, failed=True), no_update
-        return note(say("deleted", count=1)), "/runs"
+        return note(say("run_deleted")), "/runs"
 
     async def _download(self, clicks: int | None, run: str) -> Any:
         if not clicks:

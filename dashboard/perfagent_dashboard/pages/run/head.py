@@ -71,7 +71,7 @@ def _facts(facts: RunFacts) -> list[Component]:
     parts += [html.Span(f"+{len(run['tags']) - _MOST_TAGS}", className="tag")] if len(run["tags"]) > _MOST_TAGS else []
     for what, told in run.get("left_out", {}).items():
         key = f"{what}_left_out" if told.get("exact") else f"{what}_left_out_or_more"
-        parts.append(html.Span(say(key, count=f"{told['count']:,}", limit=f"{told['limit']:,}"), className="left-out"))
+        parts.append(html.Span(say(key, count=told["count"], limit=told["limit"]), className="left-out"))
     return parts
 
 

@@ -60,7 +60,7 @@ def window_of(timing: Mapping[str, Any]) -> str:
     window = timing["window"]
     if not window:
         return ""
-    return say("window_whole") if window["whole_run"] else say("window_newest", count=f"{window['steps']:,}")
+    return say("window_whole") if window["whole_run"] else say("window_newest", count=window["steps"])
 
 
 async def read_trends(server: ServerApi, facts: RunFacts) -> dict[str, Mapping[str, Any]]:

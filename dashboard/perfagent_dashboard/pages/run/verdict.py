@@ -106,13 +106,13 @@ def _facts(facts: RunFacts, finding: Mapping[str, Any]) -> list[Component]:
     """Since when, on which ranks, of which cause, and what it costs."""
     parts: list[Any] = []
     if finding["since_step"] is not None:
-        parts.append(html.Span(say("since_step", step=f"{finding['since_step']:,}")))
+        parts.append(html.Span(say("since_step", step=finding["since_step"])))
     if finding["since"]:
         parts.append(ago(finding["since"]))
     ranks = finding["ranks"]
     if ranks and facts.ranks > 1:
         named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
-        parts.append(html.Span(say("on_ranks", ranks=named)))
+        parts.append(html.Span(say("on_ranks", count=len(ranks), ranks=named)))
     if finding["cause"]:
         parts.append(html.Span(say("cause", cause=finding["cause"].replace("_", " "))))
     if finding["cost"]:
