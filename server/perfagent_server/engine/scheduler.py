@@ -73,6 +73,7 @@ MOST_LAG_FRAMES = 100_000
 """So many frames the rules may be behind; then agents are told to send again later."""
 _BATCH = 256  # frames judged between two commits
 _ROUND_S = 2.0  # or as many as take so long
+_ASKED_S = 0.2  # or while somebody waits for a verdict
 _AT_ONCE = 8  # whose runs are loaded together; then the round may be over
 _SHARE_S = 1.0  # of one run in a round: if its frames take longer, the rest waits for those of all others
 _RELOADED = 16  # runs that get other rules between two rounds
@@ -184,10 +185,21 @@ class Engine(RulesThread):
                 self.look_for_silence()
             self._checkpoint_piece()
             self._reload_some()
+            self._let_in()
             if judged == 0 and not self._to_reload and not self.settle_outcomes():
                 break
         while self.checkpoints.is_under_way and not self._stopping and not self._event.is_set():
             self._checkpoint_piece()
+
+    def _let_in(self) -> None:
+        """Gives way to questions that wait for the lock."""
+        until = self._monotonic() + _ASKED_S
+        while self._verdicts.is_asked and self._monotonic() < until:
+            time.sleep(0.001)
+
+    def _is_over(self, began: float) -> bool:
+        """Whether a round that began then has had its time."""
+        return self._monotonic() - began > (_ASKED_S if self._verdicts.is_asked else _ROUND_S)
 
     def _note_failure(self, error: Exception) -> None:
         self.counters["failures"] += 1
@@ -268,7 +280,7 @@ class Engine(RulesThread):
             for run in loaded:
                 # A step of these frames may be due sooner than what was due when the run was loaded.
                 self._schedule(run)
-            if self._monotonic() - began > _ROUND_S:
+            if self._is_over(began):
                 return batch[: start + _AT_ONCE], changes
         return batch, changes
 
@@ -287,14 +299,14 @@ class Engine(RulesThread):
 
     def _judge_late(self) -> int:
         """Frames of late runs, of one run after the other; how many."""
-        count, until = 0, self._monotonic() + _ROUND_S
+        count, began = 0, self._monotonic()
         for run in list(self.held.late):
-            while run in self.held.late and self._monotonic() < until:
-                count += self._catch_up(run, until)
+            while run in self.held.late and not self._is_over(began):
+                count += self._catch_up(run, began)
         return count
 
-    def _catch_up(self, run: str, until: float) -> int:
-        """Judges frames of a late run, as far as the tail holds them, up to a moment; how many."""
+    def _catch_up(self, run: str, began: float) -> int:
+        """Judges frames of a late run, as far as the tail holds them, while the round that began then lasts; how many."""
         judge, upto = self.evaluators.in_memory[run], self.held.upto(run)
         batch = [one for one in self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run) if one.id <= upto]
         if not batch:
@@ -305,7 +317,7 @@ class Engine(RulesThread):
             count += 1
             changes += self._take_by(judge, stored, self._monotonic(), drained=stored.source in drained)
             self.aside.note_judged(run)
-            if run not in self.held.late or self._monotonic() > until:
+            if run not in self.held.late or self._is_over(began):
                 break  # it was set aside, or it is the turn of others
         if changes:
             self._writer.commit(changes)

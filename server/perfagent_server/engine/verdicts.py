@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import RLock
+from threading import RLock, get_ident
 
 from sqlalchemy import select
 
@@ -34,6 +34,12 @@ class Verdicts:
     ) -> None:  # fmt: skip
         self._database, self._lock, self._judge_of = database, lock, judge_of
         self._aside, self._on_failure = aside, on_failure
+        self._askers: set[int] = set()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a question waits: the lock alone does not let it in between two rounds that follow each other."""
+        return bool(self._askers)
 
     def verdict(self, run: str, language: Language = "en") -> Finding:
         """Healthy, or the one thing that holds the run back. language: of what the verdict says beside that."""
@@ -67,7 +73,12 @@ class Verdicts:
     def asking(self, run: str) -> Iterator[None]:
         """A question about a run. Raises StorageError where the rules thread does not let anybody in, so that not all
         threads of routes end up waiting for it; CannotJudgeError where the run cannot answer."""
-        if not self._lock.acquire(timeout=_ANSWER_S):
+        self._askers.add(get_ident())
+        try:
+            is_free = self._lock.acquire(timeout=_ANSWER_S)
+        finally:
+            self._askers.discard(get_ident())
+        if not is_free:
             raise StorageError(f"the rules did not answer within {_ANSWER_S:g} s; try again later")
         try:
             yield

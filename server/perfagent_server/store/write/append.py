@@ -1,7 +1,7 @@
 """The ack path: frames into ledger and tail, in one transaction with the rows of their runs, sources and series.
 
-A frame is stored whole, as one row; that is all the work before the acknowledgement. The compactor (compaction.py)
-turns tail rows into blocks later.
+A frame is one row, or some where it has thousands of rows (pieces.py); that is all the work before the acknowledgement. The
+compactor (compaction.py) turns tail rows into blocks later.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from perfagent_server.store.tables import run as run_table
 from perfagent_server.store.write import lifecycle
 from perfagent_server.store.write.emptying import empty_run
 from perfagent_server.store.write.ownership import refusals
+from perfagent_server.store.write.pieces import picked, pieces
 
 __all__ = ["Appender", "deletion_mark"]
 
@@ -282,7 +283,7 @@ class Appender:
         return found
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
-        """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
+        """Newest tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
         events = [artifacts.lasting(frame.events) for frame in frames]
         rows: list[dict[str, Any]] = [
             {
@@ -291,12 +292,13 @@ class Appender:
                 "rank": frame.rank,
                 "source": frame.source,
                 "seq": frame.seq,
-                "samples": frame.samples,
+                "samples": sum(group.samples for group in groups),
                 "received": now,
-                "frame": pack_tail(frame.groups, lasting),
+                "frame": pack_tail(groups, said),
             }
             for frame, lasting in zip(frames, events, strict=True)
             if frame.groups or lasting
+            for groups, said in pieces(frame.groups, lasting)
         ]
         if not rows:
             return {}
@@ -386,13 +388,4 @@ def _without_bad_steps(group: Group, rejected: list[Rejected]) -> Group:
     keep = (steps >= 0) & (steps <= MAX_STEP)
     count = int((~keep).sum())
     rejected.extend(Rejected(name[:300], f"a step must be from 0 to {MAX_STEP}", count) for name in group.values)
-
-    def kept(column: bytes) -> bytes:
-        return bytes(np.frombuffer(column, f"V{len(column) // len(steps)}")[keep].tobytes())
-
-    return Group(
-        kept(group.step),
-        kept(group.time),
-        kept(group.monotonic),
-        {name: kept(column) for name, column in group.values.items()},
-    )
+    return picked(group, keep)
