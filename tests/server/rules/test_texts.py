@@ -8,8 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from perfagent_server.rules.catalogue import all_rules
-from perfagent_server.rules.texts import LANGUAGES, Language, MissingFigureError, Text, grammar_of, said, said_in
+from perfagent.wire import Finding
+from perfagent_server.rules.texts import (
+    LANGUAGES,
+    Language,
+    MissingFigureError,
+    Text,
+    grammar_of,
+    said,
+    said_in,
+    text_of,
+)
 from perfagent_server.rules.texts.filling import OPTIONAL
+from perfagent_server.rules.texts.spoken import spoken
 
 SENTENCES = ("title", "message", "cost", "remedy")
 
@@ -132,3 +143,9 @@ def test_sentence_without_its_figure_is_refused() -> None:
 
 def test_a_list_of_remedies_has_no_figures() -> None:
     assert TEXT.remedies == {"": "Set it to … in {config}."}
+
+
+def test_a_language_that_nobody_knows_is_english() -> None:
+    found = Finding(rule="nonfinite_loss", severity="critical", message="", evidence={"value": "NaN", "step": 7})
+    assert spoken(found, "Inf") == spoken(found, "en")  # type: ignore[arg-type]
+    assert text_of("nonfinite_loss", "Inf") == text_of("nonfinite_loss")  # type: ignore[arg-type]

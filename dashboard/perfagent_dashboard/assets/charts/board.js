@@ -2,6 +2,7 @@
 
 import { config, onTheme, say } from "../lib/config.js";
 import { metricOf } from "../lib/metrics.js";
+import { si } from "../lib/numbers.js";
 import { moved, pins } from "../lib/remembered.js";
 import { Cursor } from "./cursor.js";
 import { enlargedTools } from "./enlarged.js";
@@ -47,6 +48,7 @@ export class Board {
     this.painter = new Painter();
     this.filter = { text: "", problem: "", fits: () => true };
     this.observer = new IntersectionObserver((entries) => this.#seen(entries), { rootMargin: "160px" });
+    this.sight = new IntersectionObserver((entries) => this.#inSight(entries)); // live values are drawn where somebody looks
     this.resizer = new ResizeObserver(() => {
       clearTimeout(this.resizing);
       this.resizing = setTimeout(() => this.redraw(), 120);
@@ -93,6 +95,9 @@ export class Board {
     this.values.set(name, value);
     const chart = this.charts.get(name);
     if (chart) chart.latest = value;
+    // React owns the node, and would not find another one again.
+    const tile = chart && value != null && document.querySelector(`[data-figure=loss][data-goto="${CSS.escape(name)}"] .value`);
+    if (tile?.firstChild) tile.firstChild.nodeValue = si(value / chart.scale.by);
   }
 
   addRanks() {
@@ -152,6 +157,7 @@ export class Board {
       part.observed = true;
       part.card.chartPart = part;
       this.observer.observe(part.card);
+      this.sight.observe(part.card);
     }
     this.applyFilter();
   }
@@ -237,6 +243,13 @@ export class Board {
       if (part.stale) (part.fetch ?? part.load).call(part);
       else this.painter.want(part, part.needsDraw || !part.drawnTo ? "draw" : "extend");
       if (part === this.stack) for (const [, chart] of part.parts()) chart.fetch();
+    }
+  }
+
+  #inSight(entries) {
+    for (const { target, isIntersecting } of entries) {
+      target.chartPart.inSight = isIntersecting;
+      if (isIntersecting) this.painter.want(target.chartPart, "extend");
     }
   }
 
@@ -353,6 +366,7 @@ export class Board {
     clearTimeout(this.resizing);
     clearTimeout(this.arranging);
     this.observer.disconnect();
+    this.sight.disconnect();
     this.resizer.disconnect();
     this.offTheme();
     for (const part of this.parts()) part.destroy();

@@ -49,6 +49,7 @@ export class Painter {
         if (what !== "value") part.needsDraw = true;
         continue;
       }
+      if (what === "extend" && !part.inSight) continue; // it asks again when it comes into sight
       if (part.stale) {
         if (what === "draw" && part.drawnTo) part.draw();
         else if (what === "value") part.showValue();

@@ -312,7 +312,7 @@ export class Chart {
   /** Puts what is held into the traces of a figure. */
   fill(traces) {
     const rows = this.board.axis.isByTime ? this.data : byStep(this.data);
-    const put = (trace, x, y) => Object.assign(traces[trace], { x, y });
+    const put = (trace, x, y) => Object.assign(traces[trace], { x, y, visible: x.length > 0 }); // plotly works on empty ones, too
     const x = this.xs(rows);
     const [low, high, mean] = [rows.min, rows.max, rows.mean].map((column) => this.ys(column));
     const wide = low.some((value, i) => value !== high[i]); // else both edges would be the line itself, drawn three times

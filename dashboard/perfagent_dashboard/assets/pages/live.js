@@ -51,7 +51,10 @@ export class LivePage {
       },
       onMessage: (message) => {
         if (message.subscribed) this.changed = message.changed; // when anything last did
-        if (message.alert || message.lagged || this.#hasTurned(message.run)) this.next.within(TOGETHER_MS);
+        if (message.alert || message.lagged || this.#hasTurned(message.run)) {
+          this.next.within(TOGETHER_MS);
+          countAlerts();
+        }
         else if (message.bands || message.run || (message.fleet && root.dataset.runs)) this.next.within(RUNS_MS);
         for (const board of boards.values()) {
           if (message.lagged) board.refresh();
@@ -85,7 +88,6 @@ export class LivePage {
       this.next.within(ms);
       return;
     }
-    countAlerts();
     if (this.root.dataset.tick) window.dash_clientside.set_props(this.root.dataset.tick, { data: Date.now() });
   }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update, set_props
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
@@ -55,7 +55,7 @@ class _RunPage:
             facts = await read_facts(self._server, ident)
             top = await self._top(facts)
             shown = tab if tab in _TABS and _TABS[tab].is_there(facts) else "charts"
-            content = await _TABS[shown].content(self._server, facts)
+            content = await self._content(shown, facts)
         except Problem as problem:
             return _unknown(ident) if problem.status == 404 else trouble(problem)
         parts: dict[str, Component] = {
@@ -68,7 +68,7 @@ class _RunPage:
                 *parts.values(),
                 dmc.Tabs(_tabs(facts), id="run-tabs", value=shown, className="run-tabs", keepMounted=False),
                 html.Div(charts, id="run-charts", hidden=shown != "charts"),
-                html.Div([] if shown == "charts" else content, id="run-tab", className="stack"),
+                html.Div(content, id="run-tab", className="stack"),
                 *dialogs(),
                 dcc.Store(id="alerts-tick", data=0),
                 dcc.Interval(id="run-again", interval=_AGAIN_MS, disabled=not facts.is_unsettled),
@@ -88,11 +88,12 @@ class _RunPage:
             *(Output(f"run-{name}", "children") for name in _PARTS),
             Output("run-tabs", "children"), Output("run-shown", "data"), Output("run-again", "disabled"),
             Input("alerts-tick", "data"), Input("run-again", "n_intervals"), State("run-id", "data"), State("run-shown", "data"),
+            State("run-tabs", "value"), State("run-tab-shown", "data"),
             prevent_initial_call=True,
         )(self._again)  # fmt: skip
         app.callback(
             Output("run-tab", "children"), Output("run-charts", "hidden"), Output("run-tab-shown", "data"),
-            Input("run-tabs", "value"), Input("alerts-tick", "data"), State("run-id", "data"), State("run-tab-shown", "data"),
+            Input("run-tabs", "value"), State("run-id", "data"),
             prevent_initial_call=True,
         )(self._tab)  # fmt: skip
         app.callback(
@@ -129,16 +130,20 @@ class _RunPage:
             or (html.P(say("figures_over", over=over), className="quiet") if over else None),
         }
 
-    async def _again(self, _tick: int, _again: int, run: str, shown: dict[str, str]) -> Any:
+    async def _again(self, _tick: int, _again: int, run: str, shown: dict[str, str], tab: str, tab_shown: str) -> Any:
         try:
             facts = await read_facts(self._server, run)
             top = await self._top(facts)
+            content = await self._content(tab, facts)
         except Problem as problem:
             if problem.status != 404:  # the badge in the bar tells that the server is away
                 return (no_update,) * (len(_PARTS) + 3)
             return *(_unknown(run) if name == "verdict" else None for name in _PARTS), [], {}, True
         fresh = {name: digest(top[name]) for name in _PARTS} | {"tabs": digest(_tabs(facts))}
         parts = (no_update if fresh[name] == shown.get(name) else top[name] for name in _PARTS)
+        if (of_tab := digest(content)) != tab_shown:
+            set_props("run-tab", {"children": content})
+            set_props("run-tab-shown", {"data": of_tab})
         return (
             *parts,
             no_update if fresh["tabs"] == shown.get("tabs") else _tabs(facts),
@@ -146,17 +151,19 @@ class _RunPage:
             not facts.is_unsettled,
         )
 
-    async def _tab(self, tab: str, _tick: int, run: str, shown: str) -> Any:
+    async def _tab(self, tab: str, run: str) -> Any:
         """The board of the charts stays where it is, hidden or not: it is live by itself."""
         if tab == "charts":
-            return [], False, ""
+            return [], False, digest([])
         try:
-            facts = await read_facts(self._server, run)
-            content = await _TABS[tab].content(self._server, facts)
+            content = await self._content(tab, await read_facts(self._server, run))
         except Problem as problem:
             return trouble(problem), True, ""
-        fresh = digest(content)
-        return no_update if fresh == shown else content, True, fresh
+        return content, True, digest(content)
+
+    async def _content(self, tab: str, facts: RunFacts) -> Any:
+        """Of a tab, below the charts."""
+        return [] if tab == "charts" else await _TABS[tab].content(self._server, facts)
 
     async def _layers(self, family: str, run: str) -> Any:
         try:

@@ -127,7 +127,8 @@ def _texts(language: Language) -> tuple[dict[str, Text], Grammar]:
 
 @cache
 def _tables(language: Language) -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / f"{LANGUAGES[language]}.toml").read_text("utf-8"))
+    """English where there is no such language: the row of a channel may hold anything, and its alerts must go out."""
+    return tomllib.loads((Path(__file__).parent / f"{LANGUAGES.get(language, 'english')}.toml").read_text("utf-8"))
 
 
 def _read(rule: str, table: Mapping[str, Any]) -> Text:
