@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +85,19 @@ def test_tiles_show_table_and_verdict_have_the_same_figures(
     table.wait(f"text => {line} === text", argument=throughput)
 
 
-def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProcess, tab: OpenTab) -> None:
-    page = tab("/")
-    twice = "(async () => { const m = await import('/assets/lib/api.js'); await m.marksOfRules(); return m.marksOfRules(); })()"
-    marks = page.page.evaluate(twice)
+def test_alerts_are_marked_on_the_charts_that_their_rules_name(site: ServerProcess, run: str) -> None:
+    send(site, run, {"loss": np.ones(3)}, np.arange(1, 4))
+    marks = site.get(f"/runs/{run}", **{"with": "marks"})["marks"]
     assert marks == {rule["rule"]: rule["charts"] for rule in site.get("/rules")["rules"]}
-    assert len([path for path in page.requests if path == "/api/v1/rules"]) == 1, "read once"
+
+
+def test_what_the_charts_of_a_page_ask_for_comes_together(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    send(site, run, {name: np.ones(3) for name in ("loss", "lr", "grad/norm", "mine")}, np.arange(1, 4))
+    page = tab(f"/run/{run}")
+    page.drawn(4)
+    (asked,) = [path for path in page.requests if "/series" in path]
+    assert sorted(re.findall(r"&name=([^&]+)", asked)) == ["grad%2Fnorm", "loss", "lr", "mine"]
+    assert len([path for path in page.requests if path.startswith(f"/api/v1/runs/{run}?")]) == 1
 
 
 def test_the_page_says_how_many_names_were_left_out(site: ServerProcess, tab: OpenTab, run: str) -> None:

@@ -112,7 +112,7 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
         argument=[first, last],
     )
     asked = [request for request in page.requests if "/series" in request and "from=" in request]
-    assert len(asked) >= 5
+    assert "".join(asked).count("name=") >= 5
     assert all(f"from={first}&to={last}" in request for request in asked)
 
     reopened = tab(f"/run/{run}?x={first}-{last}")
