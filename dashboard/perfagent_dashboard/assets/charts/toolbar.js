@@ -45,15 +45,19 @@ export function toolsOf(runBoard) {
     runBoard.writeAddress();
   });
   const zoomed = el("span", { class: "zoomed" });
+  const own = el("button", { type: "button", class: "button small", title: words.x_step, on: { click: () => ((board.axis.mode = "step"), changed(), runBoard.showRange()) } });
   const reset = el("button", { type: "button", class: "button small", on: { click: () => board.setRange(null) } }, words.reset_zoom);
   runBoard.showRange = () => {
     const fixed = Array.isArray(board.range);
     setText(zoomed, fixed ? say("zoomed", { from: thousands(board.range[0]), to: thousands(board.range[1]) }) : "");
     zoomed.hidden = reset.hidden = !fixed;
     ranges.show();
+    axis.show();
+    setText(own, board.axis.isOwn ? `x: ${board.axis.mode} ✕` : "");
+    own.hidden = !board.axis.isOwn;
   };
   runBoard.showRange();
-  const row = el("div", { class: "tool-row" }, axis, ranges, toggle(words.log_y, "log"), logX, toggle(words.clip, "clip", words.clip_title), el("label", { class: "slider", title: words.smoothing_title }, words.smoothing, slider, shown), columns, zoomed, reset);
+  const row = el("div", { class: "tool-row" }, axis, own, ranges, toggle(words.log_y, "log"), logX, toggle(words.clip, "clip", words.clip_title), el("label", { class: "slider", title: words.smoothing_title }, words.smoothing, slider, shown), columns, zoomed, reset);
   const more = el("button", { type: "button", class: "button tools-more", "aria-expanded": "false" }, words.tools);
   more.addEventListener("click", () => more.setAttribute("aria-expanded", String(row.classList.toggle("open"))));
   return el("div", { class: "tools", role: "toolbar", "aria-label": words.tools }, find, more, row);

@@ -23,6 +23,11 @@ export class XAxis {
     return this.mode === "relative" || this.mode === "clock";
   }
 
+  /** Whether a series is the axis: one that may go up and down. */
+  get isOwn() {
+    return this.mode !== "step" && !this.isByTime;
+  }
+
   /** Clocks have no logarithm. */
   get isLog() {
     return this.wantsLog && this.mode !== "clock";
@@ -63,7 +68,7 @@ export class XAxis {
     const [a, b] = window ?? [this.board.firstStep, this.board.lastStep];
     if (!this.board.fixed() && !(this.board.lastStep > this.board.firstStep)) return this.#oneStep();
     if (!(b > a)) return [a - 0.5, b + 0.5];
-    const [from, to] = [this.ofStep(a), this.ofStep(b)];
+    const [from, to] = this.isOwn ? this.#extremes(a, b) : [this.ofStep(a), this.ofStep(b)];
     if (from == null || to == null || !(to > from)) return null;
     const pad = window && this.board.fixed() ? 0 : (to - from) * 0.01;
     return [from - (window ? 0 : pad), to + pad];
@@ -77,6 +82,13 @@ export class XAxis {
     const [from, to] = [time[0], time[time.length - 1]];
     const pad = Math.max(0.5, (to - from) * 0.01);
     return [this.ofTime(from - pad), this.ofTime(to + pad)];
+  }
+
+  /** Of the axis's own series over these steps. */
+  #extremes(from, to) {
+    const { step, at } = this.#bridge();
+    const values = at.filter((_, i) => step[i] >= from && step[i] <= to);
+    return values.length ? [Math.min(...values), Math.max(...values)] : [null, null];
   }
 
   /** Range and ticks of a plot's axis. */
