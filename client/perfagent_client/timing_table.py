@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfagent.wire import Latest, Timing
-from perfagent_client.units import duration
+from perfagent.wire.quantities import duration
 
 __all__ = ["about_figures", "timing_head", "timing_rows"]
 

@@ -20,6 +20,7 @@ from perfagent.command_line.terminal_output import CONTROL
 from perfagent.plural import some
 from perfagent.wire import Alert, Finding, outcome_of
 from perfagent.wire.configuration import by_use, flattened
+from perfagent.wire.quantities import duration
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.report.charts import charts_of
 from perfagent_client.report.facts import ReportFacts
@@ -28,7 +29,6 @@ from perfagent_client.report.step_bar import step_bar
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
-from perfagent_client.units import duration
 
 __all__ = ["report_html"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfagent.wire import PHASES, Timing, metric
-from perfagent_client.units import duration
+from perfagent.wire.quantities import duration
 
 __all__ = ["WIDTH", "Part", "step_bar"]
 

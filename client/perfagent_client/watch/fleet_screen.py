@@ -17,8 +17,8 @@ from textual.widgets import DataTable, Footer, Input, Static
 from perfagent.errors import PerfagentError
 from perfagent.plural import some
 from perfagent.wire import Alert
+from perfagent.wire.quantities import figure
 from perfagent_client.sparkline import sparkline
-from perfagent_client.units import figure
 from perfagent_client.watch.fleet import LOSSES, RATES, Fleet, FleetRow
 from perfagent_client.watch.fleet_reader import CURVE, FleetReader
 from perfagent_client.watch.live_screen import LiveScreen

@@ -9,9 +9,9 @@ from itertools import pairwise
 from rich.text import Text
 
 from perfagent.wire import PHASES, metric, outcome_of
+from perfagent.wire.quantities import duration, figure
 from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import paused_s, took_s
-from perfagent_client.units import duration, figure
 from perfagent_client.watch.fleet import RATES
 from perfagent_client.watch.run_view import RunView
 from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, STATE_MARKS, age, clean, cut, newest, seconds_of

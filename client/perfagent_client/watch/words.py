@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 
 from perfagent.command_line.terminal_output import CONTROL
-from perfagent_client.units import figure
+from perfagent.wire.quantities import figure, nonfinite
 
 __all__ = ["MARKS", "SEVERITY_STYLES", "STATE_MARKS", "age", "clean", "cut", "newest", "seconds_of"]
 
@@ -49,5 +49,5 @@ def newest(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return nonfinite(value)
     return f"{value:.4g}" if name == "loss" or name.endswith("loss") else figure(name, value)

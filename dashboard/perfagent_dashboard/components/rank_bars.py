@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent_client.units import duration
+from perfagent.wire.quantities import duration
 from perfagent_dashboard.components.numbers import number
 from perfagent_dashboard.words import say
 

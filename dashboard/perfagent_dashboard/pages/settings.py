@@ -12,7 +12,7 @@ from urllib.parse import quote
 import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
 
-from perfagent_client.units import size
+from perfagent.wire.quantities import size
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent_client.units import duration
+from perfagent.wire.quantities import duration
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import state_badge

@@ -10,9 +10,9 @@ from urllib.parse import quote
 from dash import html
 
 from perfagent.wire import Latest, Timing
+from perfagent.wire.quantities import duration
 from perfagent_client.models import parse
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
-from perfagent_client.units import duration
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.prose import prose
