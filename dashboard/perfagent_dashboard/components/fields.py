@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import dash_mantine_components as dmc
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["choice", "search_field"]
 

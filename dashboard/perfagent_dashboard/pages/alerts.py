@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.alert_groups import alert_rows
@@ -22,9 +23,6 @@ from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["page"]
 

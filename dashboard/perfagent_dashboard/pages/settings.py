@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
+from dash.development.base_component import Component
 
 from perfagent.wire.quantities import size
 from perfagent_dashboard import ids
@@ -26,9 +27,6 @@ from perfagent_dashboard.pages.settings_people import People
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import LANGUAGES, language, say, sentence
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["page"]
 

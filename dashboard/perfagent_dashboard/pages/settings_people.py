@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+from dash.development.base_component import Component
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.feedback import note, nothing
@@ -15,9 +16,6 @@ from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago, moment
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["People"]
 

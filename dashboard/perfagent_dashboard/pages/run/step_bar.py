@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent.wire import Timing
 from perfagent_client.models import parse
@@ -14,9 +15,6 @@ from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.numbers import percent
 from perfagent_dashboard.pages.run.tiles import window_of
 from perfagent_dashboard.words import say, title_of
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["step_bar"]
 

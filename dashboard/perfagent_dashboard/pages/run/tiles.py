@@ -7,9 +7,10 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.numbers import number, percent, quantity, si
@@ -17,9 +18,6 @@ from perfagent_dashboard.components.sparkline import sparkline
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say, title_of
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["read_trends", "tiles", "window_of"]
 
