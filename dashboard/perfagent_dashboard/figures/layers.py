@@ -9,12 +9,11 @@ from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from perfagent_dashboard.theme import FONT
-
 __all__ = ["layer_figure"]
 
 _DECADES = ("grad_norm", "update_ratio")
 _LONGEST = 44
+_FONT = 'Inter, "Noto Sans", "Noto Sans CJK SC", system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
 
 
 def layer_figure(matrix: Mapping[str, Any], family: str) -> go.Figure:
@@ -29,7 +28,7 @@ def layer_figure(matrix: Mapping[str, Any], family: str) -> go.Figure:
     )  # fmt: skip
     layout = {
         "template": {}, "margin": {"l": 8, "r": 8, "t": 8, "b": 28}, "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)", "font": {"family": FONT, "size": 11, "color": "#808890"},
+        "plot_bgcolor": "rgba(0,0,0,0)", "font": {"family": _FONT, "size": 11, "color": "#808890"},
         "yaxis": {"autorange": "reversed", "automargin": True, "fixedrange": True, "dtick": 1},
         "xaxis": {"fixedrange": True},
     }  # fmt: skip

@@ -1,9 +1,10 @@
 // Every rank against time: its own work, the step less its wait for others, beside the median.
 
 import { api } from "../lib/api.js";
-import { config, say, theme, words } from "../lib/config.js";
+import { say, words } from "../lib/config.js";
 import { el } from "../lib/dom.js";
 import { finite, numberOf } from "../lib/numbers.js";
+import { figureOf } from "./figures.js";
 import { DIMMED, drawPlot } from "./plot.js";
 import { lastAtOrBefore } from "./samples.js";
 
@@ -55,7 +56,7 @@ export class RankChart {
 
   draw() {
     if (!this.matrix?.step?.length) return;
-    const { data, layout } = structuredClone(config.figures[theme()].ranks);
+    const { data, layout } = figureOf("ranks");
     const rows = this.matrix.mean.map((row) => row.map((value) => finite(numberOf(value))));
     const middle = this.matrix.step.map((_, i) => {
       const column = rows.map((row) => row[i]).filter((value) => value != null).toSorted((a, b) => a - b);

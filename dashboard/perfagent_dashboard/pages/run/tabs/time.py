@@ -18,7 +18,7 @@ from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago
-from perfagent_dashboard.figures import CHARTS
+from perfagent_dashboard.figures.charts import CHARTS
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
