@@ -304,12 +304,10 @@ def _model(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
     return cells
 
 
-def _is_logged(name: str) -> bool:
-    return metric(name).meaning == "logged by the training script"
-
-
 def _logged(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
-    newest_first = sorted((name for name in latest if _is_logged(name)), key=lambda name: (-latest[name].step, name))
+    newest_first = sorted(
+        (name for name in latest if metric(name).is_logged), key=lambda name: (-latest[name].step, name)
+    )
     return [(name, f"{quantity(latest[name].value, '')} (step {latest[name].step:,})") for name in newest_first]
 
 

@@ -32,8 +32,9 @@ def is_share(name: str) -> bool:
     group, _, rest = name.partition("/")
     if group in ("dead_share", "module_share"):
         return True
-    known = metric(name).meaning != "logged by the training script"
-    return known and (name in ("mfu", "cuda/fragmentation") or rest == "share" or rest.endswith("_share"))
+    return not metric(name).is_logged and (
+        name in ("mfu", "cuda/fragmentation") or rest == "share" or rest.endswith("_share")
+    )
 
 
 def quantity(value: float, unit: str) -> str:

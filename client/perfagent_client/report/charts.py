@@ -100,4 +100,4 @@ def _extreme(word: str, series: Series, column: Sequence[float], choose: Callabl
 
 
 def _is_logged(name: str) -> bool:
-    return metric(name).meaning == "logged by the training script" and not name.startswith(LOGGED)
+    return metric(name).is_logged and not name.startswith(LOGGED)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from perfagent import __version__
 from perfagent.command_line.terminal_output import CONTROL
 from perfagent.plural import some
-from perfagent.wire import Alert, Finding, outcome_of
+from perfagent.wire import STATE_SHAPES, Alert, Finding, outcome_of
 from perfagent.wire.configuration import by_use, flattened
 from perfagent.wire.quantities import duration
 from perfagent_client.evidence import evidence_lines, traceback_lines
@@ -38,10 +38,6 @@ _TABLE_ROWS, _CELL_CHARACTERS = 250, 160
 _FINDINGS, _HISTORY = 10, 10
 _CONTROL = {code: sign for code, sign in CONTROL.items() if code != ord("\n")}
 _MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓", "unknown": "○"}
-_STATES = {
-    "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
-    "preempted": "‖",
-}  # fmt: skip
 
 
 class _Most(NamedTuple):
@@ -91,7 +87,7 @@ def report_html(facts: ReportFacts) -> str:
     return _template().render(
         facts=facts, run=facts.run, title=facts.run.name, policy=_policy(style), version=__version__,
         style=Markup(style),  # noqa: S704 - our own file
-        state_mark=_STATES.get(facts.run.state, "●"), head=_head(facts), marks=_MARKS, verdict=verdict,
+        state_mark=STATE_SHAPES.get(facts.run.state, "●"), head=_head(facts), marks=_MARKS, verdict=verdict,
         others=[_finding(finding, _OF_OTHERS, facts.run.state) for finding in others[:_FINDINGS]],
         alerts=[_alert(number, told.alert, told.history) for number, told in enumerate(facts.alerts, 1)],
         charts=charts_of(facts.series, facts.latest, [told.alert for told in facts.alerts]), width=WIDTH, height=HEIGHT,

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from perfagent.wire import PHASES, metric, outcome_of
+from perfagent.wire import PHASES, STATE_SHAPES, metric, outcome_of
 from perfagent.wire.quantities import duration, figure
 from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import paused_s, took_s
 from perfagent_client.watch.fleet import RATES
 from perfagent_client.watch.run_view import RunView
-from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, STATE_MARKS, age, clean, cut, newest, seconds_of
+from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, age, clean, cut, newest, seconds_of
 
 __all__ = ["alert_lines", "console_lines", "curve_lines", "figure_lines", "head_lines", "step_lines", "verdict_lines"]
 
@@ -31,7 +31,7 @@ _NEWEST = ("gpu/utilization_pct", "gpu/memory_used_bytes", "process/rss_bytes", 
 
 def head_lines(view: RunView, width: int, now: float) -> list[Text]:
     run = view.run
-    state = f"{STATE_MARKS.get(run.state, '●')} {run.state}" + (f": {run.reason}" if run.reason else "")
+    state = f"{STATE_SHAPES.get(run.state, '●')} {run.state}" + (f": {run.reason}" if run.reason else "")
     facts = [state, f"step {run.step:,}"]
     facts += [f"{run.world_size} ranks"] if run.world_size > 1 else []
     facts += [f"attempt {run.attempts}"] if run.attempts > 1 else []
