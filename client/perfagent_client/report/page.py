@@ -24,10 +24,9 @@ from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.report.charts import charts_of
 from perfagent_client.report.facts import ReportFacts
 from perfagent_client.report.line_chart import HEIGHT, WIDTH
-from perfagent_client.report.step_bar import step_bar
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
-from perfagent_client.timing_table import about_figures, timing_head, timing_rows
+from perfagent_client.timing_table import about_figures, step_shares, timing_head, timing_rows
 
 __all__ = ["report_html"]
 
@@ -54,7 +53,7 @@ def report_html(facts: ReportFacts) -> str:
         others=[_finding(finding, facts.run.state) for finding in others[:_FINDINGS]],
         alerts=[_alert(number, told.alert, told.history) for number, told in enumerate(facts.alerts, 1)],
         charts=charts_of(facts.series, facts.latest, [told.alert for told in facts.alerts]), width=WIDTH, height=HEIGHT,
-        bar=step_bar(facts.timing), timing_head=timing_head(facts.timing), timing=timing_rows(facts.timing, facts.latest),
+        bar=step_shares(facts.timing), timing_head=timing_head(facts.timing), timing=timing_rows(facts.timing, facts.latest),
         timing_note=about_figures(facts.timing, facts.run.world_size),
         spent=_spent(facts), config=_config(facts), environment=_environment(facts), packages=_packages(facts),
         console=_console(facts), traceback="" if verdict["traceback"] else _traceback(facts),

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from perfagent.wire import PHASES, STATE_SHAPES, metric, outcome_of
+from perfagent.wire import STATE_SHAPES, metric, outcome_of
 from perfagent.wire.quantities import duration, figure
 from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import paused_s, took_s
+from perfagent_client.timing_table import step_shares
 from perfagent_client.watch.fleet import RATES
 from perfagent_client.watch.run_view import RunView
 from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, age, clean, cut, newest, seconds_of
@@ -102,21 +103,20 @@ def curve_lines(view: RunView, width: int) -> list[Text]:
 def step_lines(view: RunView, width: int) -> list[Text]:
     """Where a step goes: a bar, and what its parts are."""
     timing = view.timing
-    shares = {name: share for name, share in timing.phase_shares.items() if share >= 0.005} if timing else {}
+    shares = step_shares(timing, 0.005) if timing else []
     if not shares:
         return []
-    order = {phase: number for number, phase in enumerate(PHASES)}
-    names = sorted(shares, key=lambda name: (order.get(name, len(order)), name))
     bar, legend = Text(), []
-    whole, drawn = max(1.0, sum(shares.values())), 0
+    whole, drawn = max(100.0, sum(one.pct for one in shares)), 0
     total = 0.0
-    for number, name in enumerate(names):
-        total += shares[name]
+    for number, one in enumerate(shares):
+        name = one.series.removeprefix("phase/").removesuffix("_s")
+        total += one.pct
         cells = round(total / whole * width) - drawn
         drawn += cells
         style = _PHASE_STYLES.get(name, _OTHER_STYLE)
         bar.append(_BLOCKS[number % len(_BLOCKS)] * cells, style=style)
-        legend.append((f"{_BLOCKS[number % len(_BLOCKS)]} {clean(name)} {100 * shares[name]:.3g} %", style))
+        legend.append((f"{_BLOCKS[number % len(_BLOCKS)]} {clean(name)} {one.pct:.3g} %", style))
     return [bar, *_flowing(legend, width)]
 
 
