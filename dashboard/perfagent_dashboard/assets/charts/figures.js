@@ -45,15 +45,7 @@ const FIGURES = {
     const data = config.phases.map((phase) => trace({ name: phase, mode: "lines", line: { width: 0.5, color: colorOf(`phase-${phase}`) }, fillcolor: colorOf(`phase-${phase}`), stackgroup: "step" }));
     return { data, layout: plainLayout() };
   },
-
-  /** Ranks against time. 1, the median, is the card's own color; slower is warm, faster is cool, and the two ends differ in lightness from the
-   * middle for every kind of color vision. */
-  ranks() {
-    const colorscale = [[0, "#2a7fc4"], [0.5, colorOf("raised")], [1, "#c8372d"]];
-    const heat = { type: "heatmap", zmin: 0.8, zmax: 1.2, colorscale, colorbar: { thickness: 8, outlinewidth: 0, tickfont: { size: 10 }, len: 1 }, hoverinfo: "skip" };
-    return { data: [heat], layout: { ...plainLayout(), yaxis: { tickformat: "d", nticks: 6, fixedrange: true, showgrid: false } } };
-  },
 };
 
-/** name: series, step or ranks. */
+/** name: series or step. */
 export const figureOf = (name) => FIGURES[name]();
