@@ -123,15 +123,11 @@ def _load() -> None:
     import perfagent_dashboard.app  # noqa: F401 - what `perfagent up` imports
     import perfagent_server.commands.up
     import perfagent_server.serving  # noqa: F401
-    from perfagent_dashboard.figures import patterns
-    from perfagent_dashboard.theme import THEMES
     from perfagent_server import schema
     from perfagent_server.app import create_app
     from perfagent_server.settings import Settings
 
     cheap_passwords.use()
-    for theme in THEMES.values():
-        patterns(theme)
     schema.head()
     with tempfile.TemporaryDirectory() as folder:
         app = create_app(Settings(data=Path(folder)), dashboard=False)

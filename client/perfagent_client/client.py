@@ -7,6 +7,7 @@ for run in client.runs(state="running"):
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -170,10 +171,18 @@ class Client:
         """What it shows to the server: a key, or a proof that it knows the admin token."""
         return self._options.api_key
 
-    def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
         """The JSON below /api/v1, None for an empty answer: for what has no method here."""
         try:
-            answer = self.http.request(method, self._options.url(path), params=params, json=body)
+            answer = self.http.request(method, self._options.url(path), params=params, json=body, headers=headers)
         except httpx.TransportError as error:
             raise self._options.unreachable(error) from error
         _raise(answer)
@@ -317,7 +326,7 @@ class Client:
 
     def trace(self, run: str, profile: str) -> Iterator[bytes]:
         """The gzip file of a profile's trace, in pieces."""
-        with _Stream(self, _run_path(run, f"/profiles/{quote(profile, safe='')}"), {}) as answer:
+        with self._stream(_run_path(run, f"/profiles/{quote(profile, safe='')}")) as answer:
             yield from answer.iter_raw()
 
     def stacks(self, run: str, *, command: str | None = None) -> dict[str, Any]:
@@ -327,17 +336,29 @@ class Client:
 
     def export(self, run: str) -> Iterator[LogRow]:
         """Every sample of a run, streamed; floats are exactly those that were logged."""
-        with self._stream(run, "jsonl") as answer:
+        with self._stream(_run_path(run, "/export"), format="jsonl") as answer:
             for line in answer.iter_lines():
                 yield _row(line)
 
     def export_bytes(self, run: str, format: str = "jsonl") -> Iterator[bytes]:  # noqa: A002 - its name in the API
         """The export as the server writes it, in pieces: "jsonl", "csv" or "parquet"."""
-        with self._stream(run, format) as answer:
+        with self._stream(_run_path(run, "/export"), format=format) as answer:
             yield from answer.iter_bytes()
 
-    def _stream(self, run: str, format: str) -> _Stream:  # noqa: A002
-        return _Stream(self, _run_path(run, "/export"), {"format": format})
+    @contextlib.contextmanager
+    def _stream(self, path: str, **params: str) -> Iterator[httpx.Response]:
+        """An answer that is read in pieces."""
+        has_begun = False
+        try:
+            with self.http.stream("GET", self._options.url(path), params=params) as answer:
+                if not answer.is_success:
+                    answer.read()
+                _raise(answer)
+                has_begun = True
+                yield answer
+        except httpx.TransportError as error:
+            broken = f"{self.server} broke off in the middle of its answer: {error}"
+            raise (ServerUnreachable(broken) if has_begun else self._options.unreachable(error)) from error
 
     def log(
         self, run: str, metrics: dict[str, float], *, step: int | None = None, project: str = "default", rank: int = 0,
@@ -348,12 +369,7 @@ class Client:
 
         body = _query(project=project, run=run, step=step, metrics=plain(metrics), rank=rank, time=time)
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else None
-        try:
-            answer = self.http.post(self._options.url("/log"), json=body, headers=headers)
-        except httpx.TransportError as error:
-            raise self._options.unreachable(error) from error
-        _raise(answer)
-        reply: dict[str, Any] = _json(answer)
+        reply: dict[str, Any] = self.request("POST", "/log", body=body, headers=headers)
         return reply
 
     def close(self) -> None:
@@ -366,38 +382,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Stream:
-    """A streamed answer whose errors are ours."""
-
-    def __init__(self, client: Client, path: str, params: dict[str, Any]) -> None:
-        self._client, self._path, self._params = client, path, params
-        self._answer: httpx.Response | None = None
-
-    def __enter__(self) -> httpx.Response:
-        options = self._client._options
-        request = self._client.http.build_request("GET", options.url(self._path), params=self._params)
-        try:
-            self._answer = self._client.http.send(request, stream=True)
-            if not self._answer.is_success:
-                self._answer.read()
-        except httpx.TransportError as error:
-            raise options.unreachable(error) from error
-        try:
-            _raise(self._answer)
-        except ApiError:
-            self._answer.close()
-            raise
-        return self._answer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._answer is not None:
-            self._answer.close()
-        if isinstance(error, httpx.TransportError):
-            raise ServerUnreachable(f"{self._client.server} broke off in the middle of its answer: {error}") from error
 
 
 class AsyncClient:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfagent.wire import Finding, from_json
-from perfagent_client.units import quantity
+from perfagent.wire.quantities import quantity
 
 __all__ = ["evidence_lines", "traceback_lines"]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from perfagent.command_line.terminal_output import Screen
 from perfagent.wire import outcome_of
+from perfagent.wire.quantities import duration, quantity
 from perfagent_client.client import Client
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section, flat
 from perfagent_client.polling import ENDED, Patience
-from perfagent_client.units import duration, quantity
 
 __all__ = ["follow"]
 

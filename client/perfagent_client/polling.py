@@ -9,13 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from perfagent.errors import ServerUnreachable
+from perfagent.wire import BAD_ENDS
 
-__all__ = ["BAD_ENDS", "ENDED", "Patience"]
+__all__ = ["ENDED", "Patience"]
 
 T = TypeVar("T")
 
-BAD_ENDS = ("failed", "oom", "killed", "preempted", "lost")
-"""A lost run may come back, but whoever waits for it must not wait for ever."""
 ENDED = ("finished", *BAD_ENDS)
 AWAY_S = 30.0
 

@@ -21,12 +21,11 @@ from perfagent_client.client import Client
 from perfagent_client.commands import output
 from perfagent_client.connection import add_options, add_run, print_json, reader
 from perfagent_client.connection import found as find
+from perfagent_client.polling import ENDED
 
 __all__ = ["profile", "stacks"]
 
 POLL_S = 0.5
-_OVER = ("finished", "failed", "oom", "killed", "preempted", "lost")
-"""States of a run that answers nothing any more, as far as can be known."""
 
 
 def profile(parser: argparse.ArgumentParser) -> None:
@@ -228,7 +227,7 @@ def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, ran
         # one that has accepted works on it, and answers when the network is back
         accepted = missing & {one["rank"] for one in latest["sources"] if one["state"] == "accepted"}
         accepted -= {one["rank"] for one in latest.get("asked", ()) if one["problem"] == "ended"}
-        if state in _OVER and not (state == "lost" and accepted):
+        if state in ENDED and not (state == "lost" and accepted):
             return _Waited(latest, _why_nobody_answers(state))
         able = [one for one in latest.get("asked", ()) if one["rank"] in missing and not one["problem"]]
         if "asked" in latest and not able and not accepted:
@@ -241,7 +240,7 @@ def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, ran
 def _why_nobody_answers(state: str) -> str:
     if state == "lost":
         return "the run is lost"
-    return f"the run has ended ({state})" if state in _OVER else "nobody who could answer is left"
+    return f"the run has ended ({state})" if state in ENDED else "nobody who could answer is left"
 
 
 def _raise_if_refused(order: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from perfagent.command_line.terminal_output import Line, Table
 from perfagent.plural import some
 from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Spent, Timing, metric
 from perfagent.wire.configuration import by_use
+from perfagent.wire.quantities import duration, figure, quantity
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section
@@ -16,7 +17,6 @@ from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
-from perfagent_client.units import duration, figure, quantity
 
 __all__ = ["Facts", "sections", "severity_style"]
 
@@ -304,12 +304,10 @@ def _model(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
     return cells
 
 
-def _is_logged(name: str) -> bool:
-    return metric(name).meaning == "logged by the training script"
-
-
 def _logged(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
-    newest_first = sorted((name for name in latest if _is_logged(name)), key=lambda name: (-latest[name].step, name))
+    newest_first = sorted(
+        (name for name in latest if metric(name).is_logged), key=lambda name: (-latest[name].step, name)
+    )
     return [(name, f"{quantity(latest[name].value, '')} (step {latest[name].step:,})") for name in newest_first]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perfagent.wire.quantities import size
+
 __all__ = ["sentences"]
 
 
@@ -38,12 +40,9 @@ def _plain(key: str, value: Any) -> str:
 
 
 def _saved(told: Mapping[str, Any]) -> str:
-    size, what = told.get("saved_bytes"), told.get("saved")
-    if not isinstance(size, int) or not isinstance(what, str):
+    saved, what = told.get("saved_bytes"), told.get("saved")
+    if not isinstance(saved, int) or not isinstance(what, str):
         return ""
-    if size <= 0:
+    if saved <= 0:
         return f"; saves {what}"
-    unit, divisor = next(
-        (one for one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= one[1]), ("bytes", 1)
-    )
-    return f"; saves {size / divisor:.3g} {unit} ({what})"
+    return f"; saves {size(saved)} ({what})"

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from perfagent.wire import Latest, Timing
-from perfagent_client.units import duration
+from perfagent.wire import PHASES, Latest, Timing, metric
+from perfagent.wire.quantities import duration
 
-__all__ = ["about_figures", "timing_head", "timing_rows"]
+__all__ = ["Share", "about_figures", "step_shares", "timing_head", "timing_rows"]
+
+
+class Share(NamedTuple):
+    """Of the time of a step. color: one of PHASES, or "named" for a phase that the script named; time: a step, on average."""
+
+    color: str
+    series: str
+    title: str
+    pct: float
+    time: str
+
+
+def step_shares(timing: Timing, least: float = 0.002) -> list[Share]:
+    """The phases in the order of a step, then those that the script named; a smaller share than `least` is not seen."""
+    order = {phase: number for number, phase in enumerate(PHASES)}
+    known = [(name, share) for name, share in timing.phase_shares.items() if share >= least]
+    shares = []
+    for name, share in sorted(known, key=lambda one: (order.get(one[0], len(order)), one[0])):
+        series = f"phase/{name}_s"
+        title, quantiles = metric(series).title, timing.series.get(series)
+        time = duration(quantiles.mean) if quantiles is not None else ""
+        shares.append(
+            Share(name if name in order else "named", series, name if title == series else title, 100 * share, time)
+        )
+    return shares
 
 
 def timing_head(timing: Timing) -> tuple[str, ...]:

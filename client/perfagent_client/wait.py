@@ -13,11 +13,11 @@ from typing import Any
 from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import PerfagentError
-from perfagent.wire import Finding
+from perfagent.wire import BAD_ENDS, Finding
 from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, found, print_json, reader
 from perfagent_client.models import RunDetails
-from perfagent_client.polling import BAD_ENDS, ENDED, Patience
+from perfagent_client.polling import ENDED, Patience
 
 __all__ = ["Until", "wait"]
 

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from dash import Dash, set_props
@@ -37,23 +37,11 @@ from perfagent_dashboard.words import LANGUAGES, language, say
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["Source", "mount", "mount_on"]
+__all__ = ["mount_on"]
 
 log = logging.getLogger("perfagent.dashboard")
 
 ASSETS = Path(__file__).with_name("assets")
-
-
-class Source(Protocol):
-    """What the dashboard wants to know of the server: the address that people and training jobs use. A Client fits."""
-
-    @property
-    def server(self) -> str: ...
-
-
-class _Address:
-    def __init__(self, server: str) -> None:
-        self.server = server
 
 
 KnownRun = Callable[[Request, str], Awaitable[bool]]
@@ -79,29 +67,16 @@ def mount_on(
     run_named: RunNamed = _no_name,
     **_later: Any,
 ) -> Dash:
-    """Entry point `perfagent.dashboard`: what `perfagent up` calls. Options of newer servers are accepted and
-    ignored."""
-    return mount(api, _Address(server_url), title=title, known_run=known_run, run_named=run_named)
-
-
-def mount(
-    api: FastAPI,
-    client: Source,
-    *,
-    title: str = "perfagent",
-    known_run: KnownRun = _any_run,
-    run_named: RunNamed = _no_name,
-) -> Dash:
     """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page,
     which says that there is nothing and has the status 404. known_run, run_named: may wait for a database. The page of
     a run's name leads to the newest run of that name; pages of unknown runs are 404 too. The policy the pages need is
-    left in `api.state.dashboard_csp`."""
+    left in `api.state.dashboard_csp`. The entry point `perfagent.dashboard`; options of newer servers are ignored."""
     server_api = ServerApi(api)
-    pages = all_pages(server_api, client.server)
+    pages = all_pages(server_api, server_url)
     assets, mounted, joined = Assets(ASSETS), list[_PagedDash](), dict[str, bytes]()
     assets.serve(api)
     serve_suites(api, mounted, joined)
-    serve_reports(api, server_api, client.server)
+    serve_reports(api, server_api, server_url)
     first = FirstPaint(server_api, pages)
     document_of = _document_route(mounted, first, known_run, run_named)
     api.add_api_route("/", document_of, methods=["GET", "HEAD"], include_in_schema=False)  # before Dash's own
@@ -137,7 +112,7 @@ def mount(
     _set_up(app)
     app.bundles = Bundles(app)
     joined.update(app.bundles.joined)
-    add_files(assets, client.server, title, app.bundles, pages)
+    add_files(assets, server_url, title, app.bundles, pages)
     app.documents = {one: document(one, assets) for one in LANGUAGES}
     app.index_string = app.documents["en"]
     api.add_api_route(

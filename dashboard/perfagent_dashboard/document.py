@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import plotly  # type: ignore[import-untyped]
 from dash.fingerprint import build_fingerprint, check_fingerprint
 
-from perfagent_dashboard.figures import chart_table, patterns
+from perfagent_dashboard.figures.charts import chart_table
 from perfagent_dashboard.static_files import LIBRARIES, Assets
-from perfagent_dashboard.theme import LIGHT, THEMES
 from perfagent_dashboard.words import LANGUAGES, STATE_SHAPES, templates
 
 if TYPE_CHECKING:
@@ -67,15 +66,12 @@ def _library(source: str) -> bytes:
 
 
 def add_files(assets: Assets, server_url: str, title: str, bundles: Bundles, pages: list[Page]) -> None:
-    """The style, with the colors of both themes, and in each language the script, with what it must know from its start."""
-    colors = ""
-    for theme in THEMES.values():
-        where = ":root" if theme is LIGHT else f":root[data-theme={theme.name}]"
-        colors += f"{where} {{ {'; '.join(f'{name}: {value}' for name, value in theme.properties().items())} }}\n"
-    assets.add("page.css", colors + assets.style())
+    """The style, and in each language the script, with what it must know from its start."""
+    assets.add("page.css", assets.style())
     script = assets.script("start.js")
     for language in LANGUAGES:
-        known = json.dumps(_config(language, script, server_url, title, bundles, pages), separators=(",", ":"))
+        config = _config(language, script, server_url, title, bundles, pages)
+        known = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
         assets.add(f"page-{language}.js", f"window.perfagent.config = {known};\n{script}")
 
 
@@ -88,8 +84,6 @@ def _config(
         "words": templates(language, script),
         "language": language,
         "shapes": STATE_SHAPES,
-        "series": {name: theme.series for name, theme in THEMES.items()},
-        "figures": {name: patterns(theme) for name, theme in THEMES.items()},
         "bundles": {"grid": bundles.grid, "charts": bundles.charts},
         "pages": [{"path": page.path, "grid": page.grid, "charts": page.charts} for page in pages],
         **chart_table(language),

@@ -48,6 +48,11 @@ class ServerApi:
 
     async def ask(self, method: str, path: str, body: Any = None, query: dict[str, Any] | None = None) -> Any:
         """The answer's JSON, None for an empty one. Raises Problem."""
+        return _read(await self.send(method, f"/api/v1{path}", body, query))
+
+    async def send(
+        self, method: str, path: str, body: Any = None, query: dict[str, Any] | None = None
+    ) -> httpx.Response:
         viewer: Request = get_current_request()
         headers = {name: value for name in _PASSED_ON if (value := viewer.headers.get(name)) is not None}
         content = None
@@ -56,8 +61,7 @@ class ServerApi:
         address = (viewer.client.host, viewer.client.port) if viewer.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(app=self._api, client=address)
         async with httpx.AsyncClient(transport=transport, base_url=str(viewer.base_url)) as client:
-            answer = await client.request(method, f"/api/v1{path}", params=query, content=content, headers=headers)
-        return _read(answer)
+            return await client.request(method, path, params=query, content=content, headers=headers)
 
 
 def _read(answer: httpx.Response) -> Any:

@@ -16,7 +16,7 @@ from recorded import record_run
 
 import perfagent_dashboard
 from perfagent.wire import CATALOGUE, OUTCOMES
-from perfagent_dashboard.figures import CHARTS
+from perfagent_dashboard.figures.charts import CHARTS
 from perfagent_dashboard.words import LANGUAGES, keys, say, sentence, templates, title_of
 
 if TYPE_CHECKING:

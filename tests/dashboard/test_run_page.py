@@ -289,8 +289,8 @@ def test_ranks_are_a_band_and_a_map(site: ServerProcess, tab: OpenTab, run: str)
     low, high = page.page.evaluate(EXTREMES, "loss")
     assert high - low < 0.35
     page.page.get_by_role("tab", name="Ranks").click()
-    page.wait("() => document.querySelector('#run-tab [data-name=ranks] .plot')?.data?.[0].z.length === 4")
-    z = page.page.locator('#run-tab [data-name="ranks"] .plot').evaluate("plot => plot.data[0].z.map(row => row[0])")
+    page.wait("() => document.querySelector('#run-tab .js-plotly-plot')?.data?.[0].z.length === 4")
+    z = page.page.locator("#run-tab .js-plotly-plot").evaluate("plot => plot.data[0].z.map(row => row[0])")
     assert z == pytest.approx([1, 1, 1, 1.2], abs=0.01)
 
 

@@ -62,6 +62,10 @@ def test_viewer_sees_one_project_without_buttons_operator_acts(shared_server: Se
     page.expected.append("404")
     answer = page.page.goto(f"{shared_server.url}/run/{hidden}")
     assert answer is not None and answer.status == 404
+    own = shared_server.get("/runs", project=OURS)["runs"][0]["run"]
+    reports = [page.page.request.get(f"{shared_server.url}/report/{one}") for one in (own, hidden)]
+    assert [one.status for one in reports] == [200, 404]
+    assert f"<h1>run-of-{OURS}" in reports[0].text()
     page.page.goto(f"{shared_server.url}/settings")
     page.wait("() => document.querySelector('.settings-page [role=tab]')")
     names = page.page.locator(".settings-page [role=tab]").all_inner_texts()

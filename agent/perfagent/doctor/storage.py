@@ -12,6 +12,7 @@ from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import folders, owner
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.plural import some
+from perfagent.wire.quantities import size
 
 __all__ = ["Left", "disk", "free_bytes", "left_in", "spool"]
 
@@ -53,8 +54,8 @@ def spool(root: Path, left: Sequence[Left] | OSError, server: str) -> Check:
     at_work = f"; {some(running, 'running job')} left out" if running else ""
     if not dead:
         return ok("spool", f"{root}: nothing undelivered{at_work}")
-    size = _spelled(sum(source.size for source in dead))
-    text = f"{root}: {size} undelivered, of {some(len(dead), 'source')} whose process has ended"
+    kept = size(sum(source.size for source in dead))
+    text = f"{root}: {kept} undelivered, of {some(len(dead), 'source')} whose process has ended"
     elsewhere = sorted({source.server for source in dead if source.server is not None and source.server != server})
     here = any(source.server in (None, server) for source in dead)
     steps = ["`perfagent sync` sends what belongs to this server"] if here else []
@@ -81,7 +82,7 @@ def disk(name: str, folder: Path, free: int | OSError) -> Check:
         return problem(
             name, f"{folder} cannot be read ({free.strerror or free})", "choose another folder, or change its rights"
         )
-    text = f"{_spelled(free)} free for {folder}"
+    text = f"{size(free)} free for {folder}"
     if free < MIN_FREE_BYTES:
         return problem(
             name, text, "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost"
@@ -102,10 +103,3 @@ def _is_running(folder: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def _spelled(size: int) -> str:
-    for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= bytes_each:
-            return f"{size / bytes_each:.1f} {unit}"
-    return f"{size} bytes"

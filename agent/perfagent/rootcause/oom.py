@@ -19,6 +19,7 @@ from perfagent.end_reason import text_of
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in
+from perfagent.wire.quantities import size
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -87,14 +88,14 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     host = _host() if not allocator else {}  # an MPS device has its memory from the host
     if allocator:
         total = allocator["allocated_bytes.all.current"]
-        known = sum(size for size in categories.values())
+        known = sum(categories.values())
         if total > known:
             categories["activations_and_other"] = total - known
         evidence |= {"allocator": allocator, "capacity_bytes": _capacity(device), "largest_segments": _segments(device)}
     if host:
         evidence["host"] = host
     evidence["categories"] = {
-        name: size for name, size in sorted(categories.items(), key=lambda item: -item[1]) if size
+        name: held for name, held in sorted(categories.items(), key=lambda item: -item[1]) if held
     }
     evidence["remedies"] = remedies(
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
@@ -132,7 +133,7 @@ def remedies(
     parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
     plans: list[tuple[str, int | None]] = []
     if tried is not None and capacity is not None and tried > capacity:
-        plans.append((f"Look at the line that asks for {_spell(tried)}: in all there are {_spell(capacity)}.", None))
+        plans.append((f"Look at the line that asks for {size(tried)}: in all there are {size(capacity)}.", None))
     if address_limit:
         plans.append(
             ("Lift the limit of addresses (ulimit -v unlimited): memory that is only reserved counts towards it.", None)
@@ -208,7 +209,7 @@ def _categories(investigator: Investigator, device: str) -> dict[str, int]:
     index = int(number) if number else _ordinal(device) if kind == "cuda" and torch.cuda.is_initialized() else None
     seen: set[int] = set()
 
-    def size(tensors: Iterable[Any]) -> int:
+    def bytes_of(tensors: Iterable[Any]) -> int:
         total = 0
         for tensor in tensors:
             for part in () if is_lazy(tensor) else _stored(tensor):
@@ -228,10 +229,10 @@ def _categories(investigator: Investigator, device: str) -> dict[str, int]:
     weights += [weight for one in optimizers for group in one.param_groups for weight in group["params"]]
     state = [value for one in optimizers for entry in one.state.values() for value in tensors_in(entry)]
     return {
-        "parameters": size(weights),
-        "gradients": size(weight.grad for weight in weights if weight.grad is not None),
-        "optimizer_state": size(value for value in state if isinstance(value, torch.Tensor)),
-        "buffers": size(model.buffers()) if model is not None else 0,
+        "parameters": bytes_of(weights),
+        "gradients": bytes_of(weight.grad for weight in weights if weight.grad is not None),
+        "optimizer_state": bytes_of(value for value in state if isinstance(value, torch.Tensor)),
+        "buffers": bytes_of(model.buffers()) if model is not None else 0,
     }
 
 
@@ -320,7 +321,7 @@ def _host() -> dict[str, int]:
 def _sentence(evidence: dict[str, Any]) -> str:
     """Ends the rule's message, which says that memory ran out."""
     device, tried = evidence["device"], evidence.get("tried_bytes")
-    asked = f"an allocation of {_spell(tried)} of" if tried is not None else "an allocation of"
+    asked = f"an allocation of {size(tried)} of" if tried is not None else "an allocation of"
     kind = "host memory" if device == "cpu" else "GPU memory"
     where = f" in {evidence['where']}" if evidence["where"] != "between steps" else ""
     if "worker" in evidence:
@@ -328,7 +329,7 @@ def _sentence(evidence: dict[str, Any]) -> str:
     taken = _taken(evidence.get("host", {}), tried, "the training process" if "worker" in evidence else "this process")
     taken = taken if device == "cpu" else ""
     holds = ", ".join(
-        f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4]
+        f"{name.replace('_', ' ')} {size(held)}" for name, held in list(evidence["categories"].items())[:4]
     )
     named = (f"; of it {holds}" if taken else f"; {kind} holds {holds}") if holds else ""
     return f"In step {evidence['step']} {asked} {kind} failed{where}{taken}{named}."
@@ -347,25 +348,16 @@ def _is_address_limit(host: dict[str, int], tried: int | None) -> bool:
 def _taken(host: dict[str, int], tried: int | None, who: str) -> str:
     """What this process has of the host's memory, and which limit it came up against."""
     if _is_address_limit(host, tried) and "virtual_bytes" in host:
-        limit = _spell(host["address_limit_bytes"])
-        return f"; {who} has {_spell(host['virtual_bytes'])} of the {limit} of addresses that it may have (ulimit -v)"
+        limit = size(host["address_limit_bytes"])
+        return f"; {who} has {size(host['virtual_bytes'])} of the {limit} of addresses that it may have (ulimit -v)"
     if "rss_bytes" not in host:
         return ""
-    room = [_spell(host[name]) for name in ("limit_bytes", "total_bytes") if name in host][:1]
-    return f"; {who} has {_spell(host['rss_bytes'])}" + (f" of {room[0]}" if room else "")
+    room = [size(host[name]) for name in ("limit_bytes", "total_bytes") if name in host][:1]
+    return f"; {who} has {size(host['rss_bytes'])}" + (f" of {room[0]}" if room else "")
 
 
 def _fix(plans: list[dict[str, Any]]) -> str:
     said = [
-        plan["do"] + (f" Saves about {_spell(plan['saves_bytes'])}." if "saves_bytes" in plan else "") for plan in plans
+        plan["do"] + (f" Saves about {size(plan['saves_bytes'])}." if "saves_bytes" in plan else "") for plan in plans
     ]
     return " ".join(f"{number}. {text}" for number, text in enumerate(said[:4], 1))
-
-
-def _spell(size: int) -> str:
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}"

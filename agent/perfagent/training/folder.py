@@ -19,6 +19,7 @@ from pathlib import Path
 from perfagent.errors import CheckpointError
 from perfagent.training.events import tell
 from perfagent.training.manifest import NAME, DamagedCheckpoint, Manifest
+from perfagent.wire.quantities import size
 
 __all__ = ["Folder", "sync_file", "sync_folder"]
 
@@ -89,7 +90,7 @@ class Folder:
         needed = expected_bytes + expected_bytes // 100 + 2**16
         if free < needed:
             raise CheckpointError(
-                f"no room for the checkpoint of step {step}: it needs {_size(needed)}, {self.path} has {_size(free)} free; "
+                f"no room for the checkpoint of step {step}: it needs {size(needed)}, {self.path} has {size(free)} free; "
                 "free some space, lower keep=, or choose another folder"
             )
         tmp = self.path / f"step_{step}.tmp"
@@ -178,7 +179,3 @@ def sync_folder(path: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -28,8 +28,11 @@ from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, TIMED_PHASES, Me
 if TYPE_CHECKING:
     from perfagent.wire.events import EVENT_DATA, Rejected, event_problem, read_frame
     from perfagent.wire.query import (
+        BAD_ENDS,
+        ENDED,
         OUTCOMES,
         SEVERITIES,
+        STATE_SHAPES,
         STATES,
         Alert,
         Finding,
@@ -52,7 +55,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BAD_ENDS",
     "CATALOGUE",
+    "ENDED",
     "EVENT_DATA",
     "EVENT_KINDS",
     "FAMILIES",
@@ -65,6 +70,7 @@ __all__ = [
     "PHASES",
     "SEVERITIES",
     "STATES",
+    "STATE_SHAPES",
     "TIMED_PHASES",
     "WIRE_VERSION",
     "Alert",

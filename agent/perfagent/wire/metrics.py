@@ -20,6 +20,7 @@ __all__ = ["CATALOGUE", "FAMILIES", "PHASES", "TIMED_PHASES", "Metric", "metric"
 
 OverRanks = Literal["mean", "sum", "max", "min"]
 Better = Literal["higher", "lower", "neither"]
+_BY_SCRIPT = "logged by the training script"
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -36,6 +37,11 @@ class Metric(msgspec.Struct, frozen=True):
     better: Better = "neither"
     over_ranks: OverRanks = "mean"
     root_of: str = ""
+
+    @property
+    def is_logged(self) -> bool:
+        """By the script: it is not in the catalogue."""
+        return self.meaning == _BY_SCRIPT
 
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "comm", "checkpoint", "eval", "other")
@@ -577,7 +583,7 @@ def metric(name: str) -> Metric:
         return Metric(
             name, f"{family.title}: {layer}", family.unit, family.meaning, family.better, family.over_ranks, parts
         )
-    return Metric(name, name, "", "logged by the training script")
+    return Metric(name, name, "", _BY_SCRIPT)
 
 
 _WHOLES = {row.root_of: row.name for row in (*_ROWS, *FAMILIES.values()) if row.root_of}

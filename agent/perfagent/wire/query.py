@@ -18,9 +18,12 @@ import msgspec
 from perfagent.errors import WireError
 
 __all__ = [
+    "BAD_ENDS",
+    "ENDED",
     "OUTCOMES",
     "SEVERITIES",
     "STATES",
+    "STATE_SHAPES",
     "Alert",
     "Finding",
     "Latest",
@@ -47,7 +50,13 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 STATES: tuple[State, ...] = get_args(State)
 OUTCOMES = ("healthy", "unknown", *SEVERITIES)
 """What a run is called by its verdict, from the best to the worst; `unknown`: no rule has judged it."""
-_BAD_STATES = ("lost", "failed", "oom", "killed", "preempted")
+BAD_ENDS = ("failed", "oom", "killed", "preempted", "lost")
+"""A lost run may come back, but whoever waits for it must not wait for ever."""
+ENDED = ("finished", *BAD_ENDS[:-1])
+STATE_SHAPES = {
+    "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■", "preempted": "‖",
+}  # fmt: skip
+"""A state can be read without its color."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,7 +311,7 @@ def outcome_of(verdict: Finding, state: str) -> str:
     """What a run in this state is called by its verdict: one of OUTCOMES. A run that ended badly is never healthy."""
     if verdict.rule != "healthy":
         return verdict.severity
-    if state in _BAD_STATES:
+    if state in BAD_ENDS:
         return "info"
     return "healthy" if verdict.evidence.get("step") else "unknown"
 

@@ -8,8 +8,8 @@ from typing import Any
 from perfagent.command_line.terminal_output import Line, Table
 from perfagent.plural import some
 from perfagent.wire import metric
+from perfagent.wire.quantities import duration, figure, short, size
 from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
-from perfagent_client.units import duration, figure, short, size
 
 __all__ = ["comparison_page", "headline"]
 

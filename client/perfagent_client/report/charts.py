@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from perfagent.plural import some
 from perfagent.wire import LOGGED, Alert, Latest, Series, is_evaluation_loss, loss_kind, metric
+from perfagent.wire.quantities import figure
 from perfagent_client.report.line_chart import AlertMark, Drawing, draw, last_step
-from perfagent_client.units import figure
 
 __all__ = ["POINTS", "Chart", "charts_of", "names_of_charts"]
 
@@ -100,4 +100,4 @@ def _extreme(word: str, series: Series, column: Sequence[float], choose: Callabl
 
 
 def _is_logged(name: str) -> bool:
-    return metric(name).meaning == "logged by the training script" and not name.startswith(LOGGED)
+    return metric(name).is_logged and not name.startswith(LOGGED)

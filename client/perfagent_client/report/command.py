@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
 from pathlib import Path
 
 from perfagent_client.commands import output
@@ -32,8 +31,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     with reader(arguments) as client:
         run = found(client, arguments.name_or_id)
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        html = report_html(read_facts(client, run, written=now))
+        html = report_html(read_facts(client, run))
     with output(None if str(arguments.output) == "-" else arguments.output) as file:
         file.write(html.encode("utf-8", "replace"))
     return 0

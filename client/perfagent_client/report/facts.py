@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -49,7 +50,7 @@ class ReportFacts:
     """How many series the run has."""
 
 
-def read_facts(client: Client, run: RunDetails, *, written: str) -> ReportFacts:
+def read_facts(client: Client, run: RunDetails) -> ReportFacts:
     ident = run.run
     alerts, names = client.alerts(ident), client.names(ident)
     return ReportFacts(
@@ -64,7 +65,7 @@ def read_facts(client: Client, run: RunDetails, *, written: str) -> ReportFacts:
         logs=client.events(ident, kind="log", limit=_CONSOLE_EVENTS),
         states=client.events(ident, kind="state", limit=100),
         address=f"{client.server}/run/{quote(ident, safe='')}",
-        written=written,
+        written=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         names=len(names),
     )
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from perfagent.wire import Series, metric
-from perfagent_client.units import is_share
+from perfagent.wire import Series
+from perfagent.wire.quantities import scaled_unit
 
-__all__ = ["HEIGHT", "WIDTH", "AlertMark", "Box", "Drawing", "Label", "draw", "last_step", "scaled_unit"]
+__all__ = ["HEIGHT", "WIDTH", "AlertMark", "Box", "Drawing", "Label", "draw", "last_step"]
 
 WIDTH, HEIGHT = 420.0, 160.0
 
@@ -30,10 +30,8 @@ _DECADES = 2.0
 """The values of a logarithmic axis span at least so many."""
 _LARGEST = 1e300
 """What is beyond is drawn there: differences of larger numbers are infinite."""
-_BINARY = (("PiB", 2.0**50), ("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
-_DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-_TIMES = (("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3), ("µs", 0.0, 1e-6))
-"""Unit, from which value on, and its seconds."""
+_PREFIXES = (("T", 1e12, 1e12), ("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3), ("", 0.0, 1.0))
+"""Of a number on an axis: from which size on, and by what it is divided."""
 
 
 class Label(NamedTuple):
@@ -141,24 +139,6 @@ def last_step(series: Series) -> int:
     return series.step[-1] + series.bucket_steps - 1
 
 
-def scaled_unit(name: str, largest: float) -> tuple[float, str]:
-    """By what the values of a metric are divided, and the unit they have then."""
-    unit = metric(name).unit
-    if is_share(name):
-        return 0.01, "%"
-    if unit in ("B", "B/s"):
-        prefix, divisor = next((one for one in _BINARY if largest >= one[1]), ("B", 1.0))
-        return divisor, prefix + unit.removeprefix("B")
-    if unit == "FLOP/s":
-        prefix, divisor = next((one for one in _DECIMAL if largest >= one[1]), ("", 1.0))
-        return divisor, f"{prefix}FLOP/s"
-    if unit == "s":
-        if not largest:
-            return 1.0, "s"
-        return next((seconds, spelled) for spelled, from_, seconds in _TIMES if largest >= from_)
-    return 1.0, unit
-
-
 def _clipped(value: float) -> float:
     return max(-_LARGEST, min(_LARGEST, value))
 
@@ -221,7 +201,5 @@ def _number(value: float) -> str:
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-3:
         return f"{value:.3g}"
-    prefix, divisor = next((one for one in _DECIMAL if size >= one[1] and one[1] != 1e3), ("", 1.0))
-    if not prefix and size >= 1e4:
-        prefix, divisor = "k", 1e3
+    prefix, divisor = next((prefix, divisor) for prefix, from_, divisor in _PREFIXES if size >= from_)
     return f"{value / divisor:.4g}{prefix}"

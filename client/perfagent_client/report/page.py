@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -18,17 +17,16 @@ from markupsafe import Markup
 from perfagent import __version__
 from perfagent.command_line.terminal_output import CONTROL
 from perfagent.plural import some
-from perfagent.wire import Alert, Finding, outcome_of
+from perfagent.wire import STATE_SHAPES, Alert, Finding, outcome_of
 from perfagent.wire.configuration import by_use, flattened
+from perfagent.wire.quantities import duration
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.report.charts import charts_of
 from perfagent_client.report.facts import ReportFacts
 from perfagent_client.report.line_chart import HEIGHT, WIDTH
-from perfagent_client.report.step_bar import step_bar
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
-from perfagent_client.timing_table import about_figures, timing_head, timing_rows
-from perfagent_client.units import duration
+from perfagent_client.timing_table import about_figures, step_shares, timing_head, timing_rows
 
 __all__ = ["report_html"]
 
@@ -38,67 +36,27 @@ _TABLE_ROWS, _CELL_CHARACTERS = 250, 160
 _FINDINGS, _HISTORY = 10, 10
 _CONTROL = {code: sign for code, sign in CONTROL.items() if code != ord("\n")}
 _MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓", "unknown": "○"}
-_STATES = {
-    "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
-    "preempted": "‖",
-}  # fmt: skip
 
 
-class _Most(NamedTuple):
-    """Characters of a finding."""
-
-    message: int
-    evidence: int
-    traceback: int
-
-
-_OF_THE_VERDICT, _OF_OTHERS = _Most(2000, 30_000, _TRACEBACK_CHARACTERS), _Most(800, 3000, 2000)
-
-
-class Row(NamedTuple):
-    name: str
-    value: str
-
-
-@dataclass(slots=True)
-class _ShownFinding:
-    """severity: of OUTCOMES; message: "" where the title says it."""
-
-    finding: Finding
-    severity: str
-    title: str
-    message: str
-    cause: str
-    cost: str
-    when: str
-    evidence: str
-    traceback: str
-
-
-@dataclass(slots=True)
-class _ShownAlert:
-    number: int
-    alert: Alert
-    title: str
-    state: str
-    history: Sequence[Mapping[str, str]]
+Row = tuple[str, str]
+"""Name and value."""
 
 
 def report_html(facts: ReportFacts) -> str:
-    verdict = _finding(facts.verdict, _OF_THE_VERDICT, facts.run.state)
+    verdict = _finding(facts.verdict, facts.run.state, message=2000, evidence=30_000, traceback=_TRACEBACK_CHARACTERS)
     others = [finding for finding in facts.findings if finding.rule != facts.verdict.rule]
     style = _style()
     return _template().render(
         facts=facts, run=facts.run, title=facts.run.name, policy=_policy(style), version=__version__,
         style=Markup(style),  # noqa: S704 - our own file
-        state_mark=_STATES.get(facts.run.state, "●"), head=_head(facts), marks=_MARKS, verdict=verdict,
-        others=[_finding(finding, _OF_OTHERS, facts.run.state) for finding in others[:_FINDINGS]],
+        state_mark=STATE_SHAPES.get(facts.run.state, "●"), head=_head(facts), marks=_MARKS, verdict=verdict,
+        others=[_finding(finding, facts.run.state) for finding in others[:_FINDINGS]],
         alerts=[_alert(number, told.alert, told.history) for number, told in enumerate(facts.alerts, 1)],
         charts=charts_of(facts.series, facts.latest, [told.alert for told in facts.alerts]), width=WIDTH, height=HEIGHT,
-        bar=step_bar(facts.timing), timing_head=timing_head(facts.timing), timing=timing_rows(facts.timing, facts.latest),
+        bar=step_shares(facts.timing), timing_head=timing_head(facts.timing), timing=timing_rows(facts.timing, facts.latest),
         timing_note=about_figures(facts.timing, facts.run.world_size),
         spent=_spent(facts), config=_config(facts), environment=_environment(facts), packages=_packages(facts),
-        console=_console(facts), traceback="" if verdict.traceback else _traceback(facts),
+        console=_console(facts), traceback="" if verdict["traceback"] else _traceback(facts),
     )  # fmt: skip
 
 
@@ -161,41 +119,40 @@ def _head(facts: ReportFacts) -> list[str]:
     return parts
 
 
-def _finding(finding: Finding, most: _Most, state: str) -> _ShownFinding:
+def _finding(
+    finding: Finding, state: str, *, message: int = 800, evidence: int = 3000, traceback: int = 2000
+) -> dict[str, Any]:
+    """message, evidence, traceback: at most so many characters. The message is empty where the title says it."""
     title = finding.title or finding.message
     since = [f"since step {finding.since_step:,}"] if finding.since_step is not None else []
     since += [_moment(finding.since)] if finding.since else []
     if finding.ranks:
         more = ", ..." if len(finding.ranks) > 8 else ""
         since.append(f"rank {', '.join(map(str, finding.ranks[:8]))}{more}")
-    return _ShownFinding(
-        finding=finding,
-        severity=outcome_of(finding, state),
-        title=_cut(title, most.message),
-        message="" if finding.message == title else _cut(finding.message, most.message),
-        cause=finding.cause.replace("_", " "),
-        cost=finding.cost,
-        when=", ".join(since),
-        evidence=_joined(evidence_lines(finding, everything=True), most.evidence),
-        traceback=_joined(traceback_lines(finding, None), most.traceback, end=True),
-    )
+    return {
+        "finding": finding, "severity": outcome_of(finding, state), "title": _cut(title, message),
+        "message": "" if finding.message == title else _cut(finding.message, message),
+        "cause": finding.cause.replace("_", " "), "cost": finding.cost, "when": ", ".join(since),
+        "evidence": _joined(evidence_lines(finding, everything=True), evidence),
+        "traceback": _joined(traceback_lines(finding, None), traceback, end=True),
+    }  # fmt: skip
 
 
-def _alert(number: int, alert: Alert, history: Sequence[Mapping[str, str]]) -> _ShownAlert:
+def _alert(number: int, alert: Alert, history: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     words: list[str] = [alert.state]
-    words += [f"acknowledged by {alert.acknowledged_by}" if alert.acknowledged_by else "acknowledged"] * bool(
-        alert.acknowledged
-    )
+    if alert.acknowledged:
+        words.append(f"acknowledged by {alert.acknowledged_by}" if alert.acknowledged_by else "acknowledged")
     words += [word for word in ("muted", "snoozed", "silenced") if getattr(alert, f"{word}_until")]
-    return _ShownAlert(number, alert, alert.title or alert.message, ", ".join(words), history[-_HISTORY:])
+    title = alert.title or alert.message
+    return {"number": number, "alert": alert, "title": title, "state": ", ".join(words), "history": history[-_HISTORY:]}
 
 
 def _spent(facts: ReportFacts) -> list[Row]:
-    rows = [Row("Wall time", duration(3600 * facts.run.spent.hours))] if facts.run.spent.hours else []
+    rows = [("Wall time", duration(3600 * facts.run.spent.hours))] if facts.run.spent.hours else []
     if known := amounts(facts.run.spent):
-        rows.append(Row("Taken", ", ".join(known)))
+        rows.append(("Taken", ", ".join(known)))
     if cost := money(facts.run.spent):
-        rows.append(Row("Cost", cost))
+        rows.append(("Cost", cost))
     return rows
 
 
@@ -205,7 +162,7 @@ def _spent(facts: ReportFacts) -> list[Row]:
 def _config(facts: ReportFacts) -> list[Row]:
     """A row a value: nested tables have names with dots."""
     config = {name: value for name, value in by_use(facts.run.config).items() if name != "techniques"}
-    rows = [Row(*line.partition(": ")[::2]) for line in sentences(facts.run.config)]
+    rows = [line.partition(": ")[::2] for line in sentences(facts.run.config)]
     return _cut_rows([*_flat(config), *rows])
 
 
@@ -224,7 +181,7 @@ def _packages(facts: ReportFacts) -> list[Row]:
 
 
 def _flat(table: Mapping[str, Any]) -> Iterable[Row]:
-    return (Row(name[:_CELL_CHARACTERS], _cell(value)) for name, value in flattened(table, with_empty=True))
+    return ((name[:_CELL_CHARACTERS], _cell(value)) for name, value in flattened(table, with_empty=True))
 
 
 def _cell(value: Any) -> str:
@@ -235,7 +192,7 @@ def _cell(value: Any) -> str:
 def _cut_rows(rows: Iterable[Row]) -> list[Row]:
     found = list(rows)
     more = len(found) - _TABLE_ROWS
-    return found if more <= 0 else [*found[:_TABLE_ROWS], Row("…", f"{more:,} more")]
+    return found if more <= 0 else [*found[:_TABLE_ROWS], ("…", f"{more:,} more")]
 
 
 def _console(facts: ReportFacts) -> str:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from perfagent.errors import WireError
-from perfagent.wire import OUTCOMES, SEVERITIES, Alert, RunSummary, from_json
+from perfagent.wire import ENDED, OUTCOMES, SEVERITIES, Alert, RunSummary, from_json
 from perfagent_client.models import parse
 
 __all__ = ["LOSSES", "RATES", "Fleet", "FleetRow", "worst"]
 
 LOSSES = ("loss", "train/loss", "train_loss", "training_loss")
 RATES = ("tokens_per_s", "samples_per_s")
-_ENDED = ("finished", "failed", "oom", "killed", "preempted")
 _FIELDS = {item.name for item in fields(RunSummary)} - {"run"}
 
 
@@ -60,7 +59,7 @@ class FleetRow:
 
     @property
     def has_ended(self) -> bool:
-        return self.run.state in _ENDED
+        return self.run.state in ENDED
 
     def order(self) -> tuple[int, int]:
         """What needs somebody first: alerts that nobody has taken, then runs in a bad state, then those that are taken, those

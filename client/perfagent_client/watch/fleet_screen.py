@@ -16,15 +16,15 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from perfagent.errors import PerfagentError
 from perfagent.plural import some
-from perfagent.wire import Alert
+from perfagent.wire import STATE_SHAPES, Alert
+from perfagent.wire.quantities import figure
 from perfagent_client.sparkline import sparkline
-from perfagent_client.units import figure
 from perfagent_client.watch.fleet import LOSSES, RATES, Fleet, FleetRow
 from perfagent_client.watch.fleet_reader import CURVE, FleetReader
 from perfagent_client.watch.live_screen import LiveScreen
 from perfagent_client.watch.parts import Head
 from perfagent_client.watch.session import Session
-from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, STATE_MARKS, age, cut, newest, seconds_of
+from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, age, cut, newest, seconds_of
 
 __all__ = ["FleetScreen"]
 
@@ -54,7 +54,7 @@ def _severity(row: FleetRow, _: float) -> Text:
 
 
 def _state(row: FleetRow, _: float) -> Text:
-    return Text(f"{STATE_MARKS.get(row.run.state, '●')} {row.run.state}", style="dim" if row.has_ended else "")
+    return Text(f"{STATE_SHAPES.get(row.run.state, '●')} {row.run.state}", style="dim" if row.has_ended else "")
 
 
 def _title(row: FleetRow, _: float) -> Text:

@@ -8,13 +8,14 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from perfagent.wire import PHASES, metric, outcome_of
+from perfagent.wire import STATE_SHAPES, metric, outcome_of
+from perfagent.wire.quantities import duration, figure
 from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import paused_s, took_s
-from perfagent_client.units import duration, figure
+from perfagent_client.timing_table import step_shares
 from perfagent_client.watch.fleet import RATES
 from perfagent_client.watch.run_view import RunView
-from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, STATE_MARKS, age, clean, cut, newest, seconds_of
+from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, age, clean, cut, newest, seconds_of
 
 __all__ = ["alert_lines", "console_lines", "curve_lines", "figure_lines", "head_lines", "step_lines", "verdict_lines"]
 
@@ -31,7 +32,7 @@ _NEWEST = ("gpu/utilization_pct", "gpu/memory_used_bytes", "process/rss_bytes", 
 
 def head_lines(view: RunView, width: int, now: float) -> list[Text]:
     run = view.run
-    state = f"{STATE_MARKS.get(run.state, '●')} {run.state}" + (f": {run.reason}" if run.reason else "")
+    state = f"{STATE_SHAPES.get(run.state, '●')} {run.state}" + (f": {run.reason}" if run.reason else "")
     facts = [state, f"step {run.step:,}"]
     facts += [f"{run.world_size} ranks"] if run.world_size > 1 else []
     facts += [f"attempt {run.attempts}"] if run.attempts > 1 else []
@@ -102,21 +103,20 @@ def curve_lines(view: RunView, width: int) -> list[Text]:
 def step_lines(view: RunView, width: int) -> list[Text]:
     """Where a step goes: a bar, and what its parts are."""
     timing = view.timing
-    shares = {name: share for name, share in timing.phase_shares.items() if share >= 0.005} if timing else {}
+    shares = step_shares(timing, 0.005) if timing else []
     if not shares:
         return []
-    order = {phase: number for number, phase in enumerate(PHASES)}
-    names = sorted(shares, key=lambda name: (order.get(name, len(order)), name))
     bar, legend = Text(), []
-    whole, drawn = max(1.0, sum(shares.values())), 0
+    whole, drawn = max(100.0, sum(one.pct for one in shares)), 0
     total = 0.0
-    for number, name in enumerate(names):
-        total += shares[name]
+    for number, one in enumerate(shares):
+        name = one.series.removeprefix("phase/").removesuffix("_s")
+        total += one.pct
         cells = round(total / whole * width) - drawn
         drawn += cells
         style = _PHASE_STYLES.get(name, _OTHER_STYLE)
         bar.append(_BLOCKS[number % len(_BLOCKS)] * cells, style=style)
-        legend.append((f"{_BLOCKS[number % len(_BLOCKS)]} {clean(name)} {100 * shares[name]:.3g} %", style))
+        legend.append((f"{_BLOCKS[number % len(_BLOCKS)]} {clean(name)} {one.pct:.3g} %", style))
     return [bar, *_flowing(legend, width)]
 
 

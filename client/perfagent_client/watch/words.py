@@ -6,16 +6,12 @@ import math
 from datetime import datetime
 
 from perfagent.command_line.terminal_output import CONTROL
-from perfagent_client.units import figure
+from perfagent.wire.quantities import figure, nonfinite
 
-__all__ = ["MARKS", "SEVERITY_STYLES", "STATE_MARKS", "age", "clean", "cut", "newest", "seconds_of"]
+__all__ = ["MARKS", "SEVERITY_STYLES", "age", "clean", "cut", "newest", "seconds_of"]
 
 MARKS = {"critical": "✕", "warning": "▲", "info": "●", "healthy": "✓", "unknown": "○"}
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan", "healthy": "green", "unknown": "dim"}
-STATE_MARKS = {
-    "starting": "◌", "running": "●", "lost": "?", "finished": "✓", "failed": "✕", "oom": "✕", "killed": "■",
-    "preempted": "‖",
-}  # fmt: skip
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _CONTROL = CONTROL | {ord("\t"): " ", ord("\n"): " "}
 
@@ -49,5 +45,5 @@ def newest(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return nonfinite(value)
     return f"{value:.4g}" if name == "loss" or name.endswith("loss") else figure(name, value)

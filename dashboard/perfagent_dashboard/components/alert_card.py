@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.prose import advice, prose
 from perfagent_dashboard.components.times import UNTIL_UNDONE, ago, is_ahead, moment
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["alert_actions", "alert_card", "alert_history", "beyond", "taken"]
 

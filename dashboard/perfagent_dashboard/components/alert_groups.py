@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import dcc, html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.alert_card import alert_card
 from perfagent_dashboard.components.marks import severity_mark
@@ -13,9 +14,6 @@ from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.times import ago
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["alert_rows", "fold", "take_button"]
 

@@ -6,13 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.words import say
 
 if TYPE_CHECKING:
-    from dash.development.base_component import Component
-
     from perfagent_dashboard.server_api import Problem
 
 __all__ = ["note", "nothing", "trouble"]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["icon"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.words import STATE_SHAPES, say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["severity_mark", "state_badge"]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from dash import html
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
+from dash.development.base_component import Component
 
 __all__ = ["advice", "prose", "steps"]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["UNTIL_UNDONE", "ago", "at_clock", "is_ahead", "moment", "since_then"]
 

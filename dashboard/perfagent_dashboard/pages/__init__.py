@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.pages import alerts, compare, overview, run, runs, settings
@@ -12,8 +13,6 @@ from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.words import say
 
 if TYPE_CHECKING:
-    from dash.development.base_component import Component
-
     from perfagent_dashboard.server_api import ServerApi
 
 __all__ = ["all_pages", "missing"]

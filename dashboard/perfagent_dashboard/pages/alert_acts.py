@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from dash import ALL, MATCH, Dash, Input, Output, State, ctx, no_update
+from dash import ALL, MATCH, Dash, Input, Output, State
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.alert_card import alert_card, alert_history
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.pages.alike_runs import MOST_RUNS, alike_runs
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import say
@@ -38,34 +39,17 @@ _MOST, _MOST_ROUNDS = 1000, 10
 """Alerts that are acknowledged by one request, and requests by one click."""
 
 
-def _is_pressed() -> bool:
-    """Whether somebody pressed a button: Dash also calls where one is drawn."""
-    return any(one["value"] for one in ctx.triggered)
-
-
 class AlertActs:
     def __init__(self, server: ServerApi) -> None:
         self._server = server
 
     def register(self, app: Dash) -> None:
-        done = (
-            Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
-            Output("alerts-tick", "data", allow_duplicate=True),
-        )
-        tick = State("alerts-tick", "data")
-        app.callback(
-            *done, Input({"act": ALL, "alert": ALL, "at": ALL}, "n_clicks"), Input({"note-of": ALL, "at": ALL}, "n_submit"),
-            State({"note-of": ALL, "at": ALL}, "value"), State({"note-of": ALL, "at": ALL}, "id"), tick,
-            prevent_initial_call=True,
-        )(self._act)  # fmt: skip
-        app.callback(
-            *done,
-            Input({"take": ALL, "of": ALL}, "n_clicks"),
-            State({"alerts-asked": ALL}, "data"),
-            tick,
-            prevent_initial_call=True,
-        )(self._take)
-        app.callback(*done, Input(ids.UNDO, "data"), tick, prevent_initial_call=True)(self._undo)
+        counts_up, tick = [Output("alerts-tick", "data", allow_duplicate=True)], State("alerts-tick", "data")
+        field = {"note-of": ALL, "at": ALL}
+        acts = [{"act": ALL, "alert": ALL, "at": ALL}, Input(field, "n_submit")]
+        on_press(app, counts_up, acts, [State(field, "value"), State(field, "id"), tick], self._act)
+        on_press(app, counts_up, [{"take": ALL, "of": ALL}], [State({"alerts-asked": ALL}, "data"), tick], self._take)
+        on_press(app, counts_up, [Input(ids.UNDO, "data")], [State(ids.UNDO, "data"), tick], self._undo)
         app.callback(
             Output({"part": "history", "alert-of": MATCH}, "children"),
             Input({"part": "more", "alert-of": MATCH}, "n_clicks"), State({"part": "more", "alert-of": MATCH}, "id"),
@@ -78,48 +62,26 @@ class AlertActs:
             prevent_initial_call=True,
         )(self._unfold)  # fmt: skip
 
-    async def _act(
-        self,
-        _clicks: Sequence[int | None],
-        _enters: Sequence[int | None],
-        notes: Sequence[str],
-        noted: Sequence[Any],
-        tick: int,
-    ) -> Any:
+    async def _act(self, pressed: Any, notes: Sequence[str], noted: Sequence[Any], tick: int) -> tuple[Any, int]:
         """A button, or the Enter key in the field of a note."""
-        asked = ctx.triggered_id
-        if not _is_pressed():
-            return no_update, no_update
         told = {(one["note-of"], one["at"]): text for one, text in zip(noted, notes, strict=True)}
-        act, alert = asked.get("act", "note"), asked.get("alert") or asked["note-of"]
-        return await self._do(act, alert, told.get((alert, asked["at"])) or "", tick)
-
-    async def _do(self, act: str, alert: str, told: str, tick: int) -> Any:
+        act, alert = pressed.get("act", "note"), pressed.get("alert") or pressed["note-of"]
         route, body, undoes = _ACTS[act]
         if act == "note":
-            body = {"note": told.strip()}
-        try:
-            await self._server.ask("POST", f"/alerts/{quote(alert, safe='')}/{route}", body)
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
+            body = {"note": (told.get((alert, pressed["at"])) or "").strip()}
+        await self._server.ask("POST", f"/alerts/{quote(alert, safe='')}/{route}", body)
         undo = {"act": undoes, "alert": alert} if undoes else None
         return note(say(f"done_{act.split('-')[0]}"), undo=undo), (tick or 0) + 1
 
-    async def _take(self, _clicks: Sequence[int | None], asked_for: Sequence[Mapping[str, Any]], tick: int) -> Any:
+    async def _take(self, pressed: Any, asked_for: Sequence[Mapping[str, Any]], tick: int) -> tuple[Any, int]:
         """Acknowledges what is in a group now."""
-        asked = ctx.triggered_id
-        if not _is_pressed():
-            return no_update, no_update
         changed: list[str] = []
-        try:
-            for _ in range(_MOST_ROUNDS):
-                named = await self._in_group(asked["of"], asked["take"], asked_for)
-                taken = (await self._server.ask("POST", "/alerts/ack", named))["alerts"]
-                changed += taken
-                if len(taken) < _MOST:
-                    break
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
+        for _ in range(_MOST_ROUNDS):
+            named = await self._in_group(pressed["of"], pressed["take"], asked_for)
+            taken = (await self._server.ask("POST", "/alerts/ack", named))["alerts"]
+            changed += taken
+            if len(taken) < _MOST:
+                break
         undo = {"act": "unack", "alerts": changed}
         return note(say("done_take", count=len(changed)), undo=undo), (tick or 0) + 1
 
@@ -134,19 +96,14 @@ class AlertActs:
         found = await self._server.get("/alerts/inbox", **asked[0], key=key, limit=_MOST)
         return {"alerts": [one["id"] for group in found["groups"] for one in group["alerts"]]}
 
-    async def _undo(self, undo: Mapping[str, Any] | None, tick: int) -> Any:
+    async def _undo(self, _pressed: Any, undo: Mapping[str, Any], tick: int) -> tuple[Any, int]:
         """undo: of the note whose button was pressed."""
-        if not undo:
-            return no_update, no_update
-        act, alerts = undo["act"], undo.get("alerts")
-        try:
-            if alerts is None:
-                await self._server.ask("POST", f"/alerts/{quote(undo['alert'], safe='')}/{_ACTS[act][0]}", {})
-            else:
-                await self._server.ask("POST", f"/alerts/{_ACTS[act][0]}", {"alerts": alerts})
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
-        return note(say("undone")), (tick or 0) + 1
+        act, alerts = _ACTS[undo["act"]][0], undo.get("alerts")
+        if alerts is None:
+            await self._server.ask("POST", f"/alerts/{quote(undo['alert'], safe='')}/{act}", {})
+        else:
+            await self._server.ask("POST", f"/alerts/{act}", {"alerts": alerts})
+        return say("undone"), (tick or 0) + 1
 
     async def _history(self, _clicks: int | None, of: Mapping[str, str]) -> Any:
         try:

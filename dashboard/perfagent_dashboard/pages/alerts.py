@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
 
-from perfagent_dashboard import ids
 from perfagent_dashboard.components.alert_groups import alert_rows
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
-from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.components.feedback import nothing, trouble
+from perfagent_dashboard.components.fields import (
+    form_row,
+    number_field,
+    search_field,
+    select_field,
+    small_button,
+    text_field,
+)
 from perfagent_dashboard.components.times import moment
 from perfagent_dashboard.pages.alert_acts import AlertActs
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["page"]
 
@@ -78,15 +83,16 @@ class _Inbox:
             Input("alerts-tick", "data"), State("alerts-shown", "data"),
             prevent_initial_call=True,
         )(self._show)  # fmt: skip
-        app.callback(
-            Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
-            Output("alerts-silences", "children"),
-            Output("alerts-tick", "data", allow_duplicate=True),
-            Input("silence-add", "n_clicks"), Input({"silence": ALL}, "n_clicks"),
-            State("silence-matcher", "value"), State("silence-value", "value"), State("silence-hours", "value"),
-            State("silence-repeats", "value"), State("silence-note", "value"), State("alerts-tick", "data"),
-            prevent_initial_call=True,
-        )(self._silence)  # fmt: skip
+        on_press(
+            app,
+            [Output("alerts-silences", "children"), Output("alerts-tick", "data", allow_duplicate=True)],
+            ["silence-add", {"silence": ALL}],
+            [
+                *(f"silence-{name}" for name in ("matcher", "value", "hours", "repeats", "note")),
+                State("alerts-tick", "data"),
+            ],
+            self._silence,
+        )
 
     async def _show(self, view: str, severity: str, text: str, _tick: int, shown: str) -> Any:
         """A list that is as it was stays: drawn anew it would close a menu that somebody has just opened."""
@@ -111,23 +117,15 @@ class _Inbox:
         return html.Div(rows, className="alert-list", **hyphenated(data_view=view)), inbox["counts"]
 
     async def _silence(
-        self, add: int | None, ends: Sequence[int | None], matcher: str, value: str, hours: float, repeats: str,
-        told: str, tick: int,
-    ) -> Any:  # fmt: skip
-        asked = ctx.triggered_id
-        if asked == "silence-add" and add:
-            body = {matcher: (value or "").strip(), "for_s": float(hours or 0) * _HOUR_S, "note": told or ""}
-            request: tuple[str, str, Any] = "POST", "/silences", body | ({"repeats": repeats} if repeats else {})
-        elif isinstance(asked, dict) and any(ends):
-            request = "DELETE", f"/silences/{quote(asked['silence'], safe='')}", None
+        self, pressed: Any, matcher: str, value: str, hours: Any, repeats: str, told: str, tick: int
+    ) -> tuple[Any, ...]:
+        if pressed == "silence-add":
+            body = {matcher: value.strip(), "for_s": float(hours or 0) * _HOUR_S, "note": told}
+            await self._server.ask("POST", "/silences", body | ({"repeats": repeats} if repeats else {}))
         else:
-            return no_update, no_update, no_update
-        try:
-            await self._server.ask(*request)
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update, no_update
-        said = say("done_silence" if request[0] == "POST" else "done_unsilence")
-        return note(said), await self._silences(unfolded=True), tick + 1
+            await self._server.ask("DELETE", f"/silences/{quote(pressed['silence'], safe='')}")
+        said = say("done_silence" if pressed == "silence-add" else "done_unsilence")
+        return said, await self._silences(unfolded=True), tick + 1
 
     async def _silences(self, *, unfolded: bool = False) -> Component:
         """The silences there are, and a form for another."""
@@ -161,17 +159,14 @@ def _toolbar(view: str, severity: str, text: str, counts: dict[str, int]) -> lis
     return [
         dmc.SegmentedControl(id="alerts-view", data=_views(counts), value=view, size="sm"),
         dmc.SegmentedControl(id="alerts-severity", data=severities, value=severity, size="sm"),
-        dmc.TextInput(
-            id="alerts-search", value=text, placeholder=say("alerts_search"), debounce=250, size="sm", className="search",
-            **{"aria-label": say("alerts_search")},
-        ),
-    ]  # fmt: skip
+        search_field("alerts-search", say("alerts_search"), text),
+    ]
 
 
 def _silence_row(silence: dict[str, Any], *, may_act: bool) -> Component:
     matchers = [f"{name} {silence[name]}" for name in ("project", "tag", "run", "rule") if silence[name]]
     repeats = f", {say('repeats_' + silence['repeats'])}" if silence["repeats"] else ""
-    end = dmc.Button(say("silence_end"), id={"silence": silence["id"]}, size="compact-sm", variant="default")
+    end = small_button(say("silence_end"), {"silence": silence["id"]})
     return html.Div(
         [
             html.B(", ".join(matchers)),
@@ -186,18 +181,13 @@ def _silence_row(silence: dict[str, Any], *, may_act: bool) -> Component:
 
 
 def _silence_form() -> Component:
-    matchers = [{"value": name, "label": say(f"matcher_{name}")} for name in ("run", "project", "tag", "rule")]
-    repeats = [{"value": name, "label": say(f"repeats_{name or 'never'}")} for name in ("", "daily", "weekly")]
-    return html.Div(
-        [
-            dmc.Select(id="silence-matcher", label=say("silence_of"), data=matchers, value="run", size="sm", allowDeselect=False),
-            dmc.TextInput(id="silence-value", label=say("silence_value"), size="sm"),
-            dmc.NumberInput(id="silence-hours", label=say("silence_hours"), value=2, min=0.1, max=8760, size="sm"),
-            dmc.Select(
-                id="silence-repeats", label=say("silence_repeats"), data=repeats, value="", size="sm", allowDeselect=False
-            ),
-            dmc.TextInput(id="silence-note", label=say("note"), size="sm"),
-            dmc.Button(say("silence_add"), id="silence-add", size="sm"),
-        ],
-        className="form-row",
-    )  # fmt: skip
+    matchers = {name: say(f"matcher_{name}") for name in ("run", "project", "tag", "rule")}
+    repeats = {name: say(f"repeats_{name or 'never'}") for name in ("", "daily", "weekly")}
+    return form_row(
+        select_field("silence-matcher", say("silence_of"), matchers, "run"),
+        text_field("silence-value", say("silence_value")),
+        number_field("silence-hours", say("silence_hours"), 2, min=0.1, max=8760),
+        select_field("silence-repeats", say("silence_repeats"), repeats, ""),
+        text_field("silence-note", say("note")),
+        dmc.Button(say("silence_add"), id="silence-add", size="sm"),
+    )

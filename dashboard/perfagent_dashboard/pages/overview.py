@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.alert_card import beyond
 from perfagent_dashboard.components.alert_groups import fold, take_button
@@ -26,9 +27,6 @@ from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["page"]
 

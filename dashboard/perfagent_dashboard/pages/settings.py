@@ -5,30 +5,29 @@ audit log and one's own login: settings_people.py."""
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update, set_props
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update, set_props
+from dash.development.base_component import Component
 
-from perfagent_client.units import size
-from perfagent_dashboard import ids
+from perfagent.wire.quantities import size
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.components.fields import form_row, number_field, select_field, small_button, text_field
 from perfagent_dashboard.components.numbers import number
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago, moment
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.pages.settings_alerts import OwnAlerts
 from perfagent_dashboard.pages.settings_people import People
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import LANGUAGES, language, say, sentence
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["page"]
 
@@ -76,40 +75,33 @@ class _Settings:
         )
 
     def register(self, app: Dash) -> None:
-        told = Output(ids.NOTES, "sendNotifications", allow_duplicate=True)
         app.callback(
             Output("settings-built", "data"),
             Input("settings-tab", "value"), State("settings-built", "data"),
             prevent_initial_call=True,
         )(self._opened)  # fmt: skip
-        app.callback(
-            told, Output("settings-channels", "children"),
-            Input("channel-add", "n_clicks"), Input({"channel-act": ALL, "channel": ALL}, "n_clicks"),
-            State("channel-kind", "value"), State("channel-url", "value"), State("channel-name", "value"),
-            State("channel-severity", "value"), State("channel-language", "value"),
-            prevent_initial_call=True,
-        )(self._channels)  # fmt: skip
-        app.callback(
-            told, Output("settings-keys", "children"),
-            Input("key-add", "n_clicks"), Input({"key": ALL}, "n_clicks"),
-            State("key-scope", "value"), State("key-name", "value"), State("key-project", "value"),
-            *(State(f"key-{name}", "value") for name in _LIMITS),
-            prevent_initial_call=True,
-        )(self._keys)  # fmt: skip
-        app.callback(
-            told, Output("settings-rules", "children"),
-            Input({"rule-save": ALL}, "n_clicks"), Input({"rule-reset": ALL}, "n_clicks"), Input("rules-project", "value"),
-            State("rules-shown", "data"), State({"rule-on": ALL}, "checked"), State({"rule-on": ALL}, "id"),
-            State({"threshold": ALL, "of": ALL}, "value"), State({"threshold": ALL, "of": ALL}, "id"),
-            prevent_initial_call=True,
-        )(self._rules)  # fmt: skip
-        app.callback(
-            told, Output("settings-prices", "children"),
-            Input("price-set", "n_clicks"), Input({"price": ALL}, "n_clicks"),
-            State("price-project", "value"), *(State(f"price-{name}", "value") for name in _AMOUNTS),
-            State("price-currency", "value"),
-            prevent_initial_call=True,
-        )(self._prices)  # fmt: skip
+        channels, keys, rules, prices = (
+            [Output(f"settings-{name}", "children")] for name in ("channels", "keys", "rules", "prices")
+        )
+        of_channel = ("kind", "url", "name", "severity", "language")
+        on_press(
+            app, channels, ["channel-add", {"channel-act": ALL, "channel": ALL}],
+            [f"channel-{name}" for name in of_channel], self._change_channels,
+        )  # fmt: skip
+        of_key = ("scope", "name", "project", *_LIMITS)
+        on_press(app, keys, ["key-add", {"key": ALL}], [f"key-{name}" for name in of_key], self._change_keys)
+        on_press(
+            app, rules, [{"rule-save": ALL}, {"rule-reset": ALL}, Input("rules-project", "value")],
+            [
+                "rules-project", State("rules-shown", "data"), State({"rule-on": ALL}, "checked"), State({"rule-on": ALL}, "id"),
+                State({"threshold": ALL, "of": ALL}, "value"), State({"threshold": ALL, "of": ALL}, "id"),
+            ],
+            self._change_rules,
+        )  # fmt: skip
+        of_price = ("project", "currency", *_AMOUNTS)
+        on_press(
+            app, prices, ["price-set", {"price": ALL}], [f"price-{name}" for name in of_price], self._change_prices
+        )
         self._people.register(app)
         self._own.register(app)
 
@@ -130,152 +122,121 @@ class _Settings:
             return html.P(prose(say("admin_only")), className="hint")
         if name == "account":
             return await self._people.account(session)
-        shown: dict[str, Callable[..., Awaitable[Any]]] = {
-            "channels": self._channel_list, "rules": self._rule_list, "keys": self._key_list, "prices": self._price_list,
-            "storage": self._storage, "users": self._people.users, "audit": self._people.audit,
+        if name in ("rules", "prices"):
+            shown = self._rules if name == "rules" else self._prices
+            return await shown(may_change=may_in(session, "admin"))
+        of_who_may_change = {
+            "channels": self._channels, "keys": self._keys, "storage": self._storage, "users": self._people.users,
+            "audit": self._people.audit,
         }  # fmt: skip
-        return await shown[name](may_change="admin" in session["may"] if name == "keys" else may_in(session, "admin"))
+        return await of_who_may_change[name]()
 
     # ---- channels
 
-    async def _channel_list(self, *, may_change: bool, secret: str = "") -> list[Component]:  # noqa: ARG002
+    async def _channels(self, secret: str = "") -> list[Component]:
         known = (await self._server.get("/channels"))["channels"]
         rows = [
             [
                 one["kind"], html.B(one["name"]), html.Code(one["url"]), say(f"severity_{one['min_severity']}"),
                 say("on") if one["enabled"] else html.Span([say("off"), ": ", one["disabled_reason"]], className="bad"),
                 html.Div(
-                    [_channel_button(one, act) for act in ("test", "rotate", "remove") if _can(one, act)], className="actions"
+                    [
+                        small_button(say(f"channel_{act}"), {"channel-act": act, "channel": one["id"]})
+                        for act in ("test", "rotate", "remove") if act != "rotate" or one["kind"] == "webhook"
+                    ],
+                    className="actions",
                 ),
             ]
             for one in known
         ]  # fmt: skip
-        kinds = [{"value": one, "label": say(f"kind_{one}")} for one in _KINDS]
-        severities = [{"value": one, "label": say(f"severity_{one}")} for one in _SEVERITIES]
-        languages = [{"value": one, "label": sentence(one, "language_name")} for one in LANGUAGES]
-        form = html.Div(
-            [
-                _choice("channel-kind", say("channel_kind"), kinds, "webhook"),
-                dmc.TextInput(id="channel-url", label=say("channel_url"), size="sm", w=360),
-                dmc.TextInput(id="channel-name", label=say("channel_name"), size="sm"),
-                _choice("channel-severity", say("channel_severity"), severities, "warning"),
-                _choice("channel-language", say("channel_language"), languages, language()),
-                dmc.Button(say("channel_add"), id="channel-add", size="sm"),
-            ],
-            className="form-row",
-        )  # fmt: skip
+        severities = {one: say(f"severity_{one}") for one in _SEVERITIES}
+        languages = {one: sentence(one, "language_name") for one in LANGUAGES}
+        form = form_row(
+            select_field("channel-kind", say("channel_kind"), {one: say(f"kind_{one}") for one in _KINDS}, "webhook"),
+            text_field("channel-url", say("channel_url"), w=360),
+            text_field("channel-name", say("channel_name")),
+            select_field("channel-severity", say("channel_severity"), severities, "warning"),
+            select_field("channel-language", say("channel_language"), languages, language()),
+            dmc.Button(say("channel_add"), id="channel-add", size="sm"),
+        )
         heads = [say(f"channel_{name}") for name in ("kind", "name", "url", "severity", "state")]
-        return [
-            *([_secret(say("channel_secret"), secret)] if secret else []),
-            table([*heads, ""], rows, empty=say("channels_none")),
-            form,
-        ]
+        return [*_secret("channel_secret", secret), table([*heads, ""], rows, empty=say("channels_none")), form]
 
-    async def _channels(
-        self, add: int | None, acts: Sequence[int | None], kind: str, url: str, name: str, severity: str, spoken: str
-    ) -> Any:
-        asked = ctx.triggered_id
-        secret = ""
-        try:
-            if asked == "channel-add" and add:
-                body: dict[str, Any] = {
-                    "kind": kind, "url": (url or "").strip(), "min_severity": severity, "language": spoken,
-                }  # fmt: skip
-                body |= {"name": name.strip()} if (name or "").strip() else {}
-                body |= {"every_s": 60} if kind == "heartbeat" else {}
-                secret = (await self._server.ask("POST", "/channels", body))["secret"] or ""
-                said = note(say("channel_added"))
-            elif isinstance(asked, dict) and any(acts):
-                said, secret = await self._act_on_channel(asked["channel-act"], asked["channel"])
-            else:
-                return no_update, no_update
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
-        return said, await self._channel_list(may_change=True, secret=secret)
+    async def _change_channels(
+        self, pressed: Any, kind: str, url: str, name: str, severity: str, spoken: str
+    ) -> tuple[Any, ...]:
+        if pressed != "channel-add":
+            said, secret = await self._act_on_channel(pressed["channel-act"], pressed["channel"])
+            return said, await self._channels(secret)
+        body: dict[str, Any] = {"kind": kind, "url": url.strip(), "min_severity": severity, "language": spoken}
+        body |= {"name": name.strip()} if name.strip() else {}
+        body |= {"every_s": 60} if kind == "heartbeat" else {}
+        secret = (await self._server.ask("POST", "/channels", body))["secret"] or ""
+        return say("channel_added"), await self._channels(secret)
 
     async def _act_on_channel(self, act: str, channel: str) -> tuple[Any, str]:
         path = f"/channels/{quote(channel, safe='')}"
         if act == "remove":
             await self._server.ask("DELETE", path)
-            return note(say("channel_removed")), ""
+            return say("channel_removed"), ""
         made = await self._server.ask("POST", f"{path}/{act}")
         if act == "rotate":
-            return note(say("channel_rotated")), str(made["secret"])
-        arrived = bool(made.get("delivered"))
+            return say("channel_rotated"), str(made["secret"])
+        if made.get("delivered"):
+            return say("test_arrived"), ""
         why = made.get("error") or f"status {made.get('status')}"
-        return note(say("test_arrived") if arrived else say("test_failed", why=why), failed=not arrived), ""
+        return note(say("test_failed", why=why), failed=True), ""
 
     # ---- keys
 
-    async def _key_list(self, *, may_change: bool, secret: str = "") -> list[Component]:  # noqa: ARG002
+    async def _keys(self, secret: str = "") -> list[Component]:
         known = (await self._server.get("/keys"))["keys"]
         rows = [
             [
                 html.B(one["name"] or one["id"]), one["scope"], one["project"] or say("all_projects"), _own_limits(one["limits"]),
                 moment(one["created"]), ago(one["used"]) if one["used"] else say("never"),
                 moment(one["expires"]) if one["expires"] else say("never"),
-                say("key_revoked") if one["revoked"] else dmc.Button(
-                    say("key_revoke"), id={"key": one["id"]}, size="compact-sm", variant="default"
-                ),
+                say("key_revoked") if one["revoked"] else small_button(say("key_revoke"), {"key": one["id"]}),
             ]
             for one in known
         ]  # fmt: skip
-        scopes = [{"value": one, "label": say(f"scope_{one}")} for one in _SCOPES]
-        form = html.Div(
-            [
-                _choice("key-scope", say("key_scope"), scopes, "operate", w=320),
-                dmc.TextInput(id="key-name", label=say("key_name"), size="sm"),
-                dmc.TextInput(id="key-project", label=say("key_project"), placeholder=say("all_projects"), size="sm"),
-            ],
-            className="form-row",
-        )  # fmt: skip
-        limits = [
-            dmc.TextInput(id=f"key-{name}", label=say(name), placeholder=say("limit_of_server"), size="sm", w=180)
-            for name in _LIMITS
-        ]
+        scopes = {one: say(f"scope_{one}") for one in _SCOPES}
+        form = form_row(
+            select_field("key-scope", say("key_scope"), scopes, "operate", w=320),
+            text_field("key-name", say("key_name")),
+            text_field("key-project", say("key_project"), placeholder=say("all_projects")),
+        )
+        limits = (text_field(f"key-{one}", say(one), placeholder=say("limit_of_server"), w=180) for one in _LIMITS)
         heads = [say(f"key_{name}") for name in ("name", "scope", "project", "limits", "created", "used", "expires")]
         return [
-            *([_secret(say("key_secret"), secret)] if secret else []),
+            *_secret("key_secret", secret),
             table([*heads, ""], rows, empty=say("keys_none")),
             form,
-            html.Div(limits, className="form-row"),
+            form_row(*limits),
             nothing(say("key_limits_how")),
             html.Div(dmc.Button(say("key_add"), id="key-add", size="sm")),
         ]
 
-    async def _keys(
-        self, add: int | None, revoked: Sequence[int | None], scope: str, name: str, project: str, *limits: str
-    ) -> Any:
-        asked, secret = ctx.triggered_id, ""
-        try:
-            if asked == "key-add" and add:
-                own = {limit: text.strip() for limit, text in zip(_LIMITS, limits, strict=True) if (text or "").strip()}
-                body: dict[str, Any] = {"scope": scope, "name": (name or "").strip(), "limits": own}
-                body |= {"project": project.strip()} if (project or "").strip() else {}
-                secret = (await self._server.ask("POST", "/keys", body))["key"]
-                said = say("key_added")
-            elif isinstance(asked, dict) and any(revoked):
-                await self._server.ask("DELETE", f"/keys/{quote(asked['key'], safe='')}")
-                said = say("key_gone")
-            else:
-                return no_update, no_update
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
-        return note(said), await self._key_list(may_change=True, secret=secret)
+    async def _change_keys(self, pressed: Any, scope: str, name: str, project: str, *limits: str) -> tuple[Any, ...]:
+        if pressed != "key-add":
+            await self._server.ask("DELETE", f"/keys/{quote(pressed['key'], safe='')}")
+            return say("key_gone"), await self._keys()
+        own = {limit: text.strip() for limit, text in zip(_LIMITS, limits, strict=True) if text.strip()}
+        body: dict[str, Any] = {"scope": scope, "name": name.strip(), "limits": own}
+        body |= {"project": project.strip()} if project.strip() else {}
+        made = await self._server.ask("POST", "/keys", body)
+        return say("key_added"), await self._keys(made["key"])
 
     # ---- rules
 
-    async def _rule_list(self, *, may_change: bool, project: str = "", unfolded: str = "") -> list[Component]:
+    async def _rules(self, *, may_change: bool, project: str = "", unfolded: str = "") -> list[Component]:
         known = await self._server.get("/rules", project=project)
         items = [_rule_item(one, may_change=may_change) for one in known["rules"]]
-        which = dmc.TextInput(
-            id="rules-project", label=say("rules_project"), value=project, debounce=500, size="sm", w=260,
-            placeholder=say("all_projects"),
-        )  # fmt: skip
-        shown = dcc.Store(id="rules-shown", data=project)
         return [
-            which,
-            shown,
+            text_field(
+                "rules-project", say("rules_project"), project, debounce=500, w=260, placeholder=say("all_projects")
+            ),
+            dcc.Store(id="rules-shown", data=project),
             html.Div(await self._own.section(project, may_change=may_change), id="own-alerts", className="stack"),
             html.H2(say("rules_of_server")),
             *([] if may_change else [nothing(say("may_not_set_rules"))]),
@@ -283,94 +244,80 @@ class _Settings:
             dmc.Accordion(items, multiple=True, value=[unfolded] if unfolded else [], className="card"),
         ]
 
-    async def _rules(
-        self, saves: Sequence[int | None], resets: Sequence[int | None], project: str, shown: str, on: Sequence[bool],
-        on_ids: Sequence[Any], values: Sequence[Any], value_ids: Sequence[Any],
-    ) -> Any:  # fmt: skip
-        asked, project = ctx.triggered_id, (project or "").strip()
+    async def _change_rules(
+        self, pressed: Any, project: str, shown: str, on: Sequence[bool], on_ids: Sequence[Any], values: Sequence[Any],
+        value_ids: Sequence[Any],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        project, rule = project.strip(), ""
         said: Any = no_update
-        try:
-            if isinstance(asked, dict) and "rule-save" in asked and any(saves):
-                rule = asked["rule-save"]
-                enabled = next(bool(one) for one, which in zip(on, on_ids, strict=True) if which["rule-on"] == rule)
-                thresholds = {
-                    which["threshold"]: float(value)
-                    for value, which in zip(values, value_ids, strict=True)
-                    if which["of"] == rule and value not in (None, "")
-                }
-                body = {"enabled": enabled, "thresholds": thresholds}
-                await self._server.ask("PUT", f"/rules/{rule}", body, query={"project": project})
-                said = note(say("rule_saved"))
-            elif isinstance(asked, dict) and "rule-reset" in asked and any(resets):
-                await self._server.ask("DELETE", f"/rules/{asked['rule-reset']}", query={"project": project})
-                said = note(say("rule_reset_done"))
-            elif asked != "rules-project" or project == shown:  # or the form has only just come into the page
+        if pressed == "rules-project":
+            if project == shown:  # the form has only just come into the page
                 return no_update, no_update
-            may_change = may_in(await self._server.get("/session"), "admin", project)
-            unfolded = next(iter(asked.values())) if isinstance(asked, dict) else ""
-            return said, await self._rule_list(may_change=may_change, project=project, unfolded=unfolded)
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
+        elif "rule-save" in pressed:
+            rule = pressed["rule-save"]
+            given = zip(values, value_ids, strict=True)
+            body = {
+                "enabled": next(bool(one) for one, which in zip(on, on_ids, strict=True) if which["rule-on"] == rule),
+                "thresholds": {
+                    which["threshold"]: float(value)
+                    for value, which in given if which["of"] == rule and value not in (None, "")
+                },
+            }  # fmt: skip
+            await self._server.ask("PUT", f"/rules/{rule}", body, query={"project": project})
+            said = say("rule_saved")
+        else:
+            rule = pressed["rule-reset"]
+            await self._server.ask("DELETE", f"/rules/{rule}", query={"project": project})
+            said = say("rule_reset_done")
+        may_change = may_in(await self._server.get("/session"), "admin", project)
+        return said, await self._rules(may_change=may_change, project=project, unfolded=rule)
 
     # ---- prices and storage
 
-    async def _price_list(self, *, may_change: bool) -> list[Component]:
+    async def _prices(self, *, may_change: bool) -> list[Component]:
         known = (await self._server.get("/prices"))["prices"]
         rows = [
             [
                 html.B(one["project"] or say("all_others")),
                 *("" if one[name] is None else f"{one[name]:g} {one['currency']}" for name in _AMOUNTS),
-                dmc.Button(say("remove"), id={"price": one["project"]}, size="compact-sm", variant="default")
-                if may_change
-                else "",
+                small_button(say("remove"), {"price": one["project"]}) if may_change else "",
             ]
             for one in known
-        ]  # fmt: skip
-        form = html.Div(
-            [
-                dmc.TextInput(id="price-project", label=say("project"), placeholder=say("all_others"), size="sm"),
-                *(dmc.NumberInput(id=f"price-{name}", label=say(f"price_{name}"), min=0, size="sm", w=150) for name in _AMOUNTS),
-                dmc.TextInput(id="price-currency", label=say("price_currency"), value="EUR", size="sm", w=100),
-                dmc.Button(say("price_set"), id="price-set", size="sm"),
-            ],
-            className="form-row",
-        )  # fmt: skip
+        ]
+        form = form_row(
+            text_field("price-project", say("project"), placeholder=say("all_others")),
+            *(number_field(f"price-{name}", say(f"price_{name}"), min=0, w=150) for name in _AMOUNTS),
+            text_field("price-currency", say("price_currency"), "EUR", w=100),
+            dmc.Button(say("price_set"), id="price-set", size="sm"),
+        )
         heads = [say("project"), *(say(f"price_{name}") for name in _AMOUNTS), ""]
-        return [table(heads, rows, empty=say("prices_none")), form if may_change else html.Span()]
+        return [table(heads, rows, empty=say("prices_none")), *([form] if may_change else [])]
 
-    async def _prices(
-        self, put: int | None, removed: Sequence[int | None], project: str, gpu: Any, core: Any, kwh: Any, currency: str
-    ) -> Any:
-        asked = ctx.triggered_id
-        try:
-            if asked == "price-set" and put:
-                amounts = zip(_AMOUNTS, (gpu, core, kwh), strict=True)
-                body = {name: float(value) for name, value in amounts if value not in (None, "")}
-                query = {"project": (project or "").strip()}
-                await self._server.ask("PUT", "/prices", body | {"currency": (currency or "").strip()}, query=query)
-                said = say("price_is_set")
-            elif isinstance(asked, dict) and any(removed):
-                await self._server.ask("DELETE", "/prices", query={"project": asked["price"]})
-                said = say("price_removed")
-            else:
-                return no_update, no_update
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
-        return note(said), await self._price_list(may_change=True)
+    async def _change_prices(self, pressed: Any, project: str, currency: str, *amounts: Any) -> tuple[Any, ...]:
+        if pressed != "price-set":
+            await self._server.ask("DELETE", "/prices", query={"project": pressed["price"]})
+            return say("price_removed"), await self._prices(may_change=True)
+        given = zip(_AMOUNTS, amounts, strict=True)
+        body = {name: float(value) for name, value in given if value not in (None, "")} | {"currency": currency.strip()}
+        await self._server.ask("PUT", "/prices", body, query={"project": project.strip()})
+        return say("price_is_set"), await self._prices(may_change=True)
 
-    async def _storage(self, *, may_change: bool) -> list[Component]:  # noqa: ARG002
+    async def _storage(self) -> list[Component]:
         about = await self._server.get("/self")
-        storage, kept = about["storage"], about["retention_days"]
+        storage, kept, most = about["storage"], about["retention_days"], about["max_bytes"]
         facts = [
             *(
                 (say(f"storage_{name}"), size(storage[f"{name}_bytes"]))
                 for name in ("database", "free")
                 if storage  # it tells of all projects, which not everybody may see
             ),
-            *((say(f"kept_{name}"), _days(days)) for name, days in kept.items()),
-            (say("storage_budget"), _budget(about["max_bytes"])),
+            *(
+                (say(f"kept_{name}"), say("for_ever") if days is None else say("days", count=days))
+                for name, days in kept.items()
+            ),
+            (say("storage_budget"), say("no_limit") if most is None else size(most)),
             (say("version"), about["version"]),
-        ]  # fmt: skip
+        ]
         return [
             html.Dl([html.Div([html.Dt(name), html.Dd(value)]) for name, value in facts], className="config card"),
             html.P(prose(say("storage_how")), className="hint"),
@@ -381,14 +328,6 @@ def _may_see(name: str, session: dict[str, Any]) -> bool:
     if name in ("channels", "users"):
         return may_in(session, "admin")
     return name not in ("keys", "audit") or "admin" in session["may"]
-
-
-def _days(days: float | None) -> str:
-    return say("for_ever") if days is None else say("days", count=days)
-
-
-def _budget(limit: float | None) -> str:
-    return say("no_limit") if limit is None else size(limit)
 
 
 def _own_limits(limits: dict[str, Any]) -> Any:
@@ -403,25 +342,11 @@ def _limit(name: str, value: float | None) -> str:
     return size(value) if name == "bytes_per_s" else f"{value:,g}"
 
 
-def _choice(ident: str, label: str, data: list[dict[str, str]], value: str, **look: Any) -> Component:
-    return dmc.Select(id=ident, label=label, data=data, value=value, size="sm", allowDeselect=False, **look)
-
-
-def _can(channel: dict[str, Any], act: str) -> bool:
-    return act != "rotate" or channel["kind"] == "webhook"
-
-
-def _channel_button(channel: dict[str, Any], act: str) -> Component:
-    ident = {"channel-act": act, "channel": channel["id"]}
-    return dmc.Button(say(f"channel_{act}"), id=ident, size="compact-sm", variant="default")
-
-
-def _secret(title: str, secret: str) -> Component:
-    """Shown once."""
-    return dmc.Alert(
-        html.Div([html.Code(secret), dcc.Clipboard(content=secret, className="copy", title=say("copy"))], className="secret"),
-        title=title, color="yellow",
-    )  # fmt: skip
+def _secret(title: str, secret: str) -> list[Component]:
+    """Shown once; "": there is none."""
+    copy = dcc.Clipboard(content=secret, className="copy", title=say("copy"))
+    shown = dmc.Alert(html.Div([html.Code(secret), copy], className="secret"), title=say(title), color="yellow")
+    return [shown] if secret else []
 
 
 def _rule_item(rule: dict[str, Any], *, may_change: bool) -> Component:
@@ -430,10 +355,9 @@ def _rule_item(rule: dict[str, Any], *, may_change: bool) -> Component:
     marks = [html.Span(say("rule_off"), className="bad")] if not rule["enabled"] else []
     marks += [html.Span(say("rule_changed"), className="quiet")] if changed and rule["enabled"] else []
     fields = [
-        dmc.NumberInput(
-            id={"threshold": name, "of": rule["rule"]}, label=name.replace("_", " "), value=value, size="sm", w=150,
+        number_field(
+            {"threshold": name, "of": rule["rule"]}, name.replace("_", " "), value, w=150, disabled=not may_change,
             description=say("rule_default", value=f"{rule['defaults'][name]:g}", unit=rule["units"].get(name, "")),
-            disabled=not may_change,
         )
         for name, value in rule["thresholds"].items()
     ]  # fmt: skip
@@ -444,16 +368,10 @@ def _rule_item(rule: dict[str, Any], *, may_change: bool) -> Component:
         dmc.Button(say("save"), id={"rule-save": rule["rule"]}, size="sm"),
         dmc.Button(say("rule_reset"), id={"rule-reset": rule["rule"]}, size="sm", variant="default"),
     ]
-    return dmc.AccordionItem(
-        [
-            dmc.AccordionControl(html.Span([html.B(told["name"]), " ", *marks])),
-            dmc.AccordionPanel(
-                [
-                    html.P(told["meaning"]),
-                    html.P(told["fires"], className="quiet"),
-                    html.Div([switch, *fields, *(buttons if may_change else [])], className="form-row"),
-                ]
-            ),
-        ],
-        value=rule["rule"],
-    )
+    panel = [
+        html.P(told["meaning"]),
+        html.P(told["fires"], className="quiet"),
+        form_row(switch, *fields, *(buttons if may_change else [])),
+    ]
+    head = dmc.AccordionControl(html.Span([html.B(told["name"]), " ", *marks]))
+    return dmc.AccordionItem([head, dmc.AccordionPanel(panel)], value=rule["rule"])

@@ -4,20 +4,19 @@ is saved."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
 
-from perfagent_dashboard import ids
-from perfagent_dashboard.components.feedback import note, nothing
+from perfagent_dashboard.components.feedback import nothing
+from perfagent_dashboard.components.fields import form_row, number_field, select_field, small_button, text_field
 from perfagent_dashboard.components.tables import table
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["OwnAlerts"]
 
@@ -37,15 +36,12 @@ class OwnAlerts:
         self._server = server
 
     def register(self, app: Dash) -> None:
-        told = Output(ids.NOTES, "sendNotifications", allow_duplicate=True)
         form = [State(f"own-{name}", "value") for name in _FIELDS]
         where = State("rules-shown", "data")
-        app.callback(
-            told, Output("own-alerts", "children"),
-            Input("own-save", "n_clicks"), Input({"own-act": ALL, "own": ALL, "of": ALL}, "n_clicks"),
-            where, State("own-edited", "data"), *form,
-            prevent_initial_call=True,
-        )(self._change)  # fmt: skip
+        on_press(
+            app, [Output("own-alerts", "children")], ["own-save", {"own-act": ALL, "own": ALL, "of": ALL}],
+            [where, State("own-edited", "data"), *form], self._change,
+        )  # fmt: skip
         app.callback(
             Output("own-tried", "children"), Input("own-try", "n_clicks"), State("own-run", "value"), where, *form,
             prevent_initial_call=True,
@@ -74,74 +70,53 @@ class OwnAlerts:
 
     async def _form(self, project: str, edited: dict[str, Any] | None) -> list[Component]:
         runs = (await self._server.get("/runs", project=project, limit=_RUNS))["runs"]
-        choices = [{"value": one["run"], "label": f"{one['name']} · {one['project']}"} for one in runs]
-        values = {} if edited is None else _values(edited)
-        when = [
+        choices = {one["run"]: f"{one['name']} · {one['project']}" for one in runs}
+        values: dict[str, Any] = {"severity": "warning", "duration": 20} if edited is None else _values(edited)
+        compared = {one: one for one in _COMPARISONS}
+        when = form_row(
             _text("metric", values, w=220, placeholder="val/loss"),
-            _choice("function", _FUNCTIONS, values, w=190),
-            _choice("comparison", _COMPARISONS, values, w=100),
-            dmc.NumberInput(
-                id="own-threshold", label=say("own_threshold"), value=values.get("threshold"), size="sm", w=120
-            ),
-            dmc.NumberInput(
-                id="own-duration", label=say("own_duration"), value=values.get("duration", 20), min=1, size="sm", w=110
-            ),
-            _choice("unit", tuple(_UNITS), values, w=120),
-        ]
-        rest = [
-            dmc.TextInput(
-                id="own-name",
-                label=say("own_name"),
-                value=values.get("name", ""),
-                size="sm",
-                w=180,
-                disabled=edited is not None,
-            ),
-            _choice("severity", _SEVERITIES, {"severity": "warning", **values}, w=140),
+            _select("function", {one: say(f"own_function_{one}") for one in _FUNCTIONS}, values, w=190),
+            _select("comparison", compared, values, w=100),
+            number_field("own-threshold", say("own_threshold"), values.get("threshold"), w=120),
+            number_field("own-duration", say("own_duration"), values["duration"], min=1, w=110),
+            _select("unit", {one: say(f"own_unit_{one}") for one in _UNITS}, values, w=120),
+        )
+        rest = form_row(
+            _text("name", values, w=180, disabled=edited is not None),
+            _select("severity", {one: say(f"severity_{one}") for one in _SEVERITIES}, values, w=140),
             _text("tags", values, w=180, placeholder=say("own_tags_how")),
             _text("note", values, w=300, placeholder=say("own_note_how")),
-        ]
-        tries = [
-            dmc.Select(
-                id="own-run", label=say("own_run"), data=choices, value=choices[0]["value"] if choices else None, size="sm",
-                w=300, searchable=True, allowDeselect=False,
-            ),
+        )
+        tries = form_row(
+            select_field("own-run", say("own_run"), choices, next(iter(choices), None), w=300, searchable=True),
             dmc.Button(say("own_try"), id="own-try", size="sm", variant="default", disabled=not choices),
             dmc.Button(say("own_add" if edited is None else "save"), id="own-save", size="sm"),
-            *([] if edited is None else [_button("cancel", edited, size="sm")]),
-        ]  # fmt: skip
+            *([] if edited is None else [dmc.Button(say("own_cancel"), id=_id("cancel", edited), size="sm", variant="default")]),
+        )  # fmt: skip
         return [
-            html.Div(when, className="form-row"),
-            html.Div(rest, className="form-row"),
-            html.Div(tries, className="form-row"),
+            when,
+            rest,
+            tries,
             dcc.Store(id="own-edited", data=[] if edited is None else [edited["project"], edited["name"]]),
             html.Div(id="own-tried", role="status", className="stack"),
         ]
 
-    async def _change(
-        self, saved: int | None, acts: Sequence[int | None], project: str, edited: list[str], *values: Any
-    ) -> Any:
-        asked, shown = ctx.triggered_id, list[str]()
-        said: Any = no_update
-        try:
-            if asked == "own-save" and saved:
-                form = _form_of(values)
-                if edited:
-                    del form["name"]
-                    await self._server.ask("PUT", _path(edited[1]), form, query=_query(edited[0]))
-                else:
-                    await self._server.ask("POST", "/rules/alerts", form, query=_query(project))
-                said = note(say("own_saved"))
-            elif isinstance(asked, dict) and any(acts):
-                if asked["own-act"] == "remove":
-                    await self._server.ask("DELETE", _path(asked["own"]), query=_query(asked["of"]))
-                    said = note(say("own_removed"))
-                shown = [asked["of"], asked["own"]] if asked["own-act"] == "edit" else []
+    async def _change(self, pressed: Any, project: str, edited: list[str], *values: Any) -> tuple[Any, ...]:
+        shown, said = list[str](), cast("Any", no_update)
+        if pressed == "own-save":
+            form = _form_of(values)
+            if edited:
+                del form["name"]
+                await self._server.ask("PUT", _path(edited[1]), form, query=_query(edited[0]))
             else:
-                return no_update, no_update
-            return said, await self.section(project, may_change=True, edited=shown)
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
+                await self._server.ask("POST", "/rules/alerts", form, query=_query(project))
+            said = say("own_saved")
+        elif pressed["own-act"] == "remove":
+            await self._server.ask("DELETE", _path(pressed["own"]), query=_query(pressed["of"]))
+            said = say("own_removed")
+        elif pressed["own-act"] == "edit":
+            shown = [pressed["of"], pressed["own"]]
+        return said, await self.section(project, may_change=True, edited=shown)
 
     async def _try(self, clicks: int | None, run: str | None, project: str, *values: Any) -> Any:
         if not clicks:
@@ -199,29 +174,23 @@ def _form_of(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _text(name: str, values: dict[str, Any], **look: Any) -> Component:
-    return dmc.TextInput(id=f"own-{name}", label=say(f"own_{name}"), value=values.get(name, ""), size="sm", **look)
+    return text_field(f"own-{name}", say(f"own_{name}"), values.get(name, ""), **look)
 
 
-def _choice(name: str, choices: Sequence[str], values: dict[str, Any], **look: Any) -> Component:
-    words = {"severity": "severity_{}", "comparison": "{}"}.get(name, f"own_{name}_{{}}")
-    data = [{"value": one, "label": one if words == "{}" else say(words.format(one))} for one in choices]
-    value = values.get(name) or choices[0]
-    return dmc.Select(
-        id=f"own-{name}", label=say(f"own_{name}"), data=data, value=value, size="sm", allowDeselect=False, **look
-    )
+def _select(name: str, options: dict[str, str], values: dict[str, Any], **look: Any) -> Component:
+    value = values.get(name) or next(iter(options))
+    return select_field(f"own-{name}", say(f"own_{name}"), options, value, **look)
 
 
 def _actions(alert: dict[str, Any], *, may_change: bool) -> Any:
     if alert["from_file"]:
         return html.Code("rules.toml")
-    if not may_change:
-        return ""
-    return html.Div([_button(act, alert) for act in ("edit", "remove")], className="actions")
+    buttons = (small_button(say(f"own_{act}"), _id(act, alert)) for act in ("edit", "remove"))
+    return html.Div([*buttons], className="actions") if may_change else ""
 
 
-def _button(act: str, alert: dict[str, Any], *, size: str = "compact-sm") -> Component:
-    ident = {"own-act": act, "own": alert["name"], "of": alert["project"]}
-    return dmc.Button(say(f"own_{act}"), id=ident, size=size, variant="default")
+def _id(act: str, alert: dict[str, Any]) -> dict[str, str]:
+    return {"own-act": act, "own": alert["name"], "of": alert["project"]}
 
 
 def _path(name: str) -> str:

@@ -14,24 +14,12 @@ from pathlib import Path
 
 from dash.backends._fastapi import get_current_request
 
-from perfagent.wire import metric
+from perfagent.wire import STATE_SHAPES, metric
 from perfagent_dashboard.words.sentences import LANGUAGES, keys, sentence, templates
 
 __all__ = ["LANGUAGES", "STATE_SHAPES", "keys", "language", "say", "sentence", "templates", "title_of"]
 
 COOKIE = "perfagent-language"
-
-# A shape for every state, so that a badge can be read without its color.
-STATE_SHAPES = {
-    "starting": "◌",
-    "running": "●",
-    "lost": "?",
-    "finished": "✓",
-    "failed": "✕",
-    "oom": "✕",
-    "killed": "■",
-    "preempted": "‖",
-}
 
 
 def say(key: str, **figures: object) -> str:

@@ -86,9 +86,9 @@ def test_the_spool_and_what_of_it_has_not_arrived(tmp_path: Path) -> None:
 def test_disk(tmp_path: Path) -> None:
     free = storage.free_bytes(tmp_path / "not" / "there" / "yet")
     assert isinstance(free, int)
-    graded(storage.disk("disk", tmp_path, 5 * 2**30), "ok", "5.0 GiB free")
-    graded(storage.disk("disk", tmp_path, 2**30), "warning", "1.0 GiB free", "make room")
-    graded(storage.disk("disk", tmp_path, 2**20), "problem", "1.0 MiB free", "make room")
+    graded(storage.disk("disk", tmp_path, 5 * 2**30), "ok", "5 GiB free")
+    graded(storage.disk("disk", tmp_path, 2**30), "warning", "1 GiB free", "make room")
+    graded(storage.disk("disk", tmp_path, 2**20), "problem", "1 MiB free", "make room")
     graded(storage.disk("disk", tmp_path, OSError(5, "Input/output error")), "problem", "Input/output error")
 
 

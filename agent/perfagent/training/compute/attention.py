@@ -29,6 +29,7 @@ from perfagent.training.compute.attention_rules import (
     default_order,
     obstacles,
 )
+from perfagent.wire.quantities import size
 
 __all__ = ["AttentionChoice", "Gpu", "best_attention"]
 
@@ -60,7 +61,7 @@ class AttentionChoice:
         return self.kernel in _FUSED
 
     def __str__(self) -> str:
-        memory = f"; its scores take {_size(self.score_bytes)}" if self.score_bytes else ""
+        memory = f"; its scores take {size(self.score_bytes)}" if self.score_bytes else ""
         return f"{self.kernel}: {self.why}{memory}" + (f"; to change: {self.change}" if self.change else "")
 
 
@@ -272,12 +273,3 @@ def _torch_s_choice(
         except RuntimeError:
             return "none"
     return _KERNELS.get(int(number), "math")
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"

@@ -20,10 +20,10 @@ from perfagent.errors import ConfigError
 from perfagent.training.estimates.adapters import Quantization, checked_adapters
 from perfagent.training.estimates.live_memory import PARTS, Moment, Part
 from perfagent.training.estimates.meta_copy import plain_module
-from perfagent.training.estimates.sizes import size_said
 from perfagent.training.estimates.stepping import Plan, Simulated, simulate
 from perfagent.training.precision import Precision, checked_precision
 from perfagent.training.randomness import random_state, restore_random_state
+from perfagent.wire.quantities import size
 
 __all__ = ["MemoryEstimate", "estimate_memory"]
 
@@ -79,9 +79,9 @@ class MemoryEstimate:
             self.activations_bytes,
         )
         names = ("weights and buffers", "gradients", "optimizer", "batch", "activations")
-        for part, name, size in zip(PARTS, names, largest, strict=True):
-            rows.append((name, size_said(size), size_said(self.at_peak[part])))
-        rows.append(("peak", "", size_said(self.total_bytes)))
+        for part, name, most in zip(PARTS, names, largest, strict=True):
+            rows.append((name, size(most), size(self.at_peak[part])))
+        rows.append(("peak", "", size(self.total_bytes)))
         lines = [f"{name:<20}{one:>16}{other:>16}" for name, one, other in rows]
         lines[-1] += (
             f"   in the {self.peak_phase} pass" if self.peak_phase != "optimizer" else "   in the optimizer's step"

@@ -1,4 +1,4 @@
-"""Bytes and counts as people write them, in both directions."""
+"""Counts as people write them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ import re
 
 from perfagent.errors import ConfigError
 
-__all__ = ["count_read", "size_said"]
+__all__ = ["count_read"]
 
 _TIMES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-
-
-def size_said(size: float) -> str:
-    """Bytes in the largest unit of 1024 that leaves a number above one: 1536 -> 1.50 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024 or unit == "GiB":
-            return f"{size:.0f} B" if unit == "B" else f"{size:,.2f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def count_read(text: str) -> int:

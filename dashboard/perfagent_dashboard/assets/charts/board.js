@@ -7,7 +7,6 @@ import { moved, pins } from "../lib/remembered.js";
 import { Cursor } from "./cursor.js";
 import { enlargedTools } from "./enlarged.js";
 import { Painter } from "./painter.js";
-import { RankChart } from "./rank_chart.js";
 import { Section } from "./sections.js";
 import { Chart } from "./series_chart.js";
 import { StepChart } from "./step_chart.js";
@@ -64,7 +63,6 @@ export class Board {
     const { names: wanted } = this.only;
     const hides = (name) => (wanted.length ? !wanted.includes(name) : config.hidden.some((one) => (one.endsWith("/") ? name.startsWith(one) : name === one)));
     const fresh = names.filter((name) => !this.charts.has(name) && !hides(name) && !this.hiddenNames.includes(name));
-    if (wanted.includes("ranks:own_work_s")) this.addRanks();
     if (!fresh.length) return false;
     for (const name of fresh) if (!metricOf(name).known) this.prefixes.set(name.split("/")[0], (this.prefixes.get(name.split("/")[0]) ?? 0) + 1);
     for (const name of fresh) {
@@ -100,12 +98,6 @@ export class Board {
     if (tile?.firstChild) tile.firstChild.nodeValue = si(value / chart.scale.by);
   }
 
-  addRanks() {
-    if (this.ranks || this.bare || !this.only.names.includes("ranks:own_work_s")) return;
-    this.ranks = new RankChart(this);
-    this.#arrange();
-  }
-
   // --- sections --------------------------------------------------------------------------------------------------------------
 
   /** What the catalogue says; what the script logs by the first part of its name, but for its losses. */
@@ -137,7 +129,6 @@ export class Board {
     const cards = new Map();
     const put = (key, part) => cards.set(key, [...(cards.get(key) ?? []), part]);
     if (!this.only.names.length && this.#shows("speed") && !this.over.length && ordered.some((chart) => chart.name.startsWith("phase/"))) put("speed", (this.stack ??= new StepChart(this)));
-    if (this.ranks) put("speed", this.ranks);
     const isOld = this.lastStep - this.firstStep >= YOUNG_STEPS;
     for (const chart of ordered) {
       const key = this.bare || this.only.names.length ? "only" : this.sectionOf(chart);
@@ -168,7 +159,7 @@ export class Board {
   }
 
   parts() {
-    return [...this.charts.values(), ...[this.stack, this.ranks].filter(Boolean)];
+    return [...this.charts.values(), ...[this.stack].filter(Boolean)];
   }
 
   /** Words that all must be in a name or its title; each may be a regular expression. */
@@ -309,7 +300,6 @@ export class Board {
     this.saw(band.step[end]);
     this.charts.get(band.name)?.append(band);
     this.wantStack(band, "extend");
-    if (this.ranks && band.name === "step_time_s") this.painter.want(this.ranks, "extend");
   }
 
   /** Where a step goes is drawn from the series of other charts. */

@@ -28,7 +28,7 @@ export class Cursor {
     this.pointed = this.board.axis.stepOfPixel(px, part.plot._fullLayout);
     this.pointing ??= requestAnimationFrame(() => {
       this.pointing = undefined;
-      this.#point(part, this.pointed, event);
+      this.#point(part, this.pointed);
     });
     return undefined;
   }
@@ -43,10 +43,10 @@ export class Cursor {
     }
   }
 
-  #point(part, step, event) {
+  #point(part, step) {
     if (step == null) return;
     for (const one of this.board.parts()) this.#place(one, step);
-    this.#label(part, step, part.told?.(step, event) ?? "");
+    this.#label(part, step, part.told?.(step) ?? "");
   }
 
   #place(part, step) {

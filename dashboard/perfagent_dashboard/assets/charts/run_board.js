@@ -87,18 +87,16 @@ export class RunBoard {
 
   /** A run that only its script reports says nowhere how many processes it has. */
   async #ranks() {
-    if (this.board.world < 2) {
-      const { ranks } = await api(`${this.path}/ranks?${new URLSearchParams({ name: [...this.board.charts.keys()][0] ?? "loss", points: "1" })}`);
-      this.board.world = Math.max(1, ranks.length);
-    }
-    if (this.board.world > 1 && !this.board.over.length) this.board.addRanks();
+    if (this.board.world > 1) return;
+    const { ranks } = await api(`${this.path}/ranks?${new URLSearchParams({ name: [...this.board.charts.keys()][0] ?? "loss", points: "1" })}`);
+    this.board.world = Math.max(1, ranks.length);
   }
 
   /** Why charts are missing, over them. */
   say() {
     const hidden = this.board.hiddenNames.length;
     const none = this.board.filter.text && this.board.isFilteredAway() ? words.no_chart_fits : "";
-    const empty = !this.board.charts.size && !this.board.ranks;
+    const empty = !this.board.charts.size;
     const text = this.board.filter.problem || none || (hidden ? say("too_many", { count: hidden }) : empty ? words.no_charts : "");
     setText(this.note, this.bare ? "" : text);
     this.note.hidden = this.bare || !text;

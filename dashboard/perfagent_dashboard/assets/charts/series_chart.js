@@ -3,11 +3,12 @@
 // It holds at most MAX_POINTS buckets. It is fetched at a level of detail that fits its width (the server keeps min, max and
 // mean of every bucket), live samples are appended, and when there are too many it is fetched again.
 
-import { config, say, theme, words } from "../lib/config.js";
+import { say, words } from "../lib/config.js";
 import { el, setText } from "../lib/dom.js";
 import { metricOf, scaleOf } from "../lib/metrics.js";
 import { finite, numberOf, si, thousands } from "../lib/numbers.js";
 import { seriesOf } from "../lib/series.js";
+import { colorOf, figureOf } from "./figures.js";
 import { chartMenu } from "./menu.js";
 import { DIMMED, drawPlot } from "./plot.js";
 import { bandOf, byStep, empty, lastAtOrBefore, together } from "./samples.js";
@@ -15,7 +16,7 @@ import { linearTicks, logTicks } from "./ticks.js";
 
 const MAX_POINTS = 1600;
 const LINES_MS = 3000;
-const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // in the order of figures/series.py
+const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // in the order of figures.js
 
 const BY_ITSELF = 0.9;
 const NOISY = 0.3; // of the range from the lowest to the highest tenth
@@ -333,12 +334,12 @@ export class Chart {
   /** The further lines, one hue each, with a legend that tells their values under the cursor. */
   #further() {
     const { by } = this.scale;
-    const colours = config.series[theme()];
+    const colours = Array.from({ length: 8 }, (_, i) => colorOf(`series-${i}`));
     const known = this.lines.filter((line) => line.data);
     this.card.querySelector(".shares")?.remove();
     if (!known.length) return [];
     known.forEach((line, i) => Object.assign(line, { colour: colours[(i + 1) % colours.length], told: el("b") }));
-    const own = { label: this.board.over[0]?.[1] ?? this.metric.title, colour: config.figures[theme()].series.data[MEAN].line.color };
+    const own = { label: this.board.over[0]?.[1] ?? this.metric.title, colour: colorOf("accent") };
     this.frame.before(el("div", { class: "shares" }, [own, ...known].map(({ label, colour, told }) => {
       const swatch = el("i", { "aria-hidden": "true" });
       swatch.style.background = colour;
@@ -357,7 +358,7 @@ export class Chart {
   }
 
   draw() {
-    const { data, layout } = structuredClone(config.figures[theme()].series);
+    const { data, layout } = figureOf("series");
     this.fill(data);
     if (this.smoothing > 0) {
       data[SMOOTH].visible = true;

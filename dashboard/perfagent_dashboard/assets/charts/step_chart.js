@@ -1,9 +1,10 @@
 // Where a step goes: its phases on top of each other.
 
-import { config, theme, words } from "../lib/config.js";
+import { config, words } from "../lib/config.js";
 import { el, setChildren, setText } from "../lib/dom.js";
 import { metricOf, scaleOf, valueAndUnit } from "../lib/metrics.js";
 import { si } from "../lib/numbers.js";
+import { figureOf } from "./figures.js";
 import { DIMMED, drawPlot } from "./plot.js";
 import { empty } from "./samples.js";
 
@@ -96,7 +97,7 @@ export class StepChart {
     this.drawn = performance.now();
     if (!drawable) return;
     const scale = scaleOf({ name: "step_time_s", unit: "s" }, binned.mean);
-    const { data, layout } = structuredClone(config.figures[theme()].step);
+    const { data, layout } = figureOf("step");
     PHASES.forEach((phase, i) => {
       data[i].x = phase in binned.phases ? binned.x : [];
       data[i].y = (binned.phases[phase] ?? []).map((value) => value / scale.by);

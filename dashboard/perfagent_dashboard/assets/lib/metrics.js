@@ -29,9 +29,8 @@ export function valueAndUnit(metric, value) {
 }
 
 export function metricOf(name) {
-  const own = name.startsWith("node_gpu") ? name.replace(/^node_gpu\d+\//, "gpu/") : name;
+  const own = name.replace(/^node_gpu\d+\//, "gpu/");
   const row = config.metrics[own];
-  if (!row) return { name, title: name, unit: "", meaning: "", over: "mean", known: false };
-  const title = own === name ? row.title : `${row.title} (${name.split("/")[0]})`;
-  return { name, title, unit: row.unit, meaning: row.meaning, better: row.better, over: row.over, known: true };
+  if (!row) return { name, title: name, unit: "", meaning: "", known: false };
+  return { name, unit: "", known: true, ...row, title: own === name ? row.title : `${row.title} (${name.split("/")[0]})` };
 }

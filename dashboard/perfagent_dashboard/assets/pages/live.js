@@ -5,7 +5,9 @@ import { config } from "../lib/config.js";
 import { connection } from "../lib/connection.js";
 import { setChildren, setText } from "../lib/dom.js";
 import { Feed, showFeed } from "../lib/feed.js";
+import { finite } from "../lib/numbers.js";
 import { Soonest } from "../lib/soonest.js";
+import { sparkline } from "../lib/sparkline.js";
 import { ago, clockTime, duration, fullTime, shortTime, unixOf } from "../lib/times.js";
 import { countAlerts } from "./bar.js";
 
@@ -26,6 +28,14 @@ function writeTimes(root) {
   }
 }
 
+/** Small lines of values that the server sent. */
+function drawTrends(root) {
+  for (const node of root.querySelectorAll("[data-values]")) {
+    if (node.drawn !== node.dataset.values) setChildren(node, sparkline(JSON.parse(node.dataset.values).map(finite)));
+    node.drawn = node.dataset.values;
+  }
+}
+
 /** A page whose callbacks show it anew when its store data-tick counts up: after alerts and changes of runs, and after a gap.
  * data-made: when the server began to read for it, in Unix seconds. data-address: `id:parameter:default` of the controls whose
  * values stand in the address. */
@@ -36,9 +46,10 @@ export class LivePage {
     this.#keepTitle(`${root.dataset.title} · ${config.title}`);
     setChildren(document.getElementById("crumb"));
     this.times = setInterval(() => writeTimes(root), TIMES_MS);
-    this.observer = new MutationObserver(() => writeTimes(root));
-    this.observer.observe(root, { childList: true, subtree: true });
-    writeTimes(root);
+    const write = () => (writeTimes(root), drawTrends(root));
+    this.observer = new MutationObserver(write);
+    this.observer.observe(root, { childList: true, subtree: true, attributeFilter: ["data-values"] });
+    write();
     this.controls = (root.dataset.address ?? "").split(",").filter(Boolean).map((entry) => entry.split(":"));
     this.address = setInterval(() => this.#writeAddress(), 300);
     this.feed = new Feed({

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
+from perfagent.wire.quantities import duration, short
 from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
-from perfagent_client.units import duration, short
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.numbers import count, percent, quantity, si

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from perfagent.wire import FAMILIES
+from perfagent.wire import ENDED, FAMILIES
 from perfagent.wire.loss_names import LOSS
 from perfagent_dashboard.components.numbers import number
 from perfagent_dashboard.server_api import Problem, ServerApi
 
-__all__ = ["ENDED", "RunFacts", "read_facts", "run_path"]
+__all__ = ["RunFacts", "read_facts", "run_path"]
 
-ENDED = frozenset({"finished", "failed", "oom", "killed", "preempted"})
 _PARTS = {
     "verdict": "verdict", "findings": "findings", "timing": "timing", "latest": "latest", "alerts": "alerts", "names": "names",
     "profiles": "profiles",

@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent.wire import Timing
 from perfagent_client.models import parse
-from perfagent_client.report.step_bar import step_bar as parts_of
+from perfagent_client.timing_table import step_shares
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.numbers import percent
 from perfagent_dashboard.pages.run.tiles import window_of
 from perfagent_dashboard.words import say, title_of
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["step_bar"]
 
 
 def step_bar(timing: Mapping[str, Any]) -> Component | None:
     """None where no phase was measured."""
-    parts = parts_of(parse(Timing, dict(timing)))
+    parts = step_shares(parse(Timing, dict(timing)))
     if not parts:
         return None
     segments, legend = [], []
     for part in parts:
-        color = {"background": f"var(--phase-{part.phase})"}
-        series = f"phase/{part.title if part.phase == 'named' else part.phase}_s"
-        title = part.title if part.phase == "named" else title_of(series)
-        said = f"{title} {part.share_pct:.1f} % · {part.time}"
+        color = {"background": f"var(--phase-{part.color})"}
+        title = part.title if part.color == "named" else title_of(part.series)
+        said = f"{title} {part.pct:.1f} % · {part.time}"
         segments.append(
             html.I(
-                title=said, style={**color, "flexGrow": part.share_pct},
-                **hyphenated(data_goto=series, aria_hidden="true"),
+                title=said, style={**color, "flexGrow": part.pct},
+                **hyphenated(data_goto=part.series, aria_hidden="true"),
             )
         )  # fmt: skip
         legend.append(
             html.Button(
-                [html.I(style=color), title, html.B(f"{percent(part.share_pct / 100)} %")],
-                type="button", className="share", title=said, **hyphenated(data_goto=series),
+                [html.I(style=color), title, html.B(f"{percent(part.pct / 100)} %")],
+                type="button", className="share", title=said, **hyphenated(data_goto=part.series),
             )
         )  # fmt: skip
     head = html.H3(say("where_over", over=window_of(timing)) if timing["window"] else say("where"))

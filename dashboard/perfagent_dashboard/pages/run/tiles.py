@@ -4,22 +4,20 @@ a part of the run."""
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.numbers import number, percent, quantity, si
-from perfagent_dashboard.components.sparkline import sparkline
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say, title_of
-
-if TYPE_CHECKING:
-    from dash.development.base_component import Component
 
 __all__ = ["read_trends", "tiles", "window_of"]
 
@@ -82,13 +80,12 @@ def _card(facts: RunFacts, tile: _Tile, trend: Mapping[str, Any] | None) -> Comp
     value: list[Any] = [tile.value]
     if tile.unit:
         value += [" ", html.Small(tile.unit)]
-    line = sparkline([number(one) for one in trend["mean"]]) if trend is not None else None
     return html.Div(
         [
             html.Span(tile.label, className="label"),
             html.Span(value, className="value"),
             html.Span(tile.more, className="more", title=tile.more),
-            html.Span(line, className="trend") if line is not None else None,
+            html.Span(className="trend", **hyphenated(data_values=json.dumps(trend["mean"]))) if trend is not None else None,
         ],
         className=f"figure card {tile.tone or _found_on(facts, tile.series)}",
         tabIndex="0", role="link", title=say("to_chart"), **hyphenated(data_goto=tile.series, data_figure=tile.name),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent_client.units import size
+from perfagent.wire.quantities import size
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path

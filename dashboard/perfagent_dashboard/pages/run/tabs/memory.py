@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
-from perfagent_client.units import size
+from perfagent.wire.quantities import size
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.numbers import percent

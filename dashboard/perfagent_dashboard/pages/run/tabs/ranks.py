@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from dash import html
+from dash import dcc, html
 
-from perfagent_client.units import duration
-from perfagent_dashboard.components.board import board
+from perfagent.wire.quantities import duration
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import state_badge
 from perfagent_dashboard.components.numbers import number
 from perfagent_dashboard.components.rank_bars import own_work_of
 from perfagent_dashboard.components.tables import table
+from perfagent_dashboard.figures.ranks import rank_figure
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
@@ -30,6 +30,7 @@ __all__ = ["RULES", "content", "count", "is_there", "title"]
 _MOST = 512
 _NEWEST = 100
 """Steps over which a rank's work is compared with the others', where no finding has done so."""
+_COLUMNS = 120
 _SLOW = 1.1
 
 
@@ -54,16 +55,29 @@ async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     if facts.ranks == 1:
         return _stacks(facts, stacks)
     newest = {"from": max(0, facts.run["step"] - _NEWEST + 1), "points": 1}
-    own, took, states = await asyncio.gather(
+    map_of_all = server.get(run_path(facts.id, "ranks"), name="own_work_s", points=_COLUMNS)
+    own, took, states, matrix = await asyncio.gather(
         server.get(run_path(facts.id, "ranks"), name="own_work_s", **newest),
         server.get(run_path(facts.id, "ranks"), name="step_time_s", **newest),
         server.get(run_path(facts.id, "events"), kind="state", limit=1000),
+        map_of_all,
     )
     work = _by_rank(own) | own_work_of([facts.verdict, *facts.findings])
     ranks = html.Section(
         [html.H2(say("ranks_title")), _table(work, _by_rank(took), states["events"])], className="part"
     )
-    return [ranks, board(facts.id, names=["ranks:own_work_s"]), *_stacks(facts, stacks)]
+    return [ranks, *_map(matrix), *_stacks(facts, stacks)]
+
+
+def _map(matrix: Mapping[str, Any]) -> list[Component]:
+    """Of the whole run; nothing where no rank tells its work."""
+    if not matrix["step"]:
+        return []
+    figure = rank_figure(matrix, say("rank_told", rank="%{y}", share="%{z:.2f}"))
+    height = f"{min(600, 160 + 10 * len(matrix['ranks']))}px"
+    graph = dcc.Graph(figure=figure, config={"displayModeBar": False}, style={"height": height}, className="card")
+    unit = html.P(say("rank_map_unit"), className="quiet")
+    return [html.Section([html.H2(say("rank_map")), unit, graph], className="part")]
 
 
 def _by_rank(matrix: Mapping[str, Any]) -> dict[int, float]:

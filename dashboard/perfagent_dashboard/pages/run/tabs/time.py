@@ -10,15 +10,15 @@ from urllib.parse import quote
 from dash import html
 
 from perfagent.wire import Latest, Timing
+from perfagent.wire.quantities import duration
 from perfagent_client.models import parse
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
-from perfagent_client.units import duration
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago
-from perfagent_dashboard.figures import CHARTS
+from perfagent_dashboard.figures.charts import CHARTS
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
