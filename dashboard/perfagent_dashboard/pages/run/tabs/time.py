@@ -13,6 +13,7 @@ from perfagent.wire import Latest, Timing
 from perfagent_client.models import parse
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
 from perfagent_client.units import duration
+from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.prose import prose
@@ -46,7 +47,7 @@ async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     )
     return [
         _spread(facts),
-        board(facts.id, sections=["speed"]),
+        board(facts.id, sections=["speed"], may=facts.may),
         *_lines(sync["events"], "sync_lines", "times_a_step"),
         *_lines(lines["events"], "lines_outside", "looks"),
         *profiles,
@@ -97,26 +98,31 @@ async def _profiles(server: ServerApi, facts: RunFacts) -> list[Component]:
         *(server.get(run_path(facts.id, "profiles", quote(one["id"], safe=""), "operators")) for one in shown[:1])
     )
     cards = [
-        _profile(one, full[0] if place == 0 and full else one, is_open=place == 0) for place, one in enumerate(shown)
+        _profile(facts.run, one, full[0] if place == 0 and full else one, is_open=place == 0)
+        for place, one in enumerate(shown)
     ]
     return [
         html.Section([html.H2(say("profiles")), ask, *(cards or [nothing(say("profiles_none"))])], className="part")
     ]
 
 
-def _profile(listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: bool) -> Component:
+def _profile(run: Mapping[str, Any], listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: bool) -> Component:
     """listed: with its five largest operators; full: with all of them."""
     steps = listed["first_step"]
     head: list[Any] = [f"{say('steps')} {steps:,}–{listed['last_step']:,}, "] if steps is not None else []
     head += [f"{say('rank')} {listed['rank']}, ", ago(listed["time"])]
     head += [f", {say('taken_for', why=listed['rule'] or listed['who'])}"] if listed["rule"] or listed["who"] else []
-    trace = html.P([html.A(say("trace"), href=listed["url"], download=""), " ", say("trace_hint")])
+    name = f"{run['name'] or run['run']}, {say('rank')} {listed['rank']}, {say('steps')} {steps}–{listed['last_step']}"
+    trace = [
+        html.Div(className="flame", **hyphenated(data_url=listed["url"], data_name=name)),
+        html.P([html.A(say("trace"), href=listed["url"], download=""), " ", say("trace_hint")]),
+    ]
     return html.Details(
         [
             html.Summary(head),
             html.Ul([html.Li(prose(str(one))) for one in full["says"]]) if full["says"] else None,
             _operators(full["operators"]),
-            trace if listed["trace"] == "complete" else html.P(listed["note"], className="quiet"),
+            *(trace if listed["trace"] == "complete" else [html.P(listed["note"], className="quiet")]),
         ],
         open=is_open,
         className="card profile",
