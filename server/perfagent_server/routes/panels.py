@@ -18,11 +18,12 @@ from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.runs.expressions import MOST_CHARACTERS, ExpressionError, parse
 from perfagent_server.security.audit import record
+from perfagent_server.services import Services
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import panel as table
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["router"]
+__all__ = ["panels_of", "router"]
 
 router = APIRouter()
 
@@ -76,9 +77,13 @@ PanelId = Annotated[
 def list_panels(services: ServicesDep, identity: Reader, project: ProjectNamed) -> Response:
     """The panels of a project, oldest first. The page of each of its runs draws those of whose lines it has the series."""
     check_project(identity, "read", project)
+    return reply(PanelList(panels_of(services, project)))
+
+
+def panels_of(services: Services, project: str) -> list[PanelShown]:
     with services.database.read() as connection:
         rows = connection.execute(select(table).where(table.c.project == project).order_by(table.c.created, table.c.id))
-        return reply({"panels": [_shown(row) for row in rows.mappings()]})
+        return [_shown(row) for row in rows.mappings()]
 
 
 @router.put("/panels/{panel}", responses={200: {"model": PanelShown}})

@@ -18,10 +18,11 @@ from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
 from perfagent_server.security.audit import record
+from perfagent_server.services import Services
 from perfagent_server.store.tables import annotation as table
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["router"]
+__all__ = ["annotations_of", "router"]
 
 router = APIRouter()
 
@@ -56,9 +57,13 @@ class AnnotationList:
 )
 def list_annotations(run: SeenRun, services: ServicesDep) -> Response:
     """What people wrote at steps of a run, by step."""
+    return reply(AnnotationList(annotations_of(services, run)))
+
+
+def annotations_of(services: Services, run: str) -> list[AnnotationShown]:
     with services.database.read() as connection:
         rows = connection.execute(select(table).where(table.c.run == run).order_by(table.c.step, table.c.created))
-        return reply({"annotations": [_shown(row) for row in rows.mappings()]})
+        return [_shown(row) for row in rows.mappings()]
 
 
 @router.post("/runs/{run}/annotations", status_code=201, responses={201: {"model": AnnotationShown}})

@@ -161,9 +161,9 @@ def calculated(read: Callable[[str], Series], expression: Expression, names: Cal
         value = expression.over(value_of, _combined)
     mean = np.where(np.isfinite(value), value, np.nan).tolist()
     return Series(
-        name=expression.text, rank=found[expression.names[0]].rank, unit=expression.unit, exact=False, step=[one.step for one in rows], min=mean,
-        max=mean, mean=mean, count=[one.count for one in rows], nonfinite=[0] * len(rows), time=[one.time for one in rows],
-        bucket_steps=width,
+        name=expression.text, rank=found[expression.names[0]].rank, unit=expression.unit, exact=False, bucket_steps=width,
+        step=[one.step for one in rows], time=[one.time for one in rows], min=mean, max=mean, mean=mean,
+        count=[one.count for one in rows], nonfinite=[0] * len(rows),
     )  # fmt: skip
 
 

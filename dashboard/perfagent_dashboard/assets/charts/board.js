@@ -7,6 +7,7 @@ import { moved, pins } from "../lib/remembered.js";
 import { Cursor } from "./cursor.js";
 import { enlargedTools } from "./enlarged.js";
 import { Painter } from "./painter.js";
+import { specOf } from "./panels.js";
 import { RankChart } from "./rank_chart.js";
 import { Section } from "./sections.js";
 import { Chart } from "./series_chart.js";
@@ -16,7 +17,7 @@ import { XAxis } from "./x_axis.js";
 const { charts: KNOWN } = config;
 const MAX_CARDS = 160;
 const YOUNG_STEPS = 20; // of a run: then a line that has not moved yet is not called unchanging
-const SECTIONS = ["pinned", "training", "logged", "speed", "device", "host"];
+const SECTIONS = ["pinned", "own", "training", "logged", "speed", "device", "host"];
 const IS_LOSS = /loss/i;
 
 export class Board {
@@ -32,6 +33,9 @@ export class Board {
     this.columns = 0; // as many as fit
     this.enlarged = "";
     this.charts = new Map();
+    this.names = new Set(); // that the run has, shown here or not
+    this.panels = [];
+    this.notes = [];
     this.hiddenNames = [];
     this.log = false;
     this.clip = false; // spikes are shown unless somebody asks to look past them
@@ -62,6 +66,7 @@ export class Board {
   /** Adds charts for names that are new, in the order of the page. True when there were any. */
   addNames(names) {
     const { names: wanted } = this.only;
+    for (const name of names) this.names.add(name);
     const hides = (name) => (wanted.length ? !wanted.includes(name) : config.hidden.some((one) => (one.endsWith("/") ? name.startsWith(one) : name === one)));
     const fresh = names.filter((name) => !this.charts.has(name) && !hides(name) && !this.hiddenNames.includes(name));
     if (wanted.includes("ranks:own_work_s")) this.addRanks();
@@ -79,6 +84,21 @@ export class Board {
     }
     this.#arrange();
     return true;
+  }
+
+  /** Of the project: charts of them are made anew where they have changed, and shown where the run has their series. */
+  setPanels(panels) {
+    this.panels = panels;
+    const specs = panels.map((panel) => specOf(panel, (name) => this.names.has(name))).filter(Boolean);
+    for (const [name, chart] of this.charts) {
+      const same = specs.find((spec) => spec.name === name && JSON.stringify([spec.panel, spec.lines.length]) === chart.drawsPanel);
+      if (!chart.panel || same) continue;
+      chart.destroy();
+      this.observer.unobserve(chart.card);
+      this.charts.delete(name);
+    }
+    for (const spec of specs) if (!this.charts.has(spec.name)) this.charts.set(spec.name, new Chart(this, spec));
+    this.#arrange();
   }
 
   /** loss, evaluations: names as the server knows them. Losses of evaluations are drawn beside the loss that is trained on, too. */
@@ -141,7 +161,7 @@ export class Board {
     const isOld = this.lastStep - this.firstStep >= YOUNG_STEPS;
     for (const chart of ordered) {
       const key = this.bare || this.only.names.length ? "only" : this.sectionOf(chart);
-      chart.unchanging = isOld && !this.bare && !this.over.length && key !== "pinned" && !IS_LOSS.test(chart.name) && chart.isUnchanging;
+      chart.unchanging = isOld && !this.bare && !this.over.length && key !== "pinned" && !chart.panel && !IS_LOSS.test(chart.name) && chart.isUnchanging;
       put(key, chart);
     }
     const rank = (key) => (SECTIONS.indexOf(key.split(":")[0]) + 1 || SECTIONS.length + 1) + (key.includes(":") ? -0.5 : 0);
@@ -308,6 +328,7 @@ export class Board {
     this.axis.forget();
     this.saw(band.step[end]);
     this.charts.get(band.name)?.append(band);
+    for (const chart of this.charts.values()) if (chart.panel && chart.reads.has(band.name)) chart.loadSoon();
     this.wantStack(band, "extend");
     if (this.ranks && band.name === "step_time_s") this.painter.want(this.ranks, "extend");
   }
@@ -343,6 +364,11 @@ export class Board {
   setAlerts(alerts, marks) {
     this.marks = marks;
     this.alerts = alerts.filter((alert) => alert.since_step != null && alert.state !== "pending");
+    this.redraw();
+  }
+
+  setNotes(notes) {
+    this.notes = notes;
     this.redraw();
   }
 

@@ -17,7 +17,7 @@ const MOST_ROWS = 32;
 const SEEN = 0.006; // of the whole: a narrower block gets no row
 const PHASES = [[/^autograd::/, "backward"], [/^Optimizer\./, "optimizer"], [/nccl|c10d|gloo/i, "comm"], [/dataloader/i, "data"], [/memcpy/i, "h2d"]];
 
-const spelled = (seconds) => valueAndUnit({ unit: "s" }, seconds).join(" ");
+const inUnits = (seconds) => valueAndUnit({ unit: "s" }, seconds).join(" ");
 
 export class FlameGraph {
   constructor(root) {
@@ -44,7 +44,7 @@ export class FlameGraph {
       return;
     }
     const { threads, thread } = this.shown;
-    setChildren(this.threads, threads.map(({ kind, name, busy_s }, at) => el("option", { value: at, selected: at === thread }, `${say(`flame_${kind}`, { name })} · ${spelled(busy_s)}`)));
+    setChildren(this.threads, threads.map(({ kind, name, busy_s }, at) => el("option", { value: at, selected: at === thread }, `${say(`flame_${kind}`, { name })} · ${inUnits(busy_s)}`)));
     this.threads.hidden = threads.length < 2;
     this.#draw();
   }
@@ -68,8 +68,8 @@ export class FlameGraph {
     const deepest = Math.max(...depths.filter((_, at) => seconds[at] >= SEEN * whole));
     const icicle = {
       type: "icicle", ids: names.map((_, at) => String(at)), labels: names.map((name) => name.replace("autograd::engine::evaluate_function", "autograd").replaceAll("<", "‹").replaceAll(">", "›")), parents: parents.map((parent) => (parent < 0 ? "" : String(parent))), values: own,
-      customdata: names.map((_, at) => [spelled(seconds[at]), ((100 * seconds[at]) / whole).toPrecision(2), thousands(calls[at])]),
-      hovertemplate: `<b>%{label}</b><br>${words.flame_hover}<extra></extra>`.replace("{time}", "%{customdata[0]}").replace("{share}", "%{customdata[1]}").replace("{calls}", "%{customdata[2]}"),
+      customdata: names.map((_, at) => [inUnits(seconds[at]), ((100 * seconds[at]) / whole).toPrecision(2), thousands(calls[at])]),
+      hovertemplate: `<b>%{label}</b><br>${say("flame_hover", { time: "%{customdata[0]}", share: "%{customdata[1]}", calls: "%{customdata[2]}" })}<extra></extra>`,
       marker: { colors: colours, line: { width: 1, color: style.getPropertyValue("--card") } },
       tiling: { orientation: "v", pad: 0 }, pathbar: { visible: true, thickness: 20 }, textposition: "middle left", textfont: { size: 11 }, maxdepth: MOST_ROWS, sort: false,
     };
