@@ -17,13 +17,11 @@ __all__ = ["board", "overlay"]
 
 
 def board(
-    run: str, *, sections: Sequence[str] = (), names: Sequence[str] = (), axis: str = "", bare: bool = False,
-    may: Sequence[str] = (),
-) -> Component:  # fmt: skip
-    """sections, names: only these, in this order; axis: the horizontal one at first; bare: without tools and headings; may:
-    the scopes of the viewer."""
+    run: str, *, sections: Sequence[str] = (), names: Sequence[str] = (), axis: str = "", bare: bool = False
+) -> Component:
+    """sections, names: only these, in this order; axis: the horizontal one at first; bare: without tools and headings."""
     told = {"data_run": run, "data_sections": ",".join(sections), "data_names": ",".join(names), "data_axis": axis}
-    told |= {"data_bare": "1" if bare else "", "data_may": "change" if "operate" in may else ""}
+    told |= {"data_bare": "1" if bare else ""}
     return html.Div(className="board", **hyphenated(**{name: value for name, value in told.items() if value}))
 
 

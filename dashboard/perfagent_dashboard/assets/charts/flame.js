@@ -11,11 +11,11 @@ import { thousands } from "../lib/numbers.js";
 
 const PERFETTO = "https://ui.perfetto.dev";
 const ASK_MS = 100;
-const PATIENCE_MS = 60000;
+const PERFETTO_WAIT_MS = 60000;
 const ROW_PX = 20;
 const MOST_ROWS = 32;
 const SEEN = 0.006; // of the whole: a narrower block gets no row
-const PHASES = [[/^autograd::/, "backward"], [/^Optimizer\./, "optimizer"], [/nccl|c10d|gloo/i, "comm"], [/dataloader/i, "data"], [/memcpy/i, "h2d"]];
+const PHASE_KINDS = [[/^autograd::/, "backward"], [/^Optimizer\./, "optimizer"], [/nccl|c10d|gloo/i, "comm"], [/dataloader/i, "data"], [/memcpy/i, "h2d"]];
 
 const inUnits = (seconds) => valueAndUnit({ unit: "s" }, seconds).join(" ");
 
@@ -89,7 +89,7 @@ export class FlameGraph {
 }
 
 /** Blocks have the colours of the phases of a step: undefined for that of what it runs in, empty for the step itself. */
-const phaseOf = (name) => (name === "ProfilerStep" ? "" : PHASES.find(([kind]) => kind.test(name))?.[1]);
+const phaseOf = (name) => (name === "ProfilerStep" ? "" : PHASE_KINDS.find(([kind]) => kind.test(name))?.[1]);
 
 /** Perfetto's page asks for nothing: it is told a trace by a message, once it answers that it listens. */
 async function openInPerfetto({ url, name }, button) {
@@ -104,7 +104,7 @@ async function openInPerfetto({ url, name }, button) {
     };
     const heard = ({ source, origin, data }) => source === page && origin === PERFETTO && data === "PONG" && end(resolve);
     const asking = setInterval(() => (page.closed ? end(reject, new Error(words.perfetto_blocked)) : page.postMessage("PING", PERFETTO)), ASK_MS);
-    const waiting = setTimeout(() => end(reject, new Error(words.perfetto_silent)), PATIENCE_MS);
+    const waiting = setTimeout(() => end(reject, new Error(words.perfetto_silent)), PERFETTO_WAIT_MS);
     window.addEventListener("message", heard);
   });
   try {

@@ -19,7 +19,7 @@ const listed = (text) => (text ?? "").split(",").filter(Boolean);
 
 export class RunBoard {
   constructor(root) {
-    const { run, over, sections, names, axis, x, bare, marks, may } = root.dataset;
+    const { run, over, sections, names, axis, x, bare, marks } = root.dataset;
     this.root = root;
     this.waiting = []; // messages that came while the board was fetching
     this.bare = bare !== undefined;
@@ -27,7 +27,7 @@ export class RunBoard {
     this.note = el("p", { class: "hint", hidden: true });
     this.board = new Board({ run, host: this.host, bare: this.bare, only: { sections: listed(sections), names: listed(names) }, onRange: () => this.#rangeChanged() });
     this.board.over = over ? JSON.parse(over) : [];
-    this.board.mayChange = may === "change";
+    this.board.mayChange = Boolean(root.closest("[data-may=change]"));
     this.board.hasPanels = listed(sections).includes("own");
     this.notes = noteList();
     this.board.setRange(rangeOf(x ?? ""), { quiet: true });

@@ -81,7 +81,7 @@ class _RunPage:
             className="page run-page",
             **hyphenated(
                 data_page="live", data_tick="alerts-tick", data_run=facts.id, data_title=facts.run["name"] or facts.id,
-                data_address="run-tabs:tab:charts", data_made=str(made),
+                data_address="run-tabs:tab:charts", data_made=str(made), data_may="change" if "operate" in facts.may else "read",
             ),
         )  # fmt: skip
 

@@ -28,11 +28,7 @@ def is_there(facts: RunFacts) -> bool:
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     events = (await server.get(run_path(facts.id, "events"), kind="gpu", limit=50))["events"]
-    return [
-        *_gpus(events),
-        *_trouble(events),
-        board(facts.id, sections=["device", "host"], axis="clock", may=facts.may),
-    ]
+    return [*_gpus(events), *_trouble(events), board(facts.id, sections=["device", "host"], axis="clock")]
 
 
 def _gpus(events: list[dict[str, Any]]) -> list[Component]:

@@ -39,12 +39,7 @@ def is_there(facts: RunFacts) -> bool:
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     events = (await server.get(run_path(facts.id, "events"), kind="memory", limit=1))["events"]
     told = events[-1]["data"] if events else {}
-    return [
-        *_forecast(facts),
-        *_breakdown(facts, told),
-        *_groups(told),
-        board(facts.id, names=_charted(facts), may=facts.may),
-    ]
+    return [*_forecast(facts), *_breakdown(facts, told), *_groups(told), board(facts.id, names=_charted(facts))]
 
 
 def _charted(facts: RunFacts) -> list[str]:

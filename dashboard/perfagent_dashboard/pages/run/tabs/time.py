@@ -47,7 +47,7 @@ async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     )
     return [
         _spread(facts),
-        board(facts.id, sections=["speed"], may=facts.may),
+        board(facts.id, sections=["speed"]),
         *_lines(sync["events"], "sync_lines", "times_a_step"),
         *_lines(lines["events"], "lines_outside", "looks"),
         *profiles,
