@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -15,8 +15,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from perfagent.wire import Alert, Finding, Latest, Series, Timing
 from perfagent_client.models import RunDetails, parse
-from perfagent_client.report.charts import POINTS, names_of_charts
-from perfagent_client.report.facts import ReportFacts, ToldAlert
+from perfagent_client.report.charts import POINTS
+from perfagent_client.report.facts import ReportFacts, ToldAlert, series_asked
 from perfagent_client.report.page import report_html
 from perfagent_dashboard.server_api import Problem, ServerApi
 
@@ -48,7 +48,8 @@ def serve_reports(api: FastAPI, server: ServerApi, address: str) -> None:
 
 async def _read(server: ServerApi, run: str, address: str) -> ReportFacts:
     """As `perfagent_client.report.facts.read_facts`, by requests in this process. Raises Problem."""
-    summary = parse(RunDetails, await server.get(_path(run)))
+    kept = await server.get(_path(run), with_="annotations,panels")
+    summary = parse(RunDetails, kept)
     ident = summary.run
     verdict, findings, latest, timing, alerts, names, logs, states = await asyncio.gather(
         server.get(_path(ident, "verdict")),
@@ -63,7 +64,7 @@ async def _read(server: ServerApi, run: str, address: str) -> ReportFacts:
     told = [parse(Alert, one) for one in alerts["alerts"]]
     histories, series = await asyncio.gather(
         asyncio.gather(*(server.get(f"/alerts/{quote(one.id, safe='')}") for one in told[:_MOST_ALERTS])),
-        _series(server, ident, names_of_charts(names["names"])),
+        _series(server, ident, series_asked(names["names"], kept)),
     )
     return ReportFacts(
         run=summary,
@@ -74,6 +75,7 @@ async def _read(server: ServerApi, run: str, address: str) -> ReportFacts:
         alerts=[ToldAlert(one, found["history"]) for one, found in zip(told, histories, strict=False)],
         alert_count=len(told),
         series=series,
+        annotations=kept["annotations"],
         logs=logs["events"],
         states=states["events"],
         address=f"{address.rstrip('/')}/run/{quote(ident, safe='')}",
@@ -82,11 +84,11 @@ async def _read(server: ServerApi, run: str, address: str) -> ReportFacts:
     )
 
 
-async def _series(server: ServerApi, run: str, names: Sequence[str]) -> list[Series]:
+async def _series(server: ServerApi, run: str, queries: Sequence[Mapping[str, str]]) -> list[Series]:
     """Those that can be read: a report without one of its charts is still a report."""
     path = _path(run, "series")
     found: list[Any] = await asyncio.gather(
-        *(server.get(path, name=name, points=POINTS) for name in names), return_exceptions=True
+        *(server.get(path, points=POINTS, **query) for query in queries), return_exceptions=True
     )
     return [parse(Series, one) for one in found if isinstance(one, dict) and one["step"]]
 

@@ -24,14 +24,14 @@ def test_notes_are_written_under_the_verdict_and_hold_no_html(site: ServerProces
     menu = page.page.get_by_role("button", name="More about this run")
     menu.click()
     page.page.get_by_role("menuitem", name="Add a note").click()
-    page.page.get_by_label("Notes").fill("**Baseline** <img src=x> https://example.com/plan")
+    page.page.get_by_label("Notes").fill("Baseline\n- `lr` <img src=x>\n- see https://example.com/plan.")
     page.page.get_by_role("button", name="Save").click()
-    page.wait("() => document.querySelector('#run-notes strong')?.textContent === 'Baseline'")
+    page.wait("() => document.querySelector('#run-notes code')?.textContent === 'lr'")
     shown = page.page.locator("#run-notes")
     assert "<img src=x>" in shown.inner_text(), "as text"
     assert shown.locator("img").count() == 0
     assert shown.get_by_role("link", name="https://example.com/plan").count() == 1
-    assert site.get(f"/runs/{run}")["notes"].startswith("**Baseline**")
+    assert site.get(f"/runs/{run}")["notes"].startswith("Baseline\n- `lr`")
     shown.get_by_role("button", name="Change").click()
     page.page.get_by_label("Notes").fill("half written")
     site.admin("PATCH", f"/runs/{run}", {"notes": "by another"})

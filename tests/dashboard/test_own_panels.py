@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 DRAWN = """text => [...document.querySelectorAll('[data-section=own] .chart')]
-  .find((card) => card.querySelector('h2').textContent === text && Number(card.querySelector('.plot').dataset.points) > 1)"""
+  .find((card) => card.querySelector('h2')?.textContent === text && Number(card.querySelector('.plot')?.dataset.points) > 1)"""
 NOW = "document.querySelector('[data-section=own] .chart .now').textContent"
 
 

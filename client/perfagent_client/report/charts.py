@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from perfagent.plural import some
 from perfagent.wire import LOGGED, Alert, Latest, Series, is_evaluation_loss, loss_kind, metric
 from perfagent_client.report.line_chart import AlertMark, Drawing, draw, last_step
 from perfagent_client.units import figure
 
-__all__ = ["POINTS", "Chart", "charts_of", "names_of_charts"]
+__all__ = ["POINTS", "Chart", "charts_of", "expressions_of", "names_of_charts"]
 
 POINTS = 360
 """Buckets of a chart: one for each unit of its width."""
@@ -55,12 +56,22 @@ def _alert_marks(alerts: Sequence[Alert]) -> list[AlertMark]:
     ]
 
 
-def charts_of(all_series: Sequence[Series], latest: Mapping[str, Latest], alerts: Sequence[Alert]) -> list[Chart]:
+def expressions_of(panels: Sequence[Mapping[str, Any]], names: Collection[str]) -> list[str]:
+    """The lines of people's panels whose series a run has, but for single series."""
+    lines = [line for panel in panels for line in panel["lines"] if len(line["names"]) > 1]
+    return list(dict.fromkeys(line["expression"] for line in lines if set(names).issuperset(line["names"])))
+
+
+def charts_of(
+    all_series: Sequence[Series], latest: Mapping[str, Latest], alerts: Sequence[Alert],
+    annotations: Sequence[Mapping[str, Any]] = (),
+) -> list[Chart]:  # fmt: skip
     """All over the same steps, so that an alert stands at the same place in each."""
     if not all_series:
         return []
     steps = min(series.step[0] for series in all_series), max(last_step(series) for series in all_series)
     marks = _alert_marks(alerts)
+    marks += [AlertMark(one["step"], 0, "note", one["text"][:_MARK_CHARACTERS]) for one in annotations]
     return [_chart(series, latest, marks, steps) for series in all_series]
 
 

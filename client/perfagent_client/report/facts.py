@@ -11,10 +11,10 @@ from urllib.parse import quote
 from perfagent.errors import WireError
 from perfagent.wire import Alert, Finding, Latest, Series, Timing
 from perfagent_client.client import ApiError, Client
-from perfagent_client.models import RunDetails
-from perfagent_client.report.charts import POINTS, names_of_charts
+from perfagent_client.models import RunDetails, parse
+from perfagent_client.report.charts import POINTS, expressions_of, names_of_charts
 
-__all__ = ["ReportFacts", "ToldAlert", "read_facts"]
+__all__ = ["ReportFacts", "ToldAlert", "read_facts", "series_asked"]
 
 _ALERTS = 30
 _CONSOLE_EVENTS = 200
@@ -45,6 +45,8 @@ class ReportFacts:
     states: Sequence[Mapping[str, Any]] = ()
     address: str = ""
     written: str = ""
+    annotations: Sequence[Mapping[str, Any]] = ()
+    """What people wrote at steps."""
     names: int = field(default=0)
     """How many series the run has."""
 
@@ -52,6 +54,7 @@ class ReportFacts:
 def read_facts(client: Client, run: RunDetails, *, written: str) -> ReportFacts:
     ident = run.run
     alerts, names = client.alerts(ident), client.names(ident)
+    kept = client.request("GET", f"/runs/{quote(ident, safe='')}", params={"with": "annotations,panels"})
     return ReportFacts(
         run=run,
         verdict=client.verdict(ident),
@@ -60,7 +63,8 @@ def read_facts(client: Client, run: RunDetails, *, written: str) -> ReportFacts:
         timing=client.timing(ident),
         alerts=[ToldAlert(alert, _history(client, alert.id)) for alert in alerts[:_ALERTS]],
         alert_count=len(alerts),
-        series=[found for name in names_of_charts(names) if (found := _series(client, ident, name)) is not None],
+        series=[found for each in series_asked(names, kept) if (found := _series(client, ident, **each)) is not None],
+        annotations=kept["annotations"],
         logs=client.events(ident, kind="log", limit=_CONSOLE_EVENTS),
         states=client.events(ident, kind="state", limit=100),
         address=f"{client.server}/run/{quote(ident, safe='')}",
@@ -75,9 +79,16 @@ def _history(client: Client, alert: str) -> Sequence[Mapping[str, str]]:
     return ()
 
 
-def _series(client: Client, run: str, name: str) -> Series | None:
+def series_asked(names: Sequence[str], kept: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Of the charts, as queries. kept: of the run's own answer, with panels."""
+    queries = [{"expression": one} for one in expressions_of(kept["panels"], names)]
+    return queries + [{"name": name} for name in names_of_charts(names)]
+
+
+def _series(client: Client, run: str, **query: str) -> Series | None:
     """None where it cannot be read: a report without one of its charts is still a report."""
     with contextlib.suppress(ApiError, WireError):
-        found = client.series(run, name, points=POINTS)
+        params = {**query, "points": POINTS}
+        found = parse(Series, client.request("GET", f"/runs/{quote(run, safe='')}/series", params=params))
         return found if found.step else None
     return None

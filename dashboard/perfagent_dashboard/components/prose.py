@@ -1,4 +1,4 @@
-"""Texts of the server as elements: `names in backticks` as code, numbered advice as a list."""
+"""Texts as elements: `names in backticks` as code, numbered advice as a list, web addresses as links."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dash import html
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["advice", "prose", "steps"]
+__all__ = ["advice", "linked", "prose", "steps"]
 
 _NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z\u4e00-\u9fff])")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=[^\s）」』”])")
+_ADDRESS = re.compile(r"https?://[^\s<>\"'`，。；：！？）」]*[^\s<>\"'`，。；：！？）」.,;:!?)\]]")
 _CODE = re.compile(
     r"`([^`]+)`"
     r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]*\([^()\s]*\)|[A-Za-z_]\w*=[^\s,;)]*[^\s,;).:])"
@@ -28,6 +29,17 @@ def prose(text: str) -> list[Component | str]:
         parts += [text[end : found.start()], html.Code(found[1] or found[2])]
         end = found.end()
     return [part for part in (*parts, text[end:]) if part]
+
+
+def linked(text: str) -> list[Component | str]:
+    """What people wrote: web addresses in it are links."""
+    parts: list[Component | str] = []
+    end = 0
+    for found in _ADDRESS.finditer(text):
+        link = html.A(found[0], href=found[0], target="_blank", rel="noopener noreferrer")
+        parts += [*prose(text[end : found.start()]), link]
+        end = found.end()
+    return [*parts, *prose(text[end:])]
 
 
 def steps(fix: str) -> list[str]:

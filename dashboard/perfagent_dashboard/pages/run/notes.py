@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, html, no_update
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.feedback import note
+from perfagent_dashboard.components.prose import linked
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
@@ -28,7 +29,7 @@ def notes_panel(facts: RunFacts) -> Component | None:
     return html.Section(
         [
             html.H2(say("notes")),
-            dcc.Markdown(facts.run["notes"], link_target="_blank"),  # HTML in it is shown as text
+            html.P(linked(facts.run["notes"])),
             change if "operate" in facts.may else None,
         ],
         className="card",
