@@ -64,7 +64,7 @@ async def _read(server: ServerApi, run: str, address: str) -> ReportFacts:
     told = [parse(Alert, one) for one in alerts["alerts"]]
     histories, series = await asyncio.gather(
         asyncio.gather(*(server.get(f"/alerts/{quote(one.id, safe='')}") for one in told[:_MOST_ALERTS])),
-        _series(server, ident, series_asked(names["names"], kept)),
+        _series(server, ident, series_asked(names["names"], kept["panels"])),
     )
     return ReportFacts(
         run=summary,

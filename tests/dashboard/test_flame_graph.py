@@ -71,5 +71,5 @@ def test_a_flame_graph_has_names_times_and_threads(site: ServerProcess, tab: Ope
     with page.page.context.expect_page() as opened:
         button.click()
     opened.value.wait_for_function("() => window.given")
-    assert opened.value.evaluate("window.given") == [f"{run}, rank 0, steps 4–4.json.gz", size]
+    assert opened.value.evaluate("window.given") == [f"{run}, steps 4–4, rank 0.json.gz", size]
     opened.value.close()

@@ -23,7 +23,7 @@ def test_notes_are_written_under_the_verdict_and_hold_no_html(site: ServerProces
     page.live()
     menu = page.page.get_by_role("button", name="More about this run")
     menu.click()
-    page.page.get_by_role("menuitem", name="Add a note").click()
+    page.page.get_by_role("menuitem", name="Add or change notes").click()
     page.page.get_by_label("Notes").fill("Baseline\n- `lr` <img src=x>\n- see https://example.com/plan.")
     page.page.get_by_role("button", name="Save").click()
     page.wait("() => document.querySelector('#run-notes code')?.textContent === 'lr'")

@@ -12,7 +12,7 @@ from perfagent.wire import LOGGED, Alert, Latest, Series, is_evaluation_loss, lo
 from perfagent_client.report.line_chart import AlertMark, Drawing, draw, last_step
 from perfagent_client.units import figure
 
-__all__ = ["POINTS", "Chart", "charts_of", "expressions_of", "names_of_charts"]
+__all__ = ["POINTS", "Chart", "charts_of", "names_of_charts"]
 
 POINTS = 360
 """Buckets of a chart: one for each unit of its width."""
@@ -54,12 +54,6 @@ def _alert_marks(alerts: Sequence[Alert]) -> list[AlertMark]:
         AlertMark(alert.since_step or 0, number, alert.severity, (alert.title or alert.message)[:_MARK_CHARACTERS])
         for number, alert in numbered[:_MOST_MARKS]
     ]
-
-
-def expressions_of(panels: Sequence[Mapping[str, Any]], names: Collection[str]) -> list[str]:
-    """The lines of people's panels whose series a run has, but for single series."""
-    lines = [line for panel in panels for line in panel["lines"] if len(line["names"]) > 1]
-    return list(dict.fromkeys(line["expression"] for line in lines if set(names).issuperset(line["names"])))
 
 
 def charts_of(

@@ -12,7 +12,7 @@ from perfagent.errors import WireError
 from perfagent.wire import Alert, Finding, Latest, Series, Timing
 from perfagent_client.client import ApiError, Client
 from perfagent_client.models import RunDetails, parse
-from perfagent_client.report.charts import POINTS, expressions_of, names_of_charts
+from perfagent_client.report.charts import POINTS, names_of_charts
 
 __all__ = ["ReportFacts", "ToldAlert", "read_facts", "series_asked"]
 
@@ -63,7 +63,11 @@ def read_facts(client: Client, run: RunDetails, *, written: str) -> ReportFacts:
         timing=client.timing(ident),
         alerts=[ToldAlert(alert, _history(client, alert.id)) for alert in alerts[:_ALERTS]],
         alert_count=len(alerts),
-        series=[found for each in series_asked(names, kept) if (found := _series(client, ident, **each)) is not None],
+        series=[
+            found
+            for each in series_asked(names, kept["panels"])
+            if (found := _series(client, ident, **each)) is not None
+        ],
         annotations=kept["annotations"],
         logs=client.events(ident, kind="log", limit=_CONSOLE_EVENTS),
         states=client.events(ident, kind="state", limit=100),
@@ -79,10 +83,11 @@ def _history(client: Client, alert: str) -> Sequence[Mapping[str, str]]:
     return ()
 
 
-def series_asked(names: Sequence[str], kept: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Of the charts, as queries. kept: of the run's own answer, with panels."""
-    queries = [{"expression": one} for one in expressions_of(kept["panels"], names)]
-    return queries + [{"name": name} for name in names_of_charts(names)]
+def series_asked(names: Sequence[str], panels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Of the charts, as queries: first the expressions in people's panels whose series a run has."""
+    lines = [line for panel in panels for line in panel["lines"] if len(line["names"]) > 1]
+    found = dict.fromkeys(line["expression"] for line in lines if set(names).issuperset(line["names"]))
+    return [*({"expression": one} for one in found), *({"name": name} for name in names_of_charts(names))]
 
 
 def _series(client: Client, run: str, **query: str) -> Series | None:

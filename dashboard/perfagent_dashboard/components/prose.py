@@ -14,7 +14,7 @@ __all__ = ["advice", "linked", "prose", "steps"]
 
 _NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z\u4e00-\u9fff])")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=[^\s）」』”])")
-_ADDRESS = re.compile(r"https?://[^\s<>\"'`，。；：！？）」]*[^\s<>\"'`，。；：！？）」.,;:!?)\]]")
+_ADDRESS = re.compile(r"(https?://[^\s<>\"'`，。；：！？）」]*[^\s<>\"'`，。；：！？）」.,;:!?)\]])")
 _CODE = re.compile(
     r"`([^`]+)`"
     r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]*\([^()\s]*\)|[A-Za-z_]\w*=[^\s,;)]*[^\s,;).:])"
@@ -33,13 +33,12 @@ def prose(text: str) -> list[Component | str]:
 
 def linked(text: str) -> list[Component | str]:
     """What people wrote: web addresses in it are links."""
-    parts: list[Component | str] = []
-    end = 0
-    for found in _ADDRESS.finditer(text):
-        link = html.A(found[0], href=found[0], target="_blank", rel="noopener noreferrer")
-        parts += [*prose(text[end : found.start()]), link]
-        end = found.end()
-    return [*parts, *prose(text[end:])]
+    parts = enumerate(_ADDRESS.split(text))
+    return [one for at, part in parts for one in ([_link(part)] if at % 2 else prose(part))]
+
+
+def _link(address: str) -> Component:
+    return html.A(address, href=address, target="_blank", rel="noopener noreferrer")
 
 
 def steps(fix: str) -> list[str]:

@@ -718,9 +718,8 @@ own_sessions = 你的会话
 ## Notes, flame graphs and panels of one's own
 
 cancel = 取消
-notes_add = 添加备注
 notes_change = 修改
-notes_change_menu = 修改备注
+notes_menu = 添加或修改备注
 notes_hint = 纯文本；网址会变成链接，`反引号` 中的内容显示为代码。能看到这个任务的人都能看到备注。
 flame = 火焰图
 flame_thread = 线程

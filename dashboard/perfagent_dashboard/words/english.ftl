@@ -827,9 +827,8 @@ own_sessions = Your sessions
 ## Notes, flame graphs and panels of one's own
 
 cancel = Cancel
-notes_add = Add a note
 notes_change = Change
-notes_change_menu = Change the notes
+notes_menu = Add or change notes
 notes_hint = Plain text; web addresses become links, and `backticks` code. Everybody who sees the run reads them.
 flame = Flame graph
 flame_thread = Thread

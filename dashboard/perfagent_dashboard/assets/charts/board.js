@@ -91,8 +91,7 @@ export class Board {
     this.panels = panels;
     const specs = panels.map((panel) => specOf(panel, (name) => this.names.has(name))).filter(Boolean);
     for (const [name, chart] of this.charts) {
-      const same = specs.find((spec) => spec.name === name && JSON.stringify([spec.panel, spec.lines.length]) === chart.drawsPanel);
-      if (!chart.panel || same) continue;
+      if (!chart.panel || specs.some((spec) => JSON.stringify(spec) === JSON.stringify(chart.spec))) continue;
       chart.destroy();
       this.observer.unobserve(chart.card);
       this.charts.delete(name);
@@ -328,7 +327,7 @@ export class Board {
     this.axis.forget();
     this.saw(band.step[end]);
     this.charts.get(band.name)?.append(band);
-    for (const chart of this.charts.values()) if (chart.panel && chart.reads.has(band.name)) chart.loadSoon();
+    for (const chart of this.charts.values()) if (chart.panel && chart.spec.reads.includes(band.name)) chart.loadSoon();
     this.wantStack(band, "extend");
     if (this.ranks && band.name === "step_time_s") this.painter.want(this.ranks, "extend");
   }

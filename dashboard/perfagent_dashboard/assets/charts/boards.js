@@ -7,16 +7,8 @@ import { RunBoard } from "./run_board.js";
 const flames = new Map();
 
 /** Starts what has come into the page, and ends what is gone. */
-function follow(open, selector, Kind) {
-  for (const [node, one] of open) {
-    if (node.isConnected) continue;
-    one.close();
-    open.delete(node);
-  }
-  for (const node of document.querySelectorAll(selector)) if (!open.has(node)) open.set(node, new Kind(node));
-}
-
 export function findBoards() {
-  follow(boards, ".board[data-run]", RunBoard);
-  follow(flames, ".flame[data-url]", FlameGraph);
+  for (const open of [boards, flames]) for (const [node, one] of open) if (!node.isConnected && open.delete(node)) one.close();
+  for (const node of document.querySelectorAll(".board[data-run]")) if (!boards.has(node)) boards.set(node, new RunBoard(node));
+  for (const node of document.querySelectorAll(".flame[data-url]")) if (!flames.has(node)) flames.set(node, new FlameGraph(node));
 }

@@ -1,6 +1,6 @@
 // The flame graph of a profile, and its trace handed to Perfetto.
 //
-// data-url: of the trace; data-name: what it is called.
+// data-url: of the trace; data-name: of what.
 
 import { api } from "../lib/api.js";
 import { need } from "../lib/bundles.js";
@@ -29,8 +29,6 @@ export class FlameGraph {
     setChildren(root, el("div", { class: "flame-tools" }, el("h3", null, words.flame), this.threads, this.perfetto), this.plot, this.told);
     this.seen = new IntersectionObserver(([entry]) => entry.isIntersecting && (this.seen.disconnect(), this.#load()));
     this.seen.observe(root);
-    this.resizer = new ResizeObserver(() => this.#draw());
-    this.resizer.observe(root);
     this.offTheme = onTheme(() => this.#draw());
   }
 
@@ -50,8 +48,7 @@ export class FlameGraph {
   }
 
   #draw() {
-    const width = this.plot.clientWidth;
-    if (!this.shown || !width || this.closed) return;
+    if (!this.shown || this.closed) return;
     const { names, parents, seconds, calls, left_out } = this.shown.flame;
     const own = [...seconds]; // without what runs inside, of which plotly makes the whole again
     const depths = [];
@@ -73,8 +70,8 @@ export class FlameGraph {
       marker: { colors: colours, line: { width: 1, color: style.getPropertyValue("--card") } },
       tiling: { orientation: "v", pad: 0 }, pathbar: { visible: true, thickness: 20 }, textposition: "middle left", textfont: { size: 11 }, maxdepth: MOST_ROWS, sort: false,
     };
-    const layout = { width, height: 24 + ROW_PX * Math.min(MOST_ROWS, deepest), margin: { l: 0, r: 0, t: 2, b: 0 }, paper_bgcolor: "rgba(0,0,0,0)", font: config.figures[theme()].series.layout.font, template: {}, uniformtext: { minsize: 10, mode: "hide" } };
-    window.Plotly.react(this.plot, [icicle], layout, { displayModeBar: false });
+    const layout = { autosize: true, height: 24 + ROW_PX * Math.min(MOST_ROWS, deepest), margin: { l: 0, r: 0, t: 2, b: 0 }, paper_bgcolor: "rgba(0,0,0,0)", font: config.figures[theme()].series.layout.font, template: {}, uniformtext: { minsize: 10, mode: "hide" } };
+    window.Plotly.react(this.plot, [icicle], layout, { displayModeBar: false, responsive: true });
     this.plot.dataset.nodes = String(names.length);
     setText(this.told, [words.flame_hint, left_out ? say("flame_left_out", { count: thousands(left_out) }) : ""].filter(Boolean).join(" "));
   }
@@ -82,7 +79,6 @@ export class FlameGraph {
   close() {
     this.closed = true;
     this.seen.disconnect();
-    this.resizer.disconnect();
     this.offTheme();
     window.Plotly?.purge(this.plot);
   }
@@ -98,19 +94,19 @@ async function openInPerfetto({ url, name }, button) {
   const listens = new Promise((resolve, reject) => {
     const end = (settle, why) => {
       clearInterval(asking);
-      clearTimeout(waiting);
       window.removeEventListener("message", heard);
       settle(why);
     };
     const heard = ({ source, origin, data }) => source === page && origin === PERFETTO && data === "PONG" && end(resolve);
-    const asking = setInterval(() => (page.closed ? end(reject, new Error(words.perfetto_blocked)) : page.postMessage("PING", PERFETTO)), ASK_MS);
-    const waiting = setTimeout(() => end(reject, new Error(words.perfetto_silent)), PERFETTO_WAIT_MS);
+    const until = Date.now() + PERFETTO_WAIT_MS;
+    const asking = setInterval(() => (page.closed || Date.now() > until ? end(reject, new Error(words.perfetto_silent)) : page.postMessage("PING", PERFETTO)), ASK_MS);
     window.addEventListener("message", heard);
   });
   try {
     const [trace] = await Promise.all([fetch(url, { credentials: "same-origin" }), listens]);
     const buffer = await trace.arrayBuffer();
-    page.postMessage({ perfetto: { buffer, title: name, fileName: `${name}.json.gz` } }, PERFETTO, [buffer]);
+    const title = `${document.title.split(" · ")[0]}, ${name}`;
+    page.postMessage({ perfetto: { buffer, title, fileName: `${title}.json.gz` } }, PERFETTO, [buffer]);
   } catch (error) {
     flash(button, error.message);
   }

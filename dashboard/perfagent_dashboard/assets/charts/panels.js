@@ -23,7 +23,7 @@ export function specOf(panel, has) {
   if (!lines.length) return null;
   const [{ label, unit, query }, ...more] = lines;
   const metric = { name: "", title: panel.title, unit, meaning: lines.map((line) => line.label).join(", "), over: "mean", known: false };
-  return { name: `panel:${panel.id}`, group: "own", metric, label, query, lines: more, panel, reads: new Set(lines.flatMap(({ names }) => names)) };
+  return { name: `panel:${panel.id}`, group: "own", metric, label, query, lines: more, panel, reads: lines.flatMap(({ names }) => names) };
 }
 
 export const panelButton = (board) => el("button", { type: "button", class: "button small quiet panel-add", on: { click: () => editPanel(board) } }, `+ ${words.panel_add}`);

@@ -40,9 +40,7 @@ export class Chart {
     this.metric = spec.metric ?? metricOf(spec.name);
     this.query = spec.query ?? { name: spec.name };
     this.panel = spec.panel; // of one's own: what it draws is computed by the server
-    this.reads = spec.reads;
-    this.label = spec.label;
-    this.drawsPanel = JSON.stringify([spec.panel, spec.lines?.length]);
+    this.spec = spec;
     this.scale = scaleOf(this.metric, 0);
     this.data = empty();
     this.waiting = [];
@@ -66,7 +64,7 @@ export class Chart {
       this.frame,
     );
     // Further series in this chart, single ranks, or the same of other runs: {label, run, query, data}.
-    this.lines = spec.lines ?? board.over.slice(1).map(([run, label]) => ({ run, label, query: { name: this.name } }));
+    this.lines = spec.lines?.map((line) => ({ ...line })) ?? board.over.slice(1).map(([run, label]) => ({ run, label, query: { name: this.name } }));
     this.own = {}; // log, low, high: of this chart alone
     board.cursor.follow(this);
   }
@@ -353,7 +351,7 @@ export class Chart {
     this.card.querySelector(".shares")?.remove();
     if (!known.length) return [];
     known.forEach((line, i) => Object.assign(line, { colour: colours[(i + 1) % colours.length], told: el("b") }));
-    const own = { label: this.board.over[0]?.[1] ?? this.label ?? this.metric.title, colour: config.figures[theme()].series.data[MEAN].line.color };
+    const own = { label: this.board.over[0]?.[1] ?? this.spec.label ?? this.metric.title, colour: config.figures[theme()].series.data[MEAN].line.color };
     this.frame.before(el("div", { class: "shares" }, [own, ...known].map(({ label, colour, told }) => {
       const swatch = el("i", { "aria-hidden": "true" });
       swatch.style.background = colour;

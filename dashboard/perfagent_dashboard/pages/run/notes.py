@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.feedback import note
@@ -37,56 +37,36 @@ def notes_panel(facts: RunFacts) -> Component | None:
 
 
 class NotesForm:
-    """It stands beside the panel, which is shown anew while somebody writes."""
+    """It stands in `#notes-form` beside the panel, which is shown anew while somebody writes."""
 
     def __init__(self, server: ServerApi) -> None:
         self._server = server
 
-    def layout(self) -> Component:
-        return html.Div(id="notes-form", className="notes-form")
-
     def register(self, app: Dash) -> None:
-        form = Output("notes-form", "children", allow_duplicate=True)
-        run = State("run-id", "data")
-        app.callback(form, Input({"notes": ALL}, "n_clicks"), run, prevent_initial_call=True)(self._open)
-        app.callback(form, Input("notes-cancel", "n_clicks"), prevent_initial_call=True)(_closed)
         app.callback(
-            Output(ids.NOTES, "sendNotifications", allow_duplicate=True),
-            Output("alerts-tick", "data", allow_duplicate=True), form,
-            Input("notes-save", "n_clicks"), State("notes-text", "value"), run, State("alerts-tick", "data"),
-            prevent_initial_call=True,
-        )(self._save)  # fmt: skip
+            Output(ids.NOTES, "sendNotifications", allow_duplicate=True), Output("alerts-tick", "data", allow_duplicate=True),
+            Output("notes-form", "children"), Input({"notes": ALL}, "n_clicks"), State({"notes-text": ALL}, "value"),
+            State("run-id", "data"), State("alerts-tick", "data"), prevent_initial_call=True,
+        )(self._pressed)  # fmt: skip
 
-    async def _open(self, clicks: Sequence[int | None], run: str) -> Any:
-        if not any(clicks):
-            return no_update
-        try:
-            written = (await self._server.get(run_path(run)))["notes"]
-        except Problem:
-            return no_update
-        return [
-            dmc.Textarea(
-                id="notes-text", label=say("notes"), description=say("notes_hint"), value=written, autosize=True, minRows=3,
-                maxRows=20,
-            ),
-            dmc.Group(
-                [
-                    dmc.Button(say("save"), id="notes-save", size="xs"),
-                    dmc.Button(say("cancel"), id="notes-cancel", size="xs", variant="default"),
-                ],
-                gap="xs",
-            ),
-        ]  # fmt: skip
-
-    async def _save(self, clicks: int | None, written: str, run: str, tick: int) -> Any:
-        if not clicks:
+    async def _pressed(self, _clicks: Sequence[int | None], written: Sequence[str], run: str, tick: int) -> Any:
+        if not ctx.triggered[0]["value"]:  # newly drawn
             return (no_update,) * 3
+        pressed = ctx.triggered_id["notes"]
         try:
-            await self._server.ask("PATCH", run_path(run), {"notes": (written or "").strip()})
+            if pressed == "save":
+                await self._server.ask("PATCH", run_path(run), {"notes": written[0].strip()})
+                return note(say("saved")), tick + 1, []
+            form = [] if pressed == "cancel" else _form((await self._server.get(run_path(run)))["notes"])
         except Problem as problem:
             return note(problem.message, failed=True), no_update, no_update
-        return note(say("saved")), tick + 1, []
+        return no_update, no_update, form
 
 
-def _closed(clicks: int | None) -> Any:
-    return [] if clicks else no_update
+def _form(written: str) -> list[Component]:
+    text = dmc.Textarea(
+        id={"notes-text": "run"}, label=say("notes"), description=say("notes_hint"), value=written, autosize=True, minRows=3,
+        maxRows=20,
+    )  # fmt: skip
+    save = dmc.Button(say("save"), id={"notes": "save"}, size="xs")
+    return [text, dmc.Group([save, dmc.Button(say("cancel"), id={"notes": "cancel"}, size="xs", variant="default")])]

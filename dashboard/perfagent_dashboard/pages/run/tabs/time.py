@@ -98,23 +98,23 @@ async def _profiles(server: ServerApi, facts: RunFacts) -> list[Component]:
         *(server.get(run_path(facts.id, "profiles", quote(one["id"], safe=""), "operators")) for one in shown[:1])
     )
     cards = [
-        _profile(facts.run, one, full[0] if place == 0 and full else one, is_open=place == 0)
-        for place, one in enumerate(shown)
+        _profile(one, full[0] if place == 0 and full else one, is_open=place == 0) for place, one in enumerate(shown)
     ]
     return [
         html.Section([html.H2(say("profiles")), ask, *(cards or [nothing(say("profiles_none"))])], className="part")
     ]
 
 
-def _profile(run: Mapping[str, Any], listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: bool) -> Component:
+def _profile(listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: bool) -> Component:
     """listed: with its five largest operators; full: with all of them."""
     steps = listed["first_step"]
     head: list[Any] = [f"{say('steps')} {steps:,}–{listed['last_step']:,}, "] if steps is not None else []
-    head += [f"{say('rank')} {listed['rank']}, ", ago(listed["time"])]
+    head.append(f"{say('rank')} {listed['rank']}, ")
+    named = "".join(head).strip(", ")
+    head.append(ago(listed["time"]))
     head += [f", {say('taken_for', why=listed['rule'] or listed['who'])}"] if listed["rule"] or listed["who"] else []
-    name = f"{run['name'] or run['run']}, {say('rank')} {listed['rank']}, {say('steps')} {steps}–{listed['last_step']}"
     trace = [
-        html.Div(className="flame", **hyphenated(data_url=listed["url"], data_name=name)),
+        html.Div(className="flame", **hyphenated(data_url=listed["url"], data_name=named)),
         html.P([html.A(say("trace"), href=listed["url"], download=""), " ", say("trace_hint")]),
     ]
     return html.Details(
