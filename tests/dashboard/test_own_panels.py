@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from builders import ServerProcess
+from builders import ServerProcess, web
 from recorded import log, send
 
 if TYPE_CHECKING:
@@ -72,3 +73,18 @@ def test_an_expression_is_one_chart_of_all_runs_of_the_project(site: ServerProce
 def panels(site: ServerProcess, project: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = site.get("/panels", project=project)["panels"]
     return found
+
+
+def test_the_report_has_notes_annotations_and_expressions(site: ServerProcess, run: str) -> None:
+    project = f"panels-{run}"
+    two_losses(site, run, project=project)
+    site.admin("PATCH", f"/runs/{run}", {"notes": "line one\nline <two>"})
+    site.admin("POST", f"/runs/{run}/annotations", {"step": 40, "text": "new data"})
+    lines = ["val/loss - train/loss", "absent - train/loss", "val/loss"]
+    site.admin("PUT", f"/panels/gap?project={project}", {"title": "Gap", "lines": lines})
+    page = web().get(f"{site.url}/report/{run}").text
+    assert "line one\nline &lt;two&gt;" in page
+    assert "step 40: new data" in page
+    charts = re.findall(r'data-name="([^"]+)"', page)
+    assert charts == ["val/loss - train/loss", "train/loss", "val/loss"]
+    assert page.count('class="mark note"') == len(charts)

@@ -63,9 +63,7 @@ class _RunPage:
             name: html.Div(top[name], id=f"run-{name}", className=f"run-{name}") for name in _PARTS
         }
         parts["announced"] = html.P(top["announced"], id="run-announced", className="heard", role="status")
-        parts["notes"] = html.Div(
-            [parts["notes"], html.Div(id="notes-form", className="notes-form")], className="with-form"
-        )
+        parts["notes"] = html.Div([parts["notes"], html.Div(id="notes-form")], className="with-form")
         charts = await _TABS["charts"].content(self._server, facts)
         return html.Div(
             [
