@@ -44,7 +44,7 @@ def test_notes_are_written_under_the_verdict_and_hold_no_html(site: ServerProces
     assert site.get(f"/runs/{run}")["notes"] == "by another"
 
 
-def test_a_note_at_a_step_is_marked_told_deleted_and_brought_back(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_a_note_at_a_step_is_marked_and_can_be_taken_back(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}", locale="en-US")
     page.drawn(5)

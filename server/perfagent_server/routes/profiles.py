@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from perfagent_server.routes.dependencies import SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
-from perfagent_server.runs.flame import Flame, FlameError, FlameThread
+from perfagent_server.runs.flame import BusyError, Flame, FlameError, FlameThread
 from perfagent_server.security.access import require
 from perfagent_server.services import Services
 from perfagent_server.store.artifacts import Stacks, StoredProfile, stacks_of
@@ -92,6 +92,8 @@ def flame(
     _with_trace(services, run, profile)
     try:
         lanes = services.flames.of(run, profile)
+    except BusyError as error:
+        raise ApiError(503, "busy", str(error)) from error
     except FlameError as error:
         raise ApiError(422, "no_flame", str(error), "profile") from error
     if thread >= len(lanes):

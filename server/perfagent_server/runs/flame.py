@@ -12,13 +12,14 @@ import msgspec
 
 from perfagent_server.store.artifacts import Profiles
 
-__all__ = ["Flame", "FlameError", "FlameThread", "Flames", "Lane", "lanes"]
+__all__ = ["BusyError", "Flame", "FlameError", "FlameThread", "Flames", "Lane", "lanes"]
 
 MOST_NODES = 2000
 """Of a lane: those with the most time."""
 _MOST_LANES = 16
 _MOST_PLAIN_BYTES = 128 * 2**20
 _KEPT = 8
+_PATIENCE_S = 20.0
 _NAME_CHARACTERS = 200
 _ROUNDING_US = 0.002
 _STEP = "ProfilerStep#"
@@ -28,6 +29,10 @@ _BACKWARD = "autograd::engine::evaluate_function"
 
 class FlameError(Exception):
     """Why a trace has no flame graph."""
+
+
+class BusyError(FlameError):
+    """Others are worked out first."""
 
 
 class _Event(msgspec.Struct):
@@ -81,12 +86,16 @@ class Flames:
 
     def of(self, run: str, profile: str) -> list[Lane]:
         """The thread of the steps first. Raises FlameError."""
-        with self._working:
+        if not self._working.acquire(timeout=_PATIENCE_S):
+            raise BusyError("traces of others are being read; try again in some seconds")
+        try:
             found = self._kept.pop((run, profile), None) or lanes(_plain(self._profiles.trace(run, profile)))
             self._kept[run, profile] = found
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
             return found
+        finally:
+            self._working.release()
 
 
 def _plain(pieces: Iterable[bytes]) -> bytes:
