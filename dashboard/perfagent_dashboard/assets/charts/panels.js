@@ -19,7 +19,7 @@ async function putPanel(board, id, title, lines) {
 
 /** How a chart draws a panel: those of its lines whose series the run has; null where it has none of them. */
 export function specOf(panel, has) {
-  const lines = panel.lines.filter(({ names }) => names.every(has)).map(({ expression, unit, names }) => ({ label: expression, unit, names, query: { expression } }));
+  const lines = panel.lines.filter(({ names }) => names.every(has)).map(({ expression, unit, names }) => ({ label: expression, unit, names, query: expression === names[0] ? { name: expression } : { expression } }));
   if (!lines.length) return null;
   const [{ label, unit, query }, ...more] = lines;
   const metric = { name: "", title: panel.title, unit, meaning: lines.map((line) => line.label).join(", "), over: "mean", known: false };
