@@ -36,6 +36,7 @@ from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.texts.reader import reader
 from perfagent_server.rules.texts.spoken import spoken
 from perfagent_server.runs.figures import Figures
+from perfagent_server.runs.flame import Flames
 from perfagent_server.runs.left_runs import is_left
 from perfagent_server.runs.rule_profiles import RuleProfiles
 from perfagent_server.runs.run_commands import Orders
@@ -85,6 +86,7 @@ class Services:
     orders: Orders
     rule_profiles: RuleProfiles
     profiles: Profiles
+    flames: Flames
     compactor: SampleCompactor
     retention: Retention
     replica: Replica | None
@@ -244,6 +246,7 @@ def _wired(
             hub.publish_run(summary)
 
     rule_settings = RuleSettings(database, settings.data / RULES_FILE)
+    profiles = Profiles(database)
     rule_profiles = RuleProfiles(database, orders, rule_settings.takes_profile, clock=clock)
     engine = Engine(
         database,
@@ -330,7 +333,8 @@ def _wired(
         outbox=outbox,
         orders=orders,
         rule_profiles=rule_profiles,
-        profiles=Profiles(database),
+        profiles=profiles,
+        flames=Flames(profiles),
         compactor=compactor,
         retention=Retention(database, store, _policy(settings), on_deleted=forget, leases=leases, thin_elsewhere=thin),
         replica=replica,

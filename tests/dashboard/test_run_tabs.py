@@ -54,7 +54,7 @@ def test_layers_are_a_map_in_the_order_of_the_model(site: ServerProcess, tab: Op
     assert page.page.evaluate(f"[...{drawn}.y].map(String)") == ["block.2", "block.10"]
 
 
-def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProcess, tab: OpenTab, run: str) -> None:
+def test_name_and_tags_are_changed_and_the_run_is_deleted(site: ServerProcess, tab: OpenTab, run: str) -> None:
     for one in (run, f"{run}-stays"):
         record_run(site, one, steps=20)
     link = site.admin("POST", "/session/links")["url"].removeprefix(site.url)
@@ -63,15 +63,14 @@ def test_name_tags_and_notes_are_changed_and_the_run_is_deleted(site: ServerProc
     page.wait("() => document.querySelector('#run-head h1')")
     menu = page.page.get_by_role("button", name="More about this run")
     menu.click()
-    page.page.get_by_role("menuitem", name="Name, tags and notes").click()
+    page.page.get_by_role("menuitem", name="Name and tags").click()
     page.page.locator("#run-name").fill("better <i>name</i>")
     page.page.locator("#run-tags").fill("keep")
     page.page.locator("#run-tags").press("Enter")
-    page.page.locator("#run-notes").fill("look at step 7")
     page.page.get_by_role("button", name="Save").click()
     page.wait("() => document.querySelector('#run-head h1').textContent.includes('better <i>name</i>')")
     kept = site.get(f"/runs/{run}")
-    assert (kept["name"], kept["tags"], kept["notes"]) == ("better <i>name</i>", ["keep"], "look at step 7")
+    assert (kept["name"], kept["tags"]) == ("better <i>name</i>", ["keep"])
     menu.click()
     page.page.get_by_role("menuitem", name="Delete this run").click()
     page.page.get_by_role("dialog").get_by_role("button", name="Delete this run").click()

@@ -129,3 +129,19 @@ def test_axe_finds_nothing_in_the_login_and_an_admins_settings(shared_server: Se
         page.wait(f"() => document.querySelector('#settings-{name}')")
         told = [f"{name}: {one['id']}: {one['help']}" for one in Axe().run(page.page).response["violations"]]
         assert told == []
+
+
+def test_viewer_reads_what_others_wrote_and_changes_none(shared_server: ServerProcess, tab: OpenTab) -> None:
+    run = shared_server.get("/runs", project=OURS)["runs"][0]["run"]
+    shared_server.admin("PATCH", f"/runs/{run}", {"notes": "read this"})
+    shared_server.admin("POST", f"/runs/{run}/annotations", {"step": 1, "text": "and that"})
+    shared_server.admin("PUT", f"/panels/twice?project={OURS}", {"title": "Twice", "lines": ["2 * loss"]})
+    page = log_in(tab, shared_server, "ada", f"/run/{run}")
+    page.wait("() => document.querySelector('[data-section=own] .chart')")
+    page.page.locator(".chart-notes summary").click()
+    assert "read this" in page.page.locator("#run-notes").inner_text()
+    assert "and that" in page.page.locator(".chart-notes").inner_text()
+    assert page.page.locator(":is(#run-notes, .chart-notes) button, .panel-add").count() == 0
+    page.page.get_by_label("Menu of Twice").click()
+    items = page.page.locator(".chart-menu[open] [role=menuitem]").all_inner_texts()
+    assert not {"Change this panel", "Delete this panel", "Add a note at a step"} & set(items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from perfagent.plural import some
 from perfagent.wire import LOGGED, Alert, Latest, Series, is_evaluation_loss, loss_kind, metric
@@ -55,12 +56,16 @@ def _alert_marks(alerts: Sequence[Alert]) -> list[AlertMark]:
     ]
 
 
-def charts_of(all_series: Sequence[Series], latest: Mapping[str, Latest], alerts: Sequence[Alert]) -> list[Chart]:
+def charts_of(
+    all_series: Sequence[Series], latest: Mapping[str, Latest], alerts: Sequence[Alert],
+    annotations: Sequence[Mapping[str, Any]] = (),
+) -> list[Chart]:  # fmt: skip
     """All over the same steps, so that an alert stands at the same place in each."""
     if not all_series:
         return []
     steps = min(series.step[0] for series in all_series), max(last_step(series) for series in all_series)
     marks = _alert_marks(alerts)
+    marks += [AlertMark(one["step"], 0, "note", one["text"][:_MARK_CHARACTERS]) for one in annotations]
     return [_chart(series, latest, marks, steps) for series in all_series]
 
 

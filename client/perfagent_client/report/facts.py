@@ -12,7 +12,7 @@ from urllib.parse import quote
 from perfagent.errors import WireError
 from perfagent.wire import Alert, Finding, Latest, Series, Timing
 from perfagent_client.client import ApiError, Client
-from perfagent_client.models import RunDetails
+from perfagent_client.models import RunDetails, parse
 from perfagent_client.report.charts import POINTS, names_of_charts
 
 __all__ = ["ReportFacts", "ToldAlert", "read_facts"]
@@ -46,6 +46,8 @@ class ReportFacts:
     states: Sequence[Mapping[str, Any]] = ()
     address: str = ""
     written: str = ""
+    annotations: Sequence[Mapping[str, Any]] = ()
+    """What people wrote at steps."""
     names: int = field(default=0)
     """How many series the run has."""
 
@@ -53,6 +55,7 @@ class ReportFacts:
 def read_facts(client: Client, run: RunDetails) -> ReportFacts:
     ident = run.run
     alerts, names = client.alerts(ident), client.names(ident)
+    kept = client.request("GET", f"/runs/{quote(ident, safe='')}", params={"with": "annotations,panels"})
     return ReportFacts(
         run=run,
         verdict=client.verdict(ident),
@@ -61,7 +64,10 @@ def read_facts(client: Client, run: RunDetails) -> ReportFacts:
         timing=client.timing(ident),
         alerts=[ToldAlert(alert, _history(client, alert.id)) for alert in alerts[:_ALERTS]],
         alert_count=len(alerts),
-        series=[found for name in names_of_charts(names) if (found := _series(client, ident, name)) is not None],
+        series=[
+            found for each in _asked(names, kept["panels"]) if (found := _series(client, ident, **each)) is not None
+        ],
+        annotations=kept["annotations"],
         logs=client.events(ident, kind="log", limit=_CONSOLE_EVENTS),
         states=client.events(ident, kind="state", limit=100),
         address=f"{client.server}/run/{quote(ident, safe='')}",
@@ -76,9 +82,17 @@ def _history(client: Client, alert: str) -> Sequence[Mapping[str, str]]:
     return ()
 
 
-def _series(client: Client, run: str, name: str) -> Series | None:
+def _asked(names: Sequence[str], panels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Of the charts, as queries: first the expressions in people's panels whose series a run has."""
+    lines = [line for panel in panels for line in panel["lines"] if len(line["names"]) > 1]
+    found = dict.fromkeys(line["expression"] for line in lines if set(names).issuperset(line["names"]))
+    return [*({"expression": one} for one in found), *({"name": name} for name in names_of_charts(names))]
+
+
+def _series(client: Client, run: str, **query: str) -> Series | None:
     """None where it cannot be read: a report without one of its charts is still a report."""
     with contextlib.suppress(ApiError, WireError):
-        found = client.series(run, name, points=POINTS)
+        params = {**query, "points": POINTS}
+        found = parse(Series, client.request("GET", f"/runs/{quote(run, safe='')}/series", params=params))
         return found if found.step else None
     return None

@@ -42,7 +42,7 @@ class Label(NamedTuple):
 
 
 class AlertMark(NamedTuple):
-    """An alert on a chart. number: as in the list of alerts."""
+    """An alert on a chart. number: as in the list of alerts; 0 for what somebody wrote at a step."""
 
     step: int
     number: int

@@ -1,4 +1,4 @@
-"""Texts of the server as elements: `names in backticks` as code, numbered advice as a list."""
+"""Texts as elements: `names in backticks` as code, numbered advice as a list, web addresses as links."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from dash import html
 from dash.development.base_component import Component
 
-__all__ = ["advice", "prose", "steps"]
+__all__ = ["advice", "linked", "prose", "steps"]
 
 _NUMBERED = re.compile(r"(?:^|\s)(?=\d{1,2}[.)]\s+[A-Z\u4e00-\u9fff])")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=[^\s）」』”])")
+_ADDRESS = re.compile(r"(https?://[^\s<>\"'`，。；：！？）」]*[^\s<>\"'`，。；：！？）」.,;:!?)\]])")
 _CODE = re.compile(
     r"`([^`]+)`"
     r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]*\([^()\s]*\)|[A-Za-z_]\w*=[^\s,;)]*[^\s,;).:])"
@@ -25,6 +26,16 @@ def prose(text: str) -> list[Component | str]:
         parts += [text[end : found.start()], html.Code(found[1] or found[2])]
         end = found.end()
     return [part for part in (*parts, text[end:]) if part]
+
+
+def linked(text: str) -> list[Component | str]:
+    """What people wrote: web addresses in it are links."""
+    parts = enumerate(_ADDRESS.split(text))
+    return [one for at, part in parts for one in ([_link(part)] if at % 2 else prose(part))]
+
+
+def _link(address: str) -> Component:
+    return html.A(address, href=address, target="_blank", rel="noopener noreferrer")
 
 
 def steps(fix: str) -> list[str]:

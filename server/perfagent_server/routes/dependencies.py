@@ -17,8 +17,8 @@ from perfagent_server.security.rights import Identity, Scope
 from perfagent_server.services import Services
 
 __all__ = [
-    "AdministeredRun", "Administrator", "AdministratorOfAll", "OperatedRun", "Operator", "ProjectAsked", "Reader", "RunAt",
-    "SeenRun", "ServicesDep", "check_project",
+    "AdministeredRun", "Administrator", "AdministratorOfAll", "OperatedRun", "Operator", "ProjectAsked", "ProjectNamed",
+    "Reader", "RunAt", "SeenRun", "ServicesDep", "check_project",
 ]  # fmt: skip
 
 
@@ -44,6 +44,8 @@ def _short(project: str) -> str:
 
 ProjectAsked = Annotated[str, Query(), AfterValidator(_short)]
 """`?project=` of routes that also take none, which is all projects. As long as a frame's may be."""
+ProjectNamed = Annotated[str, Query(min_length=1), AfterValidator(_short)]
+"""Of routes that need one."""
 
 
 @dataclass(frozen=True, slots=True)

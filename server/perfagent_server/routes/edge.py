@@ -305,7 +305,7 @@ class SecurityHeaders:
                     headers["X-Frame-Options"] = "DENY"
                     # The login address holds a token; "same-origin" keeps it, and every address, from other sites.
                     headers["Referrer-Policy"] = "same-origin"
-                    headers["Cross-Origin-Opener-Policy"] = "same-origin"
+                    headers["Cross-Origin-Opener-Policy"] = "same-origin-allow-popups"  # a trace is handed to Perfetto
                 elif scope["path"].startswith("/api/"):
                     headers.setdefault("Cache-Control", "no-store")
             await send(message)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response, StreamingResponse
 
 from perfagent_server.routes.dependencies import SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.runs.flame import BusyError, Flame, FlameError, FlameThread
 from perfagent_server.security.access import require
 from perfagent_server.services import Services
 from perfagent_server.store.artifacts import Stacks, StoredProfile, stacks_of
@@ -43,6 +45,15 @@ class StackList:
     groups: list[SameStack]
 
 
+@dataclass
+class FlameShown:
+    """threads: of the trace, that of the steps first; thread: the place of the one that is shown."""
+
+    threads: list[FlameThread]
+    thread: int
+    flame: Flame
+
+
 @router.get("/runs/{run}/profiles", dependencies=_READ, responses={200: {"model": ProfileList}})
 def list_profiles(run: SeenRun, services: ServicesDep) -> Response:
     """Profiles of a run, newest first, each with its five largest operators. POST /runs/{run}/commands asks for one."""
@@ -64,19 +75,30 @@ def operators(run: SeenRun, profile: str, services: ServicesDep) -> Response:
 )
 def trace(run: SeenRun, profile: str, services: ServicesDep) -> Response:
     """The trace, gzip-compressed JSON: open it as it is at https://ui.perfetto.dev or in chrome://tracing."""
-    found = _known(services, run, profile)
-    if found.trace == "none":
-        raise ApiError(
-            404, "not_found", found.note or "this profile has no trace; its operators are at .../operators", "profile"
-        )
-    if found.trace == "arriving":
-        raise ApiError(409, "not_ready", "the trace is still arriving; try again in some seconds", "profile")
+    found = _with_trace(services, run, profile)
     headers = {
         "Content-Disposition": f'attachment; filename="{found.id[:12]}-rank{found.rank}.pt.trace.json.gz"',
         "Content-Length": str(found.trace_bytes),
         "Content-Encoding": "identity",  # it is compressed already: nobody should do it again on the way
     }
     return StreamingResponse(services.profiles.trace(run, profile), media_type="application/gzip", headers=headers)
+
+
+@router.get("/runs/{run}/profiles/{profile}/flame", dependencies=_READ, responses={200: {"model": FlameShown}})
+def flame(
+    run: SeenRun, profile: str, services: ServicesDep, thread: Annotated[int, Query(ge=0, le=99)] = 0
+) -> Response:
+    """What ran inside what in one thread or GPU stream of the trace, put together by names: the 2,000 with the most time."""
+    _with_trace(services, run, profile)
+    try:
+        lanes = services.flames.of(run, profile)
+    except BusyError as error:
+        raise ApiError(503, "busy", str(error)) from error
+    except FlameError as error:
+        raise ApiError(422, "no_flame", str(error), "profile") from error
+    if thread >= len(lanes):
+        raise ApiError(422, "invalid", f"thread is {thread}; this trace has 0 to {len(lanes) - 1}", "thread")
+    return reply(FlameShown([lane.thread for lane in lanes], thread, lanes[thread].flame))
 
 
 @router.get("/runs/{run}/stacks", dependencies=_READ, responses={200: {"model": StackList}})
@@ -97,6 +119,17 @@ def _grouped(found: list[Stacks]) -> list[SameStack]:
         SameStack(ranks, list(frames))
         for frames, ranks in sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
     ]
+
+
+def _with_trace(services: Services, run: str, profile: str) -> StoredProfile:
+    found = _known(services, run, profile)
+    if found.trace == "none":
+        raise ApiError(
+            404, "not_found", found.note or "this profile has no trace; its operators are at .../operators", "profile"
+        )
+    if found.trace == "arriving":
+        raise ApiError(409, "not_ready", "the trace is still arriving; try again in some seconds", "profile")
+    return found
 
 
 def _known(services: Services, run: str, profile: str) -> StoredProfile:

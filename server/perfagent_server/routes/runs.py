@@ -26,8 +26,10 @@ from perfagent_server.routes.dependencies import (
     ServicesDep,
 )
 from perfagent_server.routes.moments import time_of
+from perfagent_server.routes.panels import panels_of
 from perfagent_server.routes.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.routes.run_annotations import annotations_of
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.runs.run_filters import TableQuery
 from perfagent_server.runs.run_queries import EventRow
@@ -142,8 +144,8 @@ def _listed(text: str) -> list[str]:
 def get_run(
     run: SeenRun, services: ServicesDep, with_: Annotated[str, Query(alias="with", max_length=80)] = ""
 ) -> Response:
-    """One run. `with` (any of names, latest, alerts, marks) adds what the routes of these names answer. marks: rule -> the
-    series on whose charts its alerts are marked, best first."""
+    """One run. `with` (any of names, latest, alerts, marks, annotations, panels) adds what the routes of these names answer.
+    panels: of its project; marks: rule -> the series on whose charts its alerts are marked, best first."""
     wrong = [part for part in _listed(with_) if part not in _PARTS]
     if wrong:
         raise ApiError(422, "invalid", f"with is {wrong[0]!r}; allowed are {', '.join(_PARTS)}", "with")
@@ -258,6 +260,8 @@ _PARTS: Mapping[str, Callable[[Services, str], Any]] = {
     "names": _names,
     "latest": lambda services, run: services.store.latest(run),
     "alerts": alerts_of,
+    "annotations": annotations_of,
+    "panels": lambda services, run: panels_of(services, services.runs.project_of(run) or ""),
     "marks": lambda _services, _run: {rule.id: rule.charts for rule in all_rules()},
 }
 

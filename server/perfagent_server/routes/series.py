@@ -14,6 +14,7 @@ from perfagent.wire import FAMILIES, RankMatrix, Series, Timing
 from perfagent_server.routes.dependencies import Reader, SeenRun, ServicesDep
 from perfagent_server.routes.problems import ApiError
 from perfagent_server.routes.reply import reply
+from perfagent_server.runs.expressions import ExpressionError, calculated, parse
 from perfagent_server.runs.layers import LayerMatrix, layer_matrix
 from perfagent_server.runs.own_work import OWN_WORK, own_work
 from perfagent_server.security.access import require
@@ -37,22 +38,35 @@ class SeveralSeries:
 def series(
     run: SeenRun,
     services: ServicesDep,
-    name: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Query(max_length=20)],
+    name: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] | None, Query(max_length=20)
+    ] = None,
+    expression: Annotated[str | None, Query(max_length=1000, description="such as train/loss - val/loss")] = None,
     rank: Annotated[str, Query(max_length=10, description="all, or the number of one rank")] = "all",
     from_step: Annotated[int | None, Query(alias="from", ge=-(2**63), le=2**63 - 1)] = None,
     to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
     points: Annotated[int, Query(ge=1, le=20_000)] = 1000,
 ) -> Response:
     """At most `points` buckets over the steps from..to, both inclusive; empty ones are left out. Several names
-    (`?name=loss&name=lr`, at most 20) are answered together, by name."""
+    (`?name=loss&name=lr`, at most 20) are answered together, by name.
+
+    Or of an `expression` of up to 8 series, with numbers, brackets and `+ - * /` between spaces, a name with spaces in
+    backticks: at the buckets that all of them have, of their means, with a gap where it divides by zero."""
     if rank != "all" and not (rank.isascii() and rank.isdigit() and int(rank) < 2**31):
         raise ApiError(422, "invalid", f"rank is {rank!r}; allowed are all and 0 to {2**31 - 1}", "rank")
     _check_range(from_step, to_step)
+    if bool(name) == (expression is not None):
+        raise ApiError(422, "invalid", "give either `name` or `expression`", "name")
     read = partial(
         services.store.series, run, rank="all" if rank == "all" else int(rank), from_step=from_step, to_step=to_step,
         points=points,
     )  # fmt: skip
-    return reply(read(name[0]) if len(name) == 1 else {"series": {one: read(one) for one in name}})
+    if name:
+        return reply(read(name[0]) if len(name) == 1 else {"series": {one: read(one) for one in name}})
+    try:
+        return reply(calculated(read, parse(expression or ""), partial(services.store.names, run)))
+    except ExpressionError as error:
+        raise ApiError(422, "invalid", f"expression: {error}", "expression") from error
 
 
 @router.get("/runs/{run}/ranks", dependencies=[Depends(require("read"))], responses={200: {"model": RankMatrix}})

@@ -408,6 +408,29 @@ own_alert = Table(
     Column("form", Text, nullable=False),  # JSON: rules/own_alert.py
 )
 
+panel = Table(
+    "panel",
+    metadata,
+    Column("project", String(256), primary_key=True),
+    Column("id", String(64), primary_key=True),
+    Column("title", String(128), nullable=False),
+    Column("lines", Text, nullable=False),  # JSON list: runs/expressions.py
+    Column("who", String(256), nullable=False, default="", server_default=""),
+    Column("created", Float(53), nullable=False),
+)
+
+annotation = Table(
+    "annotation",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("who", String(256), nullable=False, default="", server_default=""),
+    Column("created", Float(53), nullable=False),
+    Index(None, "run", "step"),
+)
+
 alert = Table(
     "alert",
     metadata,

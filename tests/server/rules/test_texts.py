@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from perfagent_server.rules.catalogue import all_rules
 from perfagent.wire import Finding
+from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.texts import (
     LANGUAGES,
     Language,

@@ -51,6 +51,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/keys"): {"scope": "read", "project": OURS},
     ("PATCH", "/api/v1/keys/{key_id}"): {"limits": {"requests_per_s": 50}},
     ("POST", "/api/v1/channels"): {"kind": "webhook", "url": "https://example.com/"},
+    ("POST", "/api/v1/runs/{run}/annotations"): {"step": 1, "text": CANARY},
+    ("PUT", "/api/v1/panels/{panel}"): {"title": CANARY, "lines": ["loss"]},
     ("POST", "/api/v1/silences"): {"project": OURS, "run": RUN, "for_s": 60},
 }
 QUERIES: dict[str, dict[str, str]] = {
@@ -61,6 +63,7 @@ QUERIES: dict[str, dict[str, str]] = {
     "/api/v1/rules": {"project": OURS},
     "/api/v1/rules/{rule}": {"project": OURS},
     **{f"/api/v1/rules/alerts{rest}": {"project": OURS} for rest in ("", "/{name}", "/try")},
+    **{f"/api/v1/panels{rest}": {"project": OURS} for rest in ("", "/{panel}")},
     "/api/v1/prices": {"project": OURS},
     "/api/v1/retention": {"project": OURS},
 }
@@ -91,6 +94,8 @@ def callers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def _write_canaries(client: TestClient) -> None:
     changed = {"tags": [f"{CANARY}-tag"], "notes": CANARY}
     assert client.patch(f"/api/v1/runs/{RUN}", json=changed, headers=ADMIN).status_code == 200
+    note = {"step": 1, "text": CANARY}
+    assert client.post(f"/api/v1/runs/{RUN}/annotations", json=note, headers=ADMIN).status_code == 201
     price = {"currency": CANARY, "kwh": 0.3}
     assert client.put("/api/v1/prices", params={"project": OURS}, json=price, headers=ADMIN).status_code == 200
     row = {
@@ -176,6 +181,7 @@ def test_x09_the_table_holds(callers: Callers, caller: Caller) -> None:
             run="no-such-run" if method == "DELETE" and outcome == "yes" else RUN, alert_id=ALERT, rule="data_bound",
             name="docs.js" if path.startswith("/docs") else "nobody-of-this-name", channel_id="none",
             silence_id="none" if outcome == "yes" else callers.silence, session_id="none", profile="none",
+            annotation="none", panel="p1",
             key_id="none" if outcome == "yes" else callers.key,
         )  # fmt: skip
         query: Any = QUERIES.get(path, {})
@@ -222,7 +228,20 @@ def test_x09_what_one_may_read_is_there_and_the_socket_asks(callers: Callers, ca
     open_access = ask_anew(client)
     if _sees(caller, open_access=open_access):
         client.put("/api/v1/prices", params={"project": OURS}, json={"currency": CANARY, "kwh": 0.3}, headers=ADMIN)
-        for path in ("/runs", f"/runs/{RUN}", "/alerts", f"/alerts/{ALERT}", "/silences", "/prices"):
+        written = client.put(
+            "/api/v1/panels/p1", params={"project": OURS}, json={"title": CANARY, "lines": ["loss"]}, headers=ADMIN
+        )
+        assert written.status_code == 200
+        for path in (
+            "/panels?project=ours",
+            f"/runs/{RUN}/annotations",
+            "/runs",
+            f"/runs/{RUN}",
+            "/alerts",
+            f"/alerts/{ALERT}",
+            "/silences",
+            "/prices",
+        ):
             assert CANARY in client.get(f"/api/v1{path}", headers=headers).text, path
     url = "ws://127.0.0.1:8420/ws/live"
     may = expected(TABLE["WEBSOCKET", "/ws/live"], caller, open_access=open_access)

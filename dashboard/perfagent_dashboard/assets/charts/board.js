@@ -7,6 +7,7 @@ import { moved, pins } from "../lib/remembered.js";
 import { Cursor } from "./cursor.js";
 import { enlargedTools } from "./enlarged.js";
 import { Painter } from "./painter.js";
+import { specOf } from "./panels.js";
 import { Section } from "./sections.js";
 import { Chart } from "./series_chart.js";
 import { StepChart } from "./step_chart.js";
@@ -15,7 +16,7 @@ import { XAxis } from "./x_axis.js";
 const { charts: KNOWN } = config;
 const MAX_CARDS = 160;
 const YOUNG_STEPS = 20; // of a run: then a line that has not moved yet is not called unchanging
-const SECTIONS = ["pinned", "training", "logged", "speed", "device", "host"];
+const SECTIONS = ["pinned", "own", "training", "logged", "speed", "device", "host"];
 const IS_LOSS = /loss/i;
 
 export class Board {
@@ -31,6 +32,9 @@ export class Board {
     this.columns = 0; // as many as fit
     this.enlarged = "";
     this.charts = new Map();
+    this.names = new Set(); // that the run has, shown here or not
+    this.panels = [];
+    this.notes = [];
     this.hiddenNames = [];
     this.log = false;
     this.clip = false; // spikes are shown unless somebody asks to look past them
@@ -61,6 +65,7 @@ export class Board {
   /** Adds charts for names that are new, in the order of the page. True when there were any. */
   addNames(names) {
     const { names: wanted } = this.only;
+    for (const name of names) this.names.add(name);
     const hides = (name) => (wanted.length ? !wanted.includes(name) : config.hidden.some((one) => (one.endsWith("/") ? name.startsWith(one) : name === one)));
     const fresh = names.filter((name) => !this.charts.has(name) && !hides(name) && !this.hiddenNames.includes(name));
     if (!fresh.length) return false;
@@ -77,6 +82,20 @@ export class Board {
     }
     this.#arrange();
     return true;
+  }
+
+  /** Of the project: charts of them are made anew where they have changed, and shown where the run has their series. */
+  setPanels(panels) {
+    this.panels = panels;
+    const specs = panels.map((panel) => specOf(panel, (name) => this.names.has(name))).filter(Boolean);
+    for (const [name, chart] of this.charts) {
+      if (!chart.panel || specs.some((spec) => JSON.stringify(spec) === JSON.stringify(chart.spec))) continue;
+      chart.destroy();
+      this.observer.unobserve(chart.card);
+      this.charts.delete(name);
+    }
+    for (const spec of specs) if (!this.charts.has(spec.name)) this.charts.set(spec.name, new Chart(this, spec));
+    this.#arrange();
   }
 
   /** loss, evaluations: names as the server knows them. Losses of evaluations are drawn beside the loss that is trained on, too. */
@@ -132,7 +151,7 @@ export class Board {
     const isOld = this.lastStep - this.firstStep >= YOUNG_STEPS;
     for (const chart of ordered) {
       const key = this.bare || this.only.names.length ? "only" : this.sectionOf(chart);
-      chart.unchanging = isOld && !this.bare && !this.over.length && key !== "pinned" && !IS_LOSS.test(chart.name) && chart.isUnchanging;
+      chart.unchanging = isOld && !this.bare && !this.over.length && key !== "pinned" && !chart.panel && !IS_LOSS.test(chart.name) && chart.isUnchanging;
       put(key, chart);
     }
     const rank = (key) => (SECTIONS.indexOf(key.split(":")[0]) + 1 || SECTIONS.length + 1) + (key.includes(":") ? -0.5 : 0);
@@ -299,6 +318,7 @@ export class Board {
     this.axis.forget();
     this.saw(band.step[end]);
     this.charts.get(band.name)?.append(band);
+    for (const chart of this.charts.values()) if (chart.panel && chart.spec.reads.includes(band.name)) chart.loadSoon();
     this.wantStack(band, "extend");
   }
 
@@ -333,6 +353,11 @@ export class Board {
   setAlerts(alerts, marks) {
     this.marks = marks;
     this.alerts = alerts.filter((alert) => alert.since_step != null && alert.state !== "pending");
+    this.redraw();
+  }
+
+  setNotes(notes) {
+    this.notes = notes;
     this.redraw();
   }
 

@@ -4,6 +4,7 @@ import { words } from "../lib/config.js";
 import { el, setText } from "../lib/dom.js";
 import { thousands } from "../lib/numbers.js";
 import { clockTime } from "../lib/times.js";
+import { writeNote } from "./notes.js";
 import { lastAtOrBefore } from "./samples.js";
 
 export class Cursor {
@@ -16,6 +17,11 @@ export class Cursor {
   follow(part) {
     part.frame.addEventListener("pointermove", (event) => this.hover(part, event));
     part.frame.addEventListener("pointerleave", () => this.leave());
+    part.frame.addEventListener("mousedown", (event) => {
+      if (!event.shiftKey || !this.board.mayChange || this.pointed == null) return;
+      event.stopPropagation(); // plotly would move the axis
+      writeNote(this.board, this.pointed);
+    }, { capture: true });
   }
 
   hover(part, event) {

@@ -6,7 +6,7 @@ import { el } from "../lib/dom.js";
 /** The steps that are shown, as exact as the server has them in 20,000 rows. */
 export async function saveCsv(chart) {
   const { board, name } = chart;
-  const query = new URLSearchParams({ name, points: "20000" });
+  const query = new URLSearchParams({ ...chart.query, points: "20000" });
   const window = board.window();
   if (window) for (const [key, step] of [["from", window[0]], ["to", window[1]]]) query.set(key, String(step));
   const body = await api(`/runs/${encodeURIComponent(board.run)}/series?${query}`);

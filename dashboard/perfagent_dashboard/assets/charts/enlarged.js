@@ -31,7 +31,7 @@ export function enlargedTools(chart, isLarge) {
     });
     return field;
   };
-  const names = [...board.charts.keys()].filter((name) => name !== chart.name).toSorted();
+  const names = [...board.charts.values()].filter((one) => one !== chart && !one.panel).map(({ name }) => name).toSorted();
   const ranks = Array.from({ length: Math.min(board.world, 512) }, (_, rank) => String(rank));
   const clear = el("button", { type: "button", class: "button small" }, words.remove_lines);
   clear.addEventListener("click", () => {
@@ -41,6 +41,6 @@ export function enlargedTools(chart, isLarge) {
   const shrink = el("button", { type: "button", class: "button small", on: { click: () => board.enlarge("") } }, words.shrink);
   chart.frame.before(el("div", { class: "chart-tools" }, bound("low", words.y_from), bound("high", words.y_to),
     add(words.add_metric, names, (name) => ({ label: name, query: { name } })),
-    board.world > 1 ? add(words.add_rank, ranks, (rank) => ({ label: `${words.rank} ${rank}`, query: { name: chart.name, rank } })) : null,
+    board.world > 1 ? add(words.add_rank, ranks, (rank) => ({ label: `${words.rank} ${rank}`, query: { ...chart.query, rank } })) : null,
     clear, shrink));
 }

@@ -4,12 +4,14 @@ import { config } from "../lib/config.js";
 
 export const colorOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+export const fontOfCharts = () => ({ family: getComputedStyle(document.body).fontFamily, size: 11, color: colorOf("muted") });
+
 function plainLayout() {
   // With an angle given, and room for every label, plotly measures none: a third of the time of a live update.
   const axis = { gridcolor: colorOf("grid"), linecolor: colorOf("line"), zeroline: false, automargin: false, tickfont: { size: 11 }, tickangle: 0, ticklabeloverflow: "allow" };
   return {
     template: {}, margin: { l: 52, r: 16, t: 6, b: 22 }, showlegend: false, hovermode: false, dragmode: "zoom", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colorOf("muted") },
+    font: fontOfCharts(),
     xaxis: { ...axis, showgrid: false, ticks: "outside", ticklen: 3, tickcolor: colorOf("line"), nticks: 6 },
     yaxis: { ...axis, nticks: 5, fixedrange: true, exponentformat: "SI" },
     newselection: { line: { color: colorOf("accent") } },

@@ -4,7 +4,9 @@ import { say, words } from "../lib/config.js";
 import { el, setChildren } from "../lib/dom.js";
 import { moved, pins, remember } from "../lib/remembered.js";
 import { saveCsv } from "./download.js";
+import { writeNote } from "./notes.js";
 import { boards } from "./open_boards.js";
+import { deletePanel, editPanel } from "./panels.js";
 
 const item = (text, act, pressed) => el("button", { type: "button", role: "menuitem", "aria-pressed": pressed === undefined ? null : String(pressed), on: { click: act } }, text);
 
@@ -36,6 +38,8 @@ function itemsOf(chart, close) {
     item(words.log_y, after(() => setLog(chart)), chart.isLog),
     item(words.move_left, after(() => move(chart, -1))),
     item(words.move_right, after(() => move(chart, 1))),
+    ...(board.mayChange ? [item(words.chart_note_menu, after(() => writeNote(board, board.lastStep)))] : []),
+    ...(board.mayChange && chart.panel ? [item(words.panel_change, after(() => editPanel(board, chart.panel))), item(words.panel_delete, after(() => deletePanel(chart)))] : []),
     item(words.as_axis, after(() => setAxis(board, chart.name))),
     item(words.save_png, after(() => window.Plotly.downloadImage(chart.plot, { format: "png", scale: 2, width: 1000, height: 500, filename: chart.name.replaceAll("/", "_") }))),
     item(words.save_csv, after(() => saveCsv(chart))),

@@ -17,5 +17,9 @@ export function drawPlot({ board, plot, frame, card }, data, layout) {
     if ("xaxis.range[0]" in change) board.zoomTo(change["xaxis.range[0]"], change["xaxis.range[1]"]);
   });
   plot.on("plotly_doubleclick", () => board.setRange(null));
-  plot.on("plotly_clickannotation", () => document.querySelector('.run-tabs [data-value="alerts"]')?.click());
+  plot.on("plotly_clickannotation", ({ annotation }) => {
+    const notes = annotation.name === "note" && board.host.parentElement.querySelector(".chart-notes");
+    if (notes) Object.assign(notes, { open: true }).scrollIntoView({ block: "center" });
+    else document.querySelector('.run-tabs [data-value="alerts"]')?.click();
+  });
 }

@@ -10,6 +10,8 @@ import { numberOf } from "../lib/numbers.js";
 import { unixOf } from "../lib/times.js";
 import { arrived } from "../pages/site.js";
 import { Board } from "./board.js";
+import { noteList, showNotes } from "./notes.js";
+import { panelButton } from "./panels.js";
 import { toolsOf } from "./toolbar.js";
 
 const KEYS = { "+": [0.25, -0.25], "=": [0.25, -0.25], "-": [-0.5, 0.5], ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25] };
@@ -25,11 +27,14 @@ export class RunBoard {
     this.note = el("p", { class: "hint", hidden: true });
     this.board = new Board({ run, host: this.host, bare: this.bare, only: { sections: listed(sections), names: listed(names) }, onRange: () => this.#rangeChanged() });
     this.board.over = over ? JSON.parse(over) : [];
+    this.board.mayChange = Boolean(root.closest("[data-may=change]"));
+    this.board.hasPanels = listed(sections).includes("own");
+    this.notes = noteList();
     this.board.setRange(rangeOf(x ?? ""), { quiet: true });
     if (axis) this.board.axis.mode = axis;
     this.board.marked = listed(marks).map(Number);
     if (!this.bare) this.#readAddress();
-    setChildren(root, this.bare ? null : toolsOf(this), this.note, this.host);
+    setChildren(root, this.bare ? null : [toolsOf(this), this.notes], this.note, this.board.mayChange && this.board.hasPanels ? panelButton(this.board) : null, this.host);
     this.keys = (event) => this.#key(event);
     if (!this.bare) document.addEventListener("keydown", this.keys);
     if (connection.isListening) this.start(); // else the page refreshes its boards when the subscription is confirmed
@@ -66,16 +71,20 @@ export class RunBoard {
   }
 
   async #fetch() {
-    const { names: named, latest, alerts, marks, ...summary } = await api(`${this.path}?with=names,latest,alerts,marks`);
+    const { names: named, latest, alerts, marks, annotations, panels, ...summary } = await api(`${this.path}?with=names,latest,alerts,marks,annotations,panels`);
     if (this.closed) return;
     this.board.world = Math.max(summary.world_size || 1, 1);
     this.board.started = unixOf(summary.started);
+    this.board.project = summary.project;
     this.board.saw(summary.step);
     this.board.addNames([...named.names, ...(await this.#others())]);
     this.board.setLosses(named);
     for (const [name, sample] of Object.entries(latest)) this.board.tell(name, numberOf(sample.value));
     if (Object.values(latest).some((sample) => sample.rank === "all")) await this.#ranks();
     this.board.setAlerts(alerts, marks);
+    if (this.bare || this.board.over.length) return;
+    showNotes(this, annotations);
+    if (this.board.hasPanels) this.board.setPanels(panels);
   }
 
   /** The series of the runs that are drawn over the first, which may be longer. */
@@ -106,7 +115,7 @@ export class RunBoard {
   #learn() {
     this.say();
     clearTimeout(this.learning);
-    this.learning = setTimeout(() => api(`${this.path}/names`).then((named) => this.closed || this.board.setLosses(named)).catch(() => {}), 500);
+    this.learning = setTimeout(() => api(`${this.path}/names`).then((named) => this.closed || (this.board.setLosses(named), this.board.setPanels(this.board.panels))).catch(() => {}), 500);
   }
 
   /** After a gap: everything at its level of detail, and what came meanwhile. */

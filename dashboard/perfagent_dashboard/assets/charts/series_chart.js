@@ -38,7 +38,10 @@ export class Chart {
     this.name = spec.name;
     this.group = spec.group;
     this.fromZero = spec.from_zero;
-    this.metric = metricOf(spec.name);
+    this.metric = spec.metric ?? metricOf(spec.name);
+    this.query = spec.query ?? { name: spec.name };
+    this.panel = spec.panel; // of one's own: what it draws is computed by the server
+    this.spec = spec;
     this.scale = scaleOf(this.metric, 0);
     this.data = empty();
     this.waiting = [];
@@ -62,7 +65,7 @@ export class Chart {
       this.frame,
     );
     // Further series in this chart, single ranks, or the same of other runs: {label, run, query, data}.
-    this.lines = board.over.slice(1).map(([run, label]) => ({ run, label, query: { name: this.name } }));
+    this.lines = spec.lines?.map((line) => ({ ...line })) ?? board.over.slice(1).map(([run, label]) => ({ run, label, query: { name: this.name } }));
     this.own = {}; // log, low, high: of this chart alone
     board.cursor.follow(this);
   }
@@ -88,7 +91,7 @@ export class Chart {
     this.stale = false;
     this.loading = true;
     try {
-      const body = await seriesOf(this.board.run, { name: this.name, ...this.#over() });
+      const body = await seriesOf(this.board.run, { ...this.#over(), ...this.query });
       if (abort.signal.aborted) return;
       this.#replace(body);
     } catch (error) {
@@ -104,6 +107,16 @@ export class Chart {
     this.board.painter.want(this, "draw");
     this.board.changed(this);
     this.loadLines();
+  }
+
+  /** A panel has no live samples: it is asked for again, now and then. */
+  loadSoon() {
+    if (this.board.fixed() || this.stale) return;
+    this.reloading ??= setTimeout(() => {
+      this.reloading = undefined;
+      this.stale = true;
+      if (this.visible) this.load();
+    }, LINES_MS);
   }
 
   /** Further lines: other metrics, or single ranks. Fetched with the chart, and anew now and then while the run goes on. */
@@ -150,7 +163,7 @@ export class Chart {
     const inside = end >= 0 ? Math.ceil(body.count[end] / Math.max(1, this.board.world)) : 0;
     this.covered = end >= 0 ? Math.max(this.data.step[end], Math.min(this.data.step[end] + inside - 1, this.board.lastStep)) : -1;
     // The mean of many samples is not the newest of them, and the last one of a part of the run is not the run's.
-    if (this.latest == null && body.count[end] === 1 && !this.board.fixed()) this.latest = this.data.mean[end];
+    if ((this.panel && end >= 0) || (this.latest == null && body.count[end] === 1 && !this.board.fixed())) this.latest = this.data.mean[end];
     const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs);
     typical.sort((a, b) => a - b);
     this.scale = scaleOf(this.metric, typical.length ? typical[typical.length >> 1] : 0);
@@ -339,7 +352,7 @@ export class Chart {
     this.card.querySelector(".shares")?.remove();
     if (!known.length) return [];
     known.forEach((line, i) => Object.assign(line, { colour: colours[(i + 1) % colours.length], told: el("b") }));
-    const own = { label: this.board.over[0]?.[1] ?? this.metric.title, colour: colorOf("accent") };
+    const own = { label: this.board.over[0]?.[1] ?? this.spec.label ?? this.metric.title, colour: colorOf("accent") };
     this.frame.before(el("div", { class: "shares" }, [own, ...known].map(({ label, colour, told }) => {
       const swatch = el("i", { "aria-hidden": "true" });
       swatch.style.background = colour;
@@ -439,6 +452,13 @@ export class Chart {
     layout.shapes = this.board.marked.map((step) => this.board.axis.ofStep(step)).filter((x) => x != null)
       .map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color.getPropertyValue("--critical"), width: 1.2, dash: "dot" } }));
     if (this.board.bare) return;
+    for (const { step, text } of this.board.notes) {
+      const x = this.board.axis.ofStep(step);
+      if (x == null || (window && (step < window[0] || step > window[1]))) continue;
+      const paint = color.getPropertyValue("--accent");
+      layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: paint, width: 1 }, opacity: 0.6 });
+      layout.annotations.push({ name: "note", x: this.board.axis.isLog ? Math.log10(x) : x, yref: "paper", y: 0, yanchor: "bottom", showarrow: false, text: "◆", hovertext: text.replace(/[<>&]/g, ""), captureevents: true, font: { size: 11, color: paint } });
+    }
     for (const alert of this.board.marksOf(this.name)) {
       const step = alert.since_step;
       if (window && (step < window[0] || step > window[1])) continue;
@@ -457,6 +477,7 @@ export class Chart {
 
   destroy() {
     this.abort?.abort();
+    clearTimeout(this.reloading);
     window.Plotly?.purge(this.plot);
   }
 }

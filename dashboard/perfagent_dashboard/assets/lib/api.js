@@ -16,10 +16,13 @@ export function api(path) {
   return underWay.get(path);
 }
 
-async function request(path) {
+/** Sends something; the answer's JSON, null for an empty one. */
+export const change = (method, path, body) => request(path, { method, body: body && JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+
+async function request(path, options) {
   let response;
   try {
-    response = await fetch("/api/v1" + path, { credentials: "same-origin" });
+    response = await fetch("/api/v1" + path, { credentials: "same-origin", ...options });
   } catch (error) {
     throw new Problem(0, error.message);
   }

@@ -9,6 +9,7 @@ const asked = new Map(); // address without names -> [[name, resolve, reject], .
 /** The buckets of a series: columns step, time, min, max, mean, count, nonfinite. query: name, points; rank, from and to where they are wanted. */
 export function seriesOf(run, { name, ...query }) {
   const path = `/runs/${encodeURIComponent(run)}/series?${new URLSearchParams(query)}`;
+  if (!name) return api(path); // of an expression
   return new Promise((resolve, reject) => {
     if (!asked.has(path)) {
       asked.set(path, []);

@@ -26,13 +26,12 @@ _COMMANDS: dict[str, dict[str, Any]] = {"stacks": {"kind": "stacks"}, "profile":
 
 
 def dialogs() -> list[Component]:
-    """Of the menu: name, tags and notes; and whether the run is really to be deleted."""
+    """Of the menu: name and tags; and whether the run is really to be deleted."""
     return [
         dmc.Modal(
             [
                 dmc.TextInput(id="run-name", label=say("name")),
                 dmc.TagsInput(id="run-tags", label=say("tags"), mt="sm"),
-                dmc.Textarea(id="run-notes", label=say("notes"), autosize=True, minRows=3, mt="sm"),
                 dmc.Button(say("save"), id="run-save", mt="md"),
             ],
             id="run-editor", title=say("edit_run"), opened=False,
@@ -57,12 +56,11 @@ class Actions:
         )
         app.callback(
             Output("run-editor", "opened"), Output("run-name", "value"), Output("run-tags", "value"),
-            Output("run-notes", "value"), Input("run-edit", "n_clicks"), run, prevent_initial_call=True,
+            Input("run-edit", "n_clicks"), run, prevent_initial_call=True,
         )(self._edit)  # fmt: skip
         app.callback(
             notes, tick, Output("run-editor", "opened", allow_duplicate=True), Input("run-save", "n_clicks"),
-            State("run-name", "value"), State("run-tags", "value"), State("run-notes", "value"), run,
-            State("alerts-tick", "data"),
+            State("run-name", "value"), State("run-tags", "value"), run, State("alerts-tick", "data"),
             prevent_initial_call=True,
         )(self._save)  # fmt: skip
         app.callback(Output("run-deleter", "opened"), Input("run-delete", "n_clicks"), prevent_initial_call=True)(bool)
@@ -86,19 +84,18 @@ class Actions:
 
     async def _edit(self, clicks: int | None, run: str) -> Any:
         if not clicks:
-            return (no_update,) * 4
+            return (no_update,) * 3
         try:
             summary = await self._server.get(run_path(run))
         except Problem:
-            return (no_update,) * 4
-        return True, summary["name"], summary["tags"], summary["notes"]
+            return (no_update,) * 3
+        return True, summary["name"], summary["tags"]
 
-    async def _save(self, clicks: int | None, name: str, tags: list[str], notes: str, run: str, tick: int) -> Any:
+    async def _save(self, clicks: int | None, name: str, tags: list[str], run: str, tick: int) -> Any:
         if not clicks:
             return (no_update,) * 3
-        change = {"name": name.strip(), "tags": tags or [], "notes": notes or ""}
         try:
-            await self._server.ask("PATCH", run_path(run), change)
+            await self._server.ask("PATCH", run_path(run), {"name": name.strip(), "tags": tags or []})
         except Problem as problem:
             return note(problem.message, failed=True), no_update, True
         return note(say("saved")), tick + 1, False

@@ -17,6 +17,7 @@ from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.pages.run.actions import Actions, dialogs
 from perfagent_dashboard.pages.run.facts import RunFacts, read_facts
 from perfagent_dashboard.pages.run.head import head
+from perfagent_dashboard.pages.run.notes import NotesForm, notes_panel
 from perfagent_dashboard.pages.run.step_bar import step_bar
 from perfagent_dashboard.pages.run.tabs import TABS, Tab
 from perfagent_dashboard.pages.run.tabs.config import sections
@@ -34,7 +35,7 @@ __all__ = ["page"]
 
 _TABS = {tab.name: tab for tab in TABS}
 _AGAIN_MS = 3000
-_PARTS = ("head", "announced", "verdict", "figures", "step")
+_PARTS = ("head", "announced", "verdict", "notes", "figures", "step")
 """Of the top of the page, each shown anew only when it differs."""
 
 
@@ -46,7 +47,7 @@ def page(server: ServerApi) -> Page:
 class _RunPage:
     def __init__(self, server: ServerApi) -> None:
         self._server = server
-        self._actions = Actions(server)
+        self._actions, self._notes = Actions(server), NotesForm(server)
 
     async def layout(self, run_in_path: str, tab: str = "charts", **_: Any) -> Component:
         """run_in_path: the id, quoted. tab: of the address."""
@@ -62,6 +63,7 @@ class _RunPage:
             name: html.Div(top[name], id=f"run-{name}", className=f"run-{name}") for name in _PARTS
         }
         parts["announced"] = html.P(top["announced"], id="run-announced", className="heard", role="status")
+        parts["notes"] = html.Div([parts["notes"], html.Div(id="notes-form")], className="with-form")
         charts = await _TABS["charts"].content(self._server, facts)
         return html.Div(
             [
@@ -79,7 +81,7 @@ class _RunPage:
             className="page run-page",
             **hyphenated(
                 data_page="live", data_tick="alerts-tick", data_run=facts.id, data_title=facts.run["name"] or facts.id,
-                data_address="run-tabs:tab:charts", data_made=str(made),
+                data_address="run-tabs:tab:charts", data_made=str(made), data_may="change" if "operate" in facts.may else "read",
             ),
         )  # fmt: skip
 
@@ -115,6 +117,7 @@ class _RunPage:
             prevent_initial_call=True,
         )(self._config)
         self._actions.register(app)
+        self._notes.register(app)
 
     async def _top(self, facts: RunFacts) -> dict[str, Any]:
         figures = tiles(facts, await read_trends(self._server, facts))
@@ -125,6 +128,7 @@ class _RunPage:
             "head": head(facts),
             "announced": f"{say(f'severity_{tone}')}: {verdict['title'] or verdict['message']}",
             "verdict": verdict_band(facts),
+            "notes": notes_panel(facts),
             "figures": html.Div(figures),
             "step": step_bar(facts.timing)
             or (html.P(say("figures_over", over=over), className="quiet") if over else None),

@@ -25,7 +25,7 @@ def is_there(_facts: RunFacts) -> bool:
 
 async def content(_server: ServerApi, facts: RunFacts) -> list[Component]:
     return (
-        [board(facts.id, sections=["pinned", "training", "logged"])]
+        [board(facts.id, sections=["pinned", "own", "training", "logged"])]
         if facts.names
         else [html.Div(nothing(say("no_charts")))]
     )

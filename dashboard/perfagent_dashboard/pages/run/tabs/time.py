@@ -13,6 +13,7 @@ from perfagent.wire import Latest, Timing
 from perfagent.wire.quantities import duration
 from perfagent_client.models import parse
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
+from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.prose import prose
@@ -108,15 +109,20 @@ def _profile(listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: boo
     """listed: with its five largest operators; full: with all of them."""
     steps = listed["first_step"]
     head: list[Any] = [f"{say('steps')} {steps:,}–{listed['last_step']:,}, "] if steps is not None else []
-    head += [f"{say('rank')} {listed['rank']}, ", ago(listed["time"])]
+    head.append(f"{say('rank')} {listed['rank']}, ")
+    named = "".join(head).strip(", ")
+    head.append(ago(listed["time"]))
     head += [f", {say('taken_for', why=listed['rule'] or listed['who'])}"] if listed["rule"] or listed["who"] else []
-    trace = html.P([html.A(say("trace"), href=listed["url"], download=""), " ", say("trace_hint")])
+    trace = [
+        html.Div(className="flame", **hyphenated(data_url=listed["url"], data_name=named)),
+        html.P([html.A(say("trace"), href=listed["url"], download=""), " ", say("trace_hint")]),
+    ]
     return html.Details(
         [
             html.Summary(head),
             html.Ul([html.Li(prose(str(one))) for one in full["says"]]) if full["says"] else None,
             _operators(full["operators"]),
-            trace if listed["trace"] == "complete" else html.P(listed["note"], className="quiet"),
+            *(trace if listed["trace"] == "complete" else [html.P(listed["note"], className="quiet")]),
         ],
         open=is_open,
         className="card profile",
