@@ -28,6 +28,7 @@ from perfagent_server.routes import (
     compare,
     export,
     findings,
+    groups,
     health,
     inbox,
     ingest,
@@ -49,6 +50,7 @@ from perfagent_server.routes import (
     session,
     silences,
     users,
+    views,
 )
 from perfagent_server.routes.edge import (
     BodyLimits,
@@ -85,6 +87,8 @@ _API = (
     silences,
     commands,
     compare,
+    groups,
+    views,
     profiles,
     channels,
     rules,
