@@ -714,3 +714,46 @@ session_this = 当前会话
 session_end = { silence_end }
 session_ended = 会话已结束。
 own_sessions = 你的会话
+
+## Sweeps: groups, what makes a run the best, saved views
+
+group_by = 分组依据
+by_group = 组
+by_tag = 标签
+goal = 最优标准
+goal_max = { $name } 最高
+goal_min = { $name } 最低
+best = 最优
+best_run = 最优任务
+column_runs = 任务
+column_worst = 最差结论
+no_group = 无{ $by }
+no_value = 无
+group_open = 查看该组的任务
+groups_more = 另有 { $count } 个组，可筛选任务后查看。
+groups_summary = { $runs } 个任务，分为 { $groups } 组。均值最优的组排在最前；± 为标准差。
+groups_runs = 在任务列表中查看
+groups_no_best = 没有任务带有该标准的数值。
+groups_best = { $count ->
+    [1] 最优：{ $name }，单个任务的 { $metric } 为 { $mean }。
+   *[other] 最优：{ $name }，{ $count } 个任务的 { $metric } 为 { $mean } ± { $spread }。
+}
+compare_groups = 比较这些组
+compare_these = 比较这些任务
+change_same_of = { $first } 与 { $count } 个任务之间未发现速度差异，差异至多 { $most } %。
+band_how = 线：该组最新任务（最多 20 个）的均值。色带：其中最低到最高。
+parallel_how = 每条线是一个任务。沿坐标轴拖动可选取任务，点击该轴可取消。
+log_axis = { $name }（对数）
+parallel_all = { $count } 个任务。
+parallel_picked = 已选 { $count } / { $all } 个任务。
+parallel_missing = { $count } 个任务没有有限的 { $name }，未绘制。
+views = 视图
+views_none = 尚无已保存的视图。视图包含地址中的全部内容：筛选、分组和列。
+view_name = 视图名称
+view_save = 保存当前视图
+view_saved = { $name } 已保存。
+view_there = 已有名为 { $name } 的视图。
+view_replace = 替换
+view_delete = 删除？
+view_delete_title = 删除视图 { $name }
+view_deleted = { $name } 已删除。

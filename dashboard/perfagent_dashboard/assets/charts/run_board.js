@@ -23,7 +23,8 @@ export class RunBoard {
     this.bare = bare !== undefined;
     this.host = el("div", { class: "sections" });
     this.note = el("p", { class: "hint", hidden: true });
-    this.board = new Board({ run, host: this.host, bare: this.bare, only: { sections: listed(sections), names: listed(names) }, onRange: () => this.#rangeChanged() });
+    const only = { sections: listed(sections), names: listed(names) };
+    this.board = new Board({ run, host: this.host, bare: this.bare, only, onRange: () => this.#rangeChanged(), kind: this.kind });
     this.board.over = over ? JSON.parse(over) : [];
     this.board.setRange(rangeOf(x ?? ""), { quiet: true });
     if (axis) this.board.axis.mode = axis;
@@ -50,7 +51,7 @@ export class RunBoard {
     this.startAgain = false;
     let delay_ms = 0;
     try {
-      await this.#fetch();
+      await this.fetch();
       this.say();
     } catch (problem) {
       if (this.closed) return;
@@ -65,7 +66,7 @@ export class RunBoard {
     if (this.startAgain) this.again = setTimeout(() => this.start(), delay_ms);
   }
 
-  async #fetch() {
+  async fetch() {
     const { names: named, latest, alerts, marks, ...summary } = await api(`${this.path}?with=names,latest,alerts,marks`);
     if (this.closed) return;
     this.board.world = Math.max(summary.world_size || 1, 1);
