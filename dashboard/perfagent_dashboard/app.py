@@ -231,13 +231,13 @@ async def _view_at(server_api: ServerApi, request: Request, path: str) -> str | 
     head, _, name = path.lstrip("/").partition("/")
     if head != "views":
         return None
-    token = set_current_request(request)
+    token = set_current_request(request)  # type: ignore[no-untyped-call]
     try:
         found = await server_api.get("/views", project=request.query_params.get("project"))
     except Problem:
         return None
     finally:
-        reset_current_request(token)
+        reset_current_request(token)  # type: ignore[no-untyped-call]
     return next((str(view["address"]) for view in found["views"] if view["name"] == name), None)
 
 

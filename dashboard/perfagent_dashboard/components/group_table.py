@@ -18,7 +18,7 @@ from perfagent_dashboard.words import say, title_of
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["FILTERS", "address", "best_run", "group_name", "group_table", "spread"]
+__all__ = ["FILTERS", "address", "group_name", "group_table", "with_spread"]
 
 FILTERS = ("q", "severity", "state", "project", "attention")
 """What of the address says which runs are in the groups."""
@@ -37,17 +37,12 @@ def group_table(
 ) -> Component:
     """found: of GET /groups. view: the filters of the page. colored: so many have a color, which is that of their line."""
     groups = found["groups"]
-    best = groups[0]["best"] if groups and groups[0]["best"] else None
-    sign = -1 if found["goal"] and found["goal"]["higher"] else 1
-    for group in groups:
-        if group["best"] and best and sign * group["best"]["value"] < sign * best["value"]:
-            best = group["best"]
     heads = [_by(found["by"]), say("column_runs"), say("column_worst"), *map(title_of, metrics), say("best_run")]
     rows = [
         [
             _name(group, view, place if place < colored else None), _count(group), _worst(group["severity"]),
-            *(spread(name, group["metrics"][name], group["runs"]) for name in metrics),
-            best_run(group["best"], found["goal"], is_first=group["best"] == best),
+            *(_spread(name, group["metrics"][name], group["runs"]) for name in metrics),
+            _best_run(group["best"], found) if group["best"] else say("na"),
         ]
         for place, group in enumerate(groups)
     ]  # fmt: skip
@@ -85,25 +80,20 @@ def _count(group: Mapping[str, Any]) -> Component:
     return html.Span(states if len(group["states"]) == 1 else [f"{group['runs']:,} ", html.Small(states)])
 
 
-def spread(name: str, figures: Mapping[str, Any], runs: int) -> Component:
-    """Mean ± standard deviation, and of how many runs where it is not all of them."""
-    number, unit = quantity(name, figures["mean"])
-    deviation, its_unit = quantity(name, figures["spread"])
-    parts: list[Any] = [number if unit == its_unit else f"{number} {unit}"]
-    if figures["spread"] is not None:
-        parts.append(html.Span(f" ± {deviation}", className="quiet"))
-    if unit:
-        parts.append(f" {its_unit or unit}" if figures["spread"] is not None else "")
-    if figures["n"] != runs:
-        parts.append(html.Small(f" n = {figures['n']}"))
-    return html.Span(parts)
+def _spread(name: str, figures: Mapping[str, Any], runs: int) -> Component:
+    """And of how many runs, where it is not all of them."""
+    count = html.Small(f" n = {figures['n']}") if figures["n"] != runs else None
+    return html.Span([with_spread(name, figures), count])
 
 
-def best_run(best: Mapping[str, Any] | None, goal: Mapping[str, Any] | None, *, is_first: bool) -> Component:
-    """is_first: the best of all that the page shows."""
-    if best is None or goal is None:
-        return html.Span(say("na"), className="quiet")
+def with_spread(name: str, figures: Mapping[str, Any]) -> str:
+    """Mean ± standard deviation."""
+    parts = [quantity(name, figures[one]) for one in ("mean", "spread") if figures[one] is not None]
+    return " ± ".join(" ".join(part).strip() for part in parts) or say("na")
+
+
+def _best_run(best: Mapping[str, Any], found: Mapping[str, Any]) -> Component:
     link = f"/run/{best['run']}"
-    star = html.B(f"★ {say('best')} ", className="best") if is_first else None
-    value = " ".join(quantity(goal["name"], best["value"])).strip()
+    star = html.B(f"★ {say('best')} ", className="best") if best == found["best"] else None
+    value = " ".join(quantity(found["goal"][4:], best["value"])).strip()
     return html.Span([star, html.A(best["name"], href=link, **hyphenated(data_nav=link)), html.Small(f" {value}")])

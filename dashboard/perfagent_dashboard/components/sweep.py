@@ -1,8 +1,10 @@
-"""Controls that pages of sweeps share: by what runs are grouped, what makes a run the best, and views saved under a name."""
+"""What pages of sweeps share: by what runs are grouped, what makes a run the best, settings beside results, and saved views.
+Two are elements that scripts fill: assets/charts/parallel.js and assets/pages/views.js."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc
@@ -14,9 +16,10 @@ from perfagent_dashboard.words import say, title_of
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["by_choice", "goal_choice", "metrics_of", "views_menu"]
+__all__ = ["by_choice", "goal_choice", "parallel", "views_menu"]
 
 _MOST_GOALS = 60
+_FEWEST_RUNS = 3
 
 
 def by_choice(found: Mapping[str, Any]) -> Component:
@@ -31,23 +34,28 @@ def by_choice(found: Mapping[str, Any]) -> Component:
 
 def goal_choice(found: Mapping[str, Any], *, hidden: bool = False) -> Component:
     """Each metric twice: its usual direction first, the other one behind all."""
-    goal = found["goal"]
-    chosen = f"{'max' if goal['higher'] else 'min'}:{goal['name']}" if goal else None
     usual = found["goals"][:_MOST_GOALS]
     turned = [("min:" if one.startswith("max:") else "max:") + one[4:] for one in usual]
-    listed = dict.fromkeys([*usual, *turned, *([chosen] if chosen else [])])
+    listed = dict.fromkeys([*usual, *turned, *([found["goal"]] if found["goal"] else [])])
     data = [{"value": one, "label": say(f"goal_{one[:3]}", name=title_of(one[4:]))} for one in listed]
     return dmc.Select(
-        id="goal", data=data, value=chosen, size="sm", w=210, searchable=True, allowDeselect=False,
+        id="goal", data=data, value=found["goal"], size="sm", w=210, searchable=True, allowDeselect=False,
         display="none" if hidden else None, **hyphenated(aria_label=say("goal")),
     )  # fmt: skip
 
 
-def metrics_of(columns: str) -> list[str]:
-    """Of the columns that were chosen; settings have no mean."""
-    return [name for name in columns.split(",") if name and not name.startswith("config:")]
+def parallel(found: Mapping[str, Any], order: Sequence[str]) -> list[Component]:
+    """Of three runs and more whose settings differ. found: of GET /groups/runs. order: of groups or runs, by color."""
+    known = [value for column in found["results"][:1] for value in column["values"] if value is not None]
+    if len(known) < _FEWEST_RUNS or not found["settings"]:
+        return []
+    drawn = json.dumps({**found, "order": order})
+    return [
+        html.H2(say("influence")),
+        html.P(say("parallel_how"), className="quiet"),
+        html.Div(className="parallel card", **hyphenated(data_found=drawn)),
+    ]
 
 
 def views_menu(page: str) -> Component:
-    """An empty element, which assets/pages/views.js fills."""
     return html.Div(className="views", **hyphenated(data_views=page))

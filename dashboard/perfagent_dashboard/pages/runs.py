@@ -16,7 +16,7 @@ from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.components.group_table import FILTERS, address, group_table
-from perfagent_dashboard.components.sweep import by_choice, goal_choice, metrics_of, views_menu
+from perfagent_dashboard.components.sweep import by_choice, goal_choice, views_menu
 from perfagent_dashboard.components.welcome import welcome
 from perfagent_dashboard.pages.compare import MOST_COMPARED
 from perfagent_dashboard.pages.registry import Page
@@ -156,7 +156,7 @@ class _Table:
 
     async def _groups(self, view: dict[str, Any]) -> Any:
         filters = {name: view[name] for name in FILTERS}
-        metrics = ",".join(metrics_of(view["columns"]))
+        metrics = ",".join(_metrics(view))
         return await self._server.get("/groups", by=view["by"], goal=view["goal"], metrics=metrics, **filters)
 
     async def _regroup(self, asked: Any, view: dict[str, Any]) -> Any:
@@ -276,10 +276,15 @@ def _summary(counts: dict[str, Any]) -> str:
     return say("runs_summary", all=counts["all"], attention=counts["attention"])
 
 
+def _metrics(view: dict[str, Any]) -> list[str]:
+    """Of the columns that were chosen; settings have no mean."""
+    return [name for name in view["columns"].split(",") if name and not name.startswith("config:")]
+
+
 def _grouped(found: dict[str, Any], view: dict[str, Any]) -> list[Component]:
     """The groups, and the way to their curves."""
     link = address("/compare", view, by=view["by"], goal=view["goal"])
-    shown = [*metrics_of(view["columns"]), *([found["goal"]["name"]] if found["goal"] else [])]
+    shown = [*_metrics(view), *([found["goal"][4:]] if found["goal"] else [])]
     return [
         html.P(
             [

@@ -734,10 +734,7 @@ groups_more = 另有 { $count } 个组，可筛选任务后查看。
 groups_summary = { $runs } 个任务，分为 { $groups } 组。均值最优的组排在最前；± 为标准差。
 groups_runs = 在任务列表中查看
 groups_no_best = 没有任务带有该标准的数值。
-groups_best = { $count ->
-    [1] 最优：{ $name }，单个任务的 { $metric } 为 { $mean }。
-   *[other] 最优：{ $name }，{ $count } 个任务的 { $metric } 为 { $mean } ± { $spread }。
-}
+groups_best = 最优：{ $name }，{ $count } 个任务的 { $metric } 为 { $figures }。
 compare_groups = 比较这些组
 compare_these = 比较这些任务
 change_same_of = { $first } 与 { $count } 个任务之间未发现速度差异，差异至多 { $most } %。

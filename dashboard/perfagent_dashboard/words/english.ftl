@@ -853,8 +853,8 @@ groups_summary = { $runs ->
 groups_runs = Show them as a table of runs
 groups_no_best = No run has a value of what makes it the best.
 groups_best = { $count ->
-    [one] Best: { $name }, { $metric } { $mean } in one run.
-   *[other] Best: { $name }, { $metric } { $mean } ± { $spread } over { $count } runs.
+    [one] Best: { $name }, { $metric } { $figures } in one run.
+   *[other] Best: { $name }, { $metric } { $figures } over { $count } runs.
 }
 compare_groups = Compare these groups
 compare_these = Compare these

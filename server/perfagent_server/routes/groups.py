@@ -117,16 +117,17 @@ class Group:
 @dataclass
 class Groups:
     """choices: by what one can group. goals: what may be `goal`, likeliest first. names: series of the newest five runs. more:
-    groups that were left out."""
+    groups that were left out. best: of all."""
 
     by: str | None
     choices: list[str]
-    goal: Goal | None
+    goal: str | None
     goals: list[str]
     names: list[str]
     groups: list[Group]
     more: int
     runs: int
+    best: BestRun | None
 
 
 @router.get("/groups", responses={200: {"model": Groups}})
@@ -197,7 +198,7 @@ class RunSettings:
 
     by: str | None
     choices: list[str]
-    goal: Goal | None
+    goal: str | None
     goals: list[str]
     runs: list[GroupedRun]
     settings: list[Column]

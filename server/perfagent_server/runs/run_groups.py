@@ -110,10 +110,12 @@ class RunGroups:
         goals = goals_among(names)
         goal = goal or next(iter(goals), None)
         groups = self._groups(asked, by, members, metrics, goal) if by is not None else []
+        bests = [group["best"] for group in groups if group["best"]]
+        pick = max if goal and goal.higher else min
         return {
-            "by": by and by.spelled, "choices": choices, "goal": goal, "goals": [one.spelled for one in goals],
+            "by": by and by.spelled, "choices": choices, "goal": goal and goal.spelled, "goals": [one.spelled for one in goals],
             "names": sorted(names), "groups": groups[:MOST_GROUPS], "more": max(0, len(groups) - MOST_GROUPS),
-            "runs": len(members),
+            "runs": len(members), "best": pick(bests, key=lambda one: one["value"], default=None),
         }  # fmt: skip
 
     def bands(
@@ -155,7 +157,7 @@ class RunGroups:
         found = [{"name": name, "values": [_number(its.get(one.id)) for one in shown]} for name, its in values.items()]
         best = _best([(one, values[goal.name].get(one.id)) for one in shown], goal) if goal else None
         return {
-            "by": by and by.spelled, "choices": choices, "goal": goal, "goals": [one.spelled for one in goals],
+            "by": by and by.spelled, "choices": choices, "goal": goal and goal.spelled, "goals": [one.spelled for one in goals],
             "total": len(members),
             "runs": [{"run": one.id, "name": one.name, "group": one.labels[0] if by else None} for one in shown],
             "settings": _differing([configs.get(one.id, {}) for one in shown]), "results": found, "best": best,
@@ -167,7 +169,8 @@ class RunGroups:
         """The newest runs that match, and by what one can group them. A configuration is read here and not by the database,
         as for sorting, and one at a time is kept."""
         columns = runs.c.name, runs.c.state, runs.c.group_name, runs.c.tags, runs.c.config, LEVEL.label("level")
-        members, configs = [], []
+        members: list[_Member] = []
+        configs: list[dict[str, Any]] = []
         has_group = has_tag = False
         with self._database.read() as connection:
             query = _newest_first(matching(connection, asked, *columns))
@@ -304,5 +307,5 @@ def band_of(lines: Sequence[Series], points: int) -> Band:
     values = np.stack([np.interp(steps, step, mean, left=np.nan, right=np.nan) for step, mean in known])
     count = np.isfinite(values).sum(axis=0)
     steps, values, count = steps[count > 0], values[:, count > 0], count[count > 0]
-    columns = (np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0))
-    return Band(steps.tolist(), *(column.tolist() for column in columns), count.tolist())
+    mean, low, high = (one(values, axis=0).tolist() for one in (np.nanmean, np.nanmin, np.nanmax))
+    return Band(steps.tolist(), mean, low, high, count.tolist())

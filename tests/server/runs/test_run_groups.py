@@ -46,13 +46,14 @@ def asked(client: TestClient, path: str = "", **query: Any) -> Any:
 
 def test_a_group_has_mean_spread_and_best_of_its_runs(client: TestClient) -> None:
     found = asked(client, by="config.lr", metrics="loss")
-    assert (found["goal"], found["runs"], found["more"]) == ({"name": "val/acc", "higher": True}, 6, 0)
+    assert (found["goal"], found["runs"], found["more"]) == ("max:val/acc", 6, 0)
     assert [one["value"] for one in found["groups"]] == ["0.001", "0.1", None], "the best by the mean first"
     of = {one["value"]: one for one in found["groups"]}
     assert of["0.1"]["metrics"]["val/acc"]["mean"] == pytest.approx(0.6)
     assert of["0.1"]["metrics"]["val/acc"]["spread"] == pytest.approx(np.std([0.5, 0.7], ddof=1))
     assert (of["0.1"]["runs"], of["0.1"]["metrics"]["val/acc"]["n"]) == (3, 2), "NaN is a run, and no value"
     assert of["0.1"]["metrics"]["loss"]["mean"] == pytest.approx((1 + 2 + 6) / 3)
+    assert found["best"] == {"run": "e", "name": "run e", "value": 0.9}
     assert of["0.1"]["best"] == {"run": "b", "name": "run b", "value": 0.7}
     assert of[None]["metrics"]["val/acc"] == {"mean": 0.9, "spread": None, "n": 1}
     assert of[None]["states"] == {"running": 1}

@@ -51,14 +51,14 @@ export class Parallel {
     const reached = results[0].values;
     const rows = [...runs.keys()].filter((i) => reached[i] != null);
     this.rows = rows.map((i) => ({ ...runs[i], key: by ? (runs[i].group ?? "") : runs[i].run, reached: reached[i] }));
-    this.goal = goal;
+    this.goal = { name: goal.slice(4), higher: goal.startsWith("max:") };
     const columns = [...settings.slice(0, MOST_AXES - results.length), ...results.toReversed().map((one) => ({ ...one, name: metricOf(one.name).title }))];
     this.axes = columns.map(({ name, values }) => axisOf({ name, values: rows.map((i) => values[i]) })).filter(({ values }, i) => new Set(values).size > 1 || i === columns.length - 1);
     this.ranges = new Map(); // axis -> [from, to], of 0 to 1
     this.head = el("div", { class: "parallel-head" }, this.axes.map(({ name }) => el("span", null, name)));
     this.picture = el("div");
     this.told = el("p", { class: "quiet", role: "status" });
-    setChildren(root, el("div", { class: "parallel-scroll" }, this.head, this.picture), this.told);
+    setChildren(root, el("div", { class: "parallel-scroll", tabindex: 0 }, this.head, this.picture), this.told);
     this.resizer = new ResizeObserver(() => this.draw());
     this.resizer.observe(root);
     this.tell();

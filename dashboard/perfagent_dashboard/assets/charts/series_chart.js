@@ -20,6 +20,7 @@ const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]
 const BY_ITSELF = 0.9;
 const NOISY = 0.3; // of the range from the lowest to the highest tenth
 const FEWEST = 60;
+const MANY = 8; // lines: their legend scrolls
 const FADED = 0.12; // a line that is not among those picked
 
 function isNoisy(mean) {
@@ -344,7 +345,7 @@ export class Chart {
     this.lines.forEach((line, i) => Object.assign(line, { colour: colours[(i + 1) % colours.length], told: el("b") }));
     const [key, label] = this.board.over[0] ?? ["", this.metric.title];
     const first = { key, label, colour: colours[0], data: this.data, told: this.board.over.length ? (this.valueOfFirst = el("b")) : null };
-    this.frame.before(el("div", { class: "shares" }, [first, ...this.lines.filter((line) => line.data)].map((line) => {
+    this.frame.before(el("div", { class: "shares", tabindex: this.board.over.length > MANY ? 0 : null }, [first, ...this.lines.filter((line) => line.data)].map((line) => {
       const swatch = el("i", { "aria-hidden": "true" });
       swatch.style.background = line.colour;
       const point = (at) => () => ((this.pointed = at), this.fade());

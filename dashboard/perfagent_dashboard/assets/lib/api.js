@@ -10,16 +10,17 @@ class Problem extends Error {
 
 const underWay = new Map(); // what is asked for twice at once is asked once
 
-/** JSON of an API path, which several may read; throws Problem with the server's sentence. */
-export function api(path) {
+/** JSON of an API path, which several may read; throws Problem with the server's sentence. change: method and body. */
+export function api(path, change) {
+  if (change) return request(path, change);
   if (!underWay.has(path)) underWay.set(path, request(path).finally(() => underWay.delete(path)));
   return underWay.get(path);
 }
 
-async function request(path) {
+async function request(path, change) {
   let response;
   try {
-    response = await fetch("/api/v1" + path, { credentials: "same-origin" });
+    response = await fetch("/api/v1" + path, { credentials: "same-origin", ...change });
   } catch (error) {
     throw new Problem(0, error.message);
   }

@@ -5,7 +5,7 @@ import { say, words } from "../lib/config.js";
 import { el, setChildren } from "../lib/dom.js";
 
 const button = (text, act, more) => el("button", { type: "button", class: "button quiet small", on: { click: act }, ...more }, text);
-const request = (method, { name, project }, body) =>
+const onViews = (method, { name, project }, body) =>
   api(`/views/${encodeURIComponent(name)}?${new URLSearchParams(project ? { project } : {})}`, { method, headers: { "Content-Type": "application/json" }, body: body && JSON.stringify(body) });
 
 /** Fills the menus that Dash has put up. */
@@ -39,7 +39,7 @@ function row(view, isMine, done) {
   const link = `/views/${encodeURIComponent(view.name)}${view.project ? `?project=${encodeURIComponent(view.project)}` : ""}`;
   const drop = button("✕", async () => {
     if (drop.textContent === "✕") drop.textContent = words.view_delete;
-    else done(await request("DELETE", view).then(() => say("view_deleted", { name: view.name }), (problem) => problem.message));
+    else done(await onViews("DELETE", view).then(() => say("view_deleted", { name: view.name }), (problem) => problem.message));
   }, { "aria-label": say("view_delete_title", { name: view.name }) });
   const where = [words[`nav_${view.page}`], view.project, view.who].filter(Boolean).join(" · ");
   return el("div", { class: "view" }, el("a", { href: link }, view.name, el("small", null, where)), isMine ? drop : null);
@@ -50,7 +50,7 @@ function form(list, page, project) {
   const said = el("p", { class: "quiet", role: "status" });
   const save = async (replace) => {
     try {
-      await request("PUT", { name: name.value.trim(), project }, { page, query: location.search.slice(1), replace });
+      await onViews("PUT", { name: name.value.trim(), project }, { page, query: location.search.slice(1), replace });
       show(list, page, say("view_saved", { name: name.value.trim() }));
     } catch (problem) {
       setChildren(said, problem.status === 409 && !replace ? [say("view_there", { name: name.value.trim() }), " ", button(words.view_replace, () => save(true))] : problem.message);

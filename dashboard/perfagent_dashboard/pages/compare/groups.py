@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from dash import html
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import groups_overlay
 from perfagent_dashboard.components.feedback import nothing
-from perfagent_dashboard.components.group_table import FILTERS, address, group_name, group_table
-from perfagent_dashboard.components.numbers import quantity
-from perfagent_dashboard.components.parallel import parallel
-from perfagent_dashboard.components.sweep import by_choice, goal_choice
+from perfagent_dashboard.components.group_table import FILTERS, address, group_name, group_table, with_spread
+from perfagent_dashboard.components.sweep import by_choice, goal_choice, parallel
 from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
@@ -38,11 +35,9 @@ async def grouped(
         server.get("/groups/runs", by=by, goal=goal, **filters),
     )
     drawn = found["groups"][:_MOST_DRAWN]
-    chosen = _spelled(found["goal"])
-    asked = {"by": found["by"], "goal": chosen, **filters}
-    query = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
+    query = address("", filters, by=found["by"], goal=found["goal"], run=filters["run"]).removeprefix("?")
     lines = [(group["value"] or "", group_name(found["by"], group["value"])) for group in drawn]
-    metrics = list(dict.fromkeys([*([found["goal"]["name"]] if found["goal"] else []), "loss"]))
+    metrics = list(dict.fromkeys([*([found["goal"][4:]] if found["goal"] else []), "loss"]))
     back = address("/runs", filters, by=found["by"], goal=goal)
     head = [by_choice(found), goal_choice(found)]
     if not drawn:
@@ -55,7 +50,7 @@ async def grouped(
                 html.P(
                     [
                         say("groups_summary", runs=found["runs"], groups=len(drawn) + more), " ",
-                        html.A(say("groups_runs"), href=back, **hyphenated(data_nav=back)),
+                        None if filters["run"] else html.A(say("groups_runs"), href=back, **hyphenated(data_nav=back)),
                     ],
                     className="quiet",
                 ),
@@ -70,17 +65,11 @@ async def grouped(
     ]  # fmt: skip
 
 
-def _spelled(goal: Mapping[str, Any] | None) -> str | None:
-    return f"{'max' if goal['higher'] else 'min'}:{goal['name']}" if goal else None
-
-
 def _headline(found: Mapping[str, Any]) -> str:
-    """Which group is the best, and by how much more than its spread the next one is behind."""
-    goal, first = found["goal"], found["groups"][0]
-    figures = first["metrics"][goal["name"]] if goal else None
-    if figures is None or figures["mean"] is None:
+    """Which group is the best."""
+    first, name = found["groups"][0], (found["goal"] or "")[4:]
+    if not first["metrics"].get(name, {}).get("n"):
         return say("groups_no_best")
-    name, mean = group_name(found["by"], first["value"]), " ".join(quantity(goal["name"], figures["mean"])).strip()
-    what = title_of(goal["name"])
-    deviation = " ".join(quantity(goal["name"], figures["spread"])).strip()
-    return say("groups_best", name=name, metric=what, mean=mean, spread=deviation, count=figures["n"])
+    figures = first["metrics"][name]
+    group = group_name(found["by"], first["value"])
+    return say("groups_best", name=group, metric=title_of(name), figures=with_spread(name, figures), count=figures["n"])

@@ -15,8 +15,7 @@ from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import overlay
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import search_field
-from perfagent_dashboard.components.parallel import parallel
-from perfagent_dashboard.components.sweep import by_choice, goal_choice, views_menu
+from perfagent_dashboard.components.sweep import by_choice, goal_choice, parallel, views_menu
 from perfagent_dashboard.pages.compare.groups import grouped
 from perfagent_dashboard.pages.compare.settings import different
 from perfagent_dashboard.pages.compare.summary import headlines, runs_table, step_table
@@ -125,8 +124,8 @@ class _Compare:
             overlay([(side["run"], side["name"]) for side in sides]),
             html.H2(say("compare_runs")),
             runs_table(found, (swept["best"] or {}).get("run", "")),
-            *step_table(found),
             *parallel(swept, [side["run"] for side in sides]),
+            *step_table(found),
             html.Div(
                 [html.H2(say("compare_settings")), search_field("compare-search", say("config_search"))],
                 className="head-row",
