@@ -129,6 +129,9 @@ def test_groups_lead_from_the_runs_to_lines_with_bands(sweep: ServerProcess, tab
     assert rows[0].split("\t")[0] == "0.001"
     assert "0.800 ± 0.100" in rows[0]
     assert "★ best lr=0.001-2" in rows[0]
+    for search, shown in (("config.seed != 2", "0.750 ± 0.0707"), ("", "0.800 ± 0.100")):
+        page.page.locator("#runs-search").fill(search)
+        page.page.locator(".groups tbody tr", has_text=shown).wait_for()
     page.page.get_by_role("link", name="Compare these groups").click()
     page.page.locator(".headline", has_text="Best: lr 0.001").wait_for()
     chart = '.board [data-name="val/acc"]'

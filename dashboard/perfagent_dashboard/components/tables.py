@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["table"]
 
+_MANY = 8  # columns
+
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, keys: Sequence[str] = ()) -> Component:
     """empty: what to say where there is no row. keys: what a row is of, for the script that fades some. On a phone, Settings
@@ -31,4 +33,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, ke
             for place, row in enumerate(rows)
         ]
     )
-    return html.Div(html.Table([head, body], className="plain"), className="card scroll")
+    wide = {"tabIndex": 0} if len(heads) > _MANY else {}  # it scrolls, and keys must reach it
+    return html.Div(html.Table([head, body], className="plain"), className="card scroll", **wide)

@@ -8,6 +8,7 @@ import { finite, numberOf } from "../lib/numbers.js";
 import { RunBoard } from "./run_board.js";
 import { Chart } from "./series_chart.js";
 
+const AGAIN_AFTER_MS = 60000;
 const numbers = (column) => column.map((value) => finite(numberOf(value)));
 
 class GroupChart extends Chart {
@@ -43,6 +44,8 @@ export class GroupBoard extends RunBoard {
     this.board.addNames(JSON.parse(this.root.dataset.series));
   }
 
-  /** What single runs send changes no mean by itself; the page is loaded again for that. */
-  message() {}
+  /** What single runs send is not drawn as it comes: means are asked for anew, once a minute. */
+  message({ fleet }) {
+    if (fleet) this.later ??= setTimeout(() => ((this.later = null), this.closed || this.board.reload()), AGAIN_AFTER_MS);
+  }
 }

@@ -50,7 +50,7 @@ async def grouped(
                 html.P(
                     [
                         say("groups_summary", runs=found["runs"], groups=len(drawn) + more), " ",
-                        None if filters["run"] else html.A(say("groups_runs"), href=back, **hyphenated(data_nav=back)),
+                        None if filters["run"] else _button(say("groups_runs"), back),
                     ],
                     className="quiet",
                 ),
@@ -63,6 +63,10 @@ async def grouped(
         html.P(say("band_how"), className="quiet"),
         groups_overlay(query, lines, found["names"], metrics[0]),
     ]  # fmt: skip
+
+
+def _button(text: str, link: str) -> Component:
+    return html.A(text, href=link, className="button small", **hyphenated(data_nav=link))
 
 
 def _headline(found: Mapping[str, Any]) -> str:
