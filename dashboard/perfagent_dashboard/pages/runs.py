@@ -15,8 +15,7 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
-from perfagent_dashboard.components.group_table import FILTERS, address, group_table
-from perfagent_dashboard.components.sweep import by_choice, goal_choice, views_menu
+from perfagent_dashboard.components.sweep import FILTERS, address, choices, group_table, link, views_menu
 from perfagent_dashboard.components.welcome import welcome
 from perfagent_dashboard.pages.compare import MOST_COMPARED
 from perfagent_dashboard.pages.registry import Page
@@ -156,7 +155,7 @@ class _Table:
 
     async def _groups(self, view: dict[str, Any]) -> Any:
         filters = {name: view[name] for name in FILTERS}
-        metrics = ",".join(_metrics(view))
+        metrics = ",".join(name for name in view["columns"].split(",") if not name.startswith("config:"))
         return await self._server.get("/groups", by=view["by"], goal=view["goal"], metrics=metrics, **filters)
 
     async def _regroup(self, asked: Any, view: dict[str, Any]) -> Any:
@@ -276,25 +275,11 @@ def _summary(counts: dict[str, Any]) -> str:
     return say("runs_summary", all=counts["all"], attention=counts["attention"])
 
 
-def _metrics(view: dict[str, Any]) -> list[str]:
-    """Of the columns that were chosen; settings have no mean."""
-    return [name for name in view["columns"].split(",") if name and not name.startswith("config:")]
-
-
 def _grouped(found: dict[str, Any], view: dict[str, Any]) -> list[Component]:
     """The groups, and the way to their curves."""
-    link = address("/compare", view, by=view["by"], goal=view["goal"])
-    shown = [*_metrics(view), *([found["goal"][4:]] if found["goal"] else [])]
-    return [
-        html.P(
-            [
-                say("groups_summary", runs=found["runs"], groups=len(found["groups"]) + found["more"]), " ",
-                html.A(say("compare_groups"), href=link, className="button small", **hyphenated(data_nav=link)),
-            ],
-            className="quiet groups-head",
-        ),
-        group_table(found, view, list(dict.fromkeys(shown))),
-    ]  # fmt: skip
+    told = say("groups_summary", runs=found["runs"], groups=len(found["groups"]) + found["more"])
+    curves = link(say("compare_groups"), address("/compare", view, by=view["by"], goal=view["goal"]))
+    return [html.P([told, curves], className="quiet groups-head"), group_table(found, view)]
 
 
 def _toolbar(view: dict[str, Any], groups: dict[str, Any]) -> list[Component]:
@@ -312,8 +297,7 @@ def _toolbar(view: dict[str, Any], groups: dict[str, Any]) -> list[Component]:
             id="runs-columns", value=chosen, placeholder=say("columns_hint"), size="sm", w=240, clearable=True,
             **{"aria-label": say("columns")},
         ),
-        by_choice(groups),
-        goal_choice(groups, hidden=not view["by"]),
+        *choices(groups, has_goal=bool(view["by"])),
     ]  # fmt: skip
 
 

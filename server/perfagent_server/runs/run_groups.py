@@ -207,7 +207,7 @@ class RunGroups:
         self, asked: TableQuery, by: Grouping, members: Sequence[_Member], metrics: Sequence[str], goal: Goal | None
     ) -> list[dict[str, Any]]:
         """The best by the mean of the goal first, then those with the most runs; last the runs that are in none."""
-        names = dict.fromkeys([*metrics, *([goal.name] if goal else [])])
+        names = dict.fromkeys([*([goal.name] if goal else []), *metrics])
         values = {name: self._newest(asked, name) for name in names}
         its: dict[str | None, list[_Member]] = {}
         for member in members:

@@ -15,7 +15,7 @@ from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import overlay
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import search_field
-from perfagent_dashboard.components.sweep import by_choice, goal_choice, parallel, views_menu
+from perfagent_dashboard.components.sweep import choices, parallel, views_menu
 from perfagent_dashboard.pages.compare.groups import grouped
 from perfagent_dashboard.pages.compare.settings import different
 from perfagent_dashboard.pages.compare.summary import headlines, runs_table, step_table
@@ -112,7 +112,7 @@ class _Compare:
         found = await self._server.get("/compare", runs=list(asked))
         sides = found["sides"]
         swept = await self._server.get("/groups/runs", goal=goal, run=list(dict.fromkeys(one["run"] for one in sides)))
-        return [picker, by_choice(swept), goal_choice(swept)], self._content(found, swept)
+        return [picker, *choices(swept)], self._content(found, swept)
 
     @staticmethod
     def _content(found: Mapping[str, Any], swept: Mapping[str, Any]) -> list[Component]:

@@ -12,6 +12,7 @@ from perfagent_client.units import duration, short
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.numbers import count, percent, quantity, si
+from perfagent_dashboard.components.sweep import swatch
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.words import say, title_of
 
@@ -131,7 +132,7 @@ def runs_table(found: Mapping[str, Any], best: str) -> Component:
 def _name(side: Mapping[str, Any], place: int, *, is_best: bool) -> Component:
     link = f"/run/{side['run']}"
     parts: list[Any] = [
-        html.I(className="swatch", style={"background": f"var(--series-{place})"}),
+        swatch(place),
         html.A(side["name"], href=link, **hyphenated(data_nav=link)),
         html.Br(),
         state_badge(side["state"]),
