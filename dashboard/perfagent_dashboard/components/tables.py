@@ -33,5 +33,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, ke
             for place, row in enumerate(rows)
         ]
     )
-    wide = {"tabIndex": 0} if len(heads) > _MANY else {}  # it scrolls, and keys must reach it
-    return html.Div(html.Table([head, body], className="plain"), className="card scroll", **wide)
+    tab = 0 if len(heads) > _MANY else None  # it scrolls, and keys must reach it
+    return html.Div(html.Table([head, body], className="plain"), className="card scroll", tabIndex=tab)

@@ -17,8 +17,7 @@ from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import search_field
 from perfagent_dashboard.components.sweep import choices, parallel, views_menu
 from perfagent_dashboard.pages.compare.groups import grouped
-from perfagent_dashboard.pages.compare.settings import different
-from perfagent_dashboard.pages.compare.summary import headlines, runs_table, step_table
+from perfagent_dashboard.pages.compare.summary import different, headlines, runs_table, step_table
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say

@@ -1,7 +1,8 @@
-"""The upper half of the page: what differs in words, the runs one below the other, and where a step goes in each."""
+"""What differs in words, the runs one below the other, where a step goes in each, and their settings."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from dash import html
 from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
 from perfagent_client.units import duration, short
 from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.numbers import count, percent, quantity, si
 from perfagent_dashboard.components.sweep import swatch
@@ -19,7 +21,7 @@ from perfagent_dashboard.words import say, title_of
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["headlines", "runs_table", "step_table"]
+__all__ = ["different", "headlines", "runs_table", "step_table"]
 
 _RATES = ("tokens_per_s", "samples_per_s")
 _WHISKER_PX = 120
@@ -207,3 +209,27 @@ def _phase(measure: Mapping[str, Any], place: int) -> Component:
             html.Span(html.I(style=width), className="share-bar", **hyphenated(aria_hidden="true")),
         ]
     )
+
+
+def different(found: Mapping[str, Any], names: Sequence[str], search: str) -> list[Component]:
+    """What differs in the settings of the runs. search: words that a setting's name or one of its values must all have."""
+    words = search.lower().split()
+    rows = [
+        [
+            html.Div([html.B(one["name"]), html.Br(), html.Small(say(f"config_{one['group']}"))]),
+            *map(_value, one["values"]),
+        ]
+        for one in found["different"]
+        if all(word in f"{one['name']} {one['values']}".lower() for word in words)
+    ]
+    equal = sum(found["equal"].values())
+    return [
+        table([say("setting"), *names], rows, empty=say("nothing_found" if words else "no_difference")),
+        nothing(say("equal_settings", count=equal)) if equal else html.Span(),
+    ]
+
+
+def _value(value: Any) -> Component:
+    if value is None:
+        return html.Span("–", className="quiet")
+    return html.Code(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
