@@ -167,7 +167,9 @@ def test_a_stretch_of_an_axis_picks_runs(sweep: ServerProcess, tab: OpenTab) -> 
     page.page.mouse.move(x, top + 100)
     page.page.mouse.up()
     page.page.get_by_text("3 of 6 runs picked.").wait_for()
-    assert page.page.locator(".parallel .line.faded").count() == 3
+    assert page.page.locator(".parallel polyline.faded").count() == 3
+    page.page.get_by_role("button", name="lr (log)").click()
+    assert page.page.locator(".parallel circle").count() == 2 * page.page.locator(".parallel circle.faded").count() == 6
     assert [row.get_attribute("data-key") for row in page.page.locator("tr.faded").all()] == ["0.1"]
     assert page.page.locator(".parallel > p").inner_text().split("\n")[1:3] == ["★ best", "lr=0.001-2"]
     page.page.mouse.click(x, top + 150)

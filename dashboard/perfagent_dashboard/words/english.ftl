@@ -863,7 +863,7 @@ change_same_of = { $count ->
    *[other] No difference in speed was found between { $first } and { $count } runs; any is at most { $most } %.
 }
 band_how = Line: mean of a group's newest runs, 20 at most. Band: from the lowest to the highest of them.
-parallel_how = Each line is a run. Draw along an axis to pick runs; click on it to let them go.
+parallel_how = Each line is a run. Draw along an axis to pick runs; click on it to let them go. Press its name to see it against the goal.
 log_axis = { $name } (log)
 parallel_all = { $count ->
     [one] { $count } run.

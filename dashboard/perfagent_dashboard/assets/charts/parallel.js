@@ -17,12 +17,24 @@ const MOST_COMPARED = 20;
 const AXIS_PX = 112;
 const [TOP, HEIGHT, BOTTOM] = [10, 230, 24];
 const CLICK_PX = 4;
+const SCATTER_PX = 420;
 const NOWHERE = -0.09; // a run without the value, below the axis
 
 const runPath = (run) => `/run/${encodeURIComponent(run)}`;
 const shortened = (text) => (text.length > 14 ? `${text.slice(0, 13)}…` : text);
 const told = (value) => (String(value).length < 7 ? String(value) : si(value));
 const yOf = (place) => TOP + (1 - place) * HEIGHT;
+const paint = (node, how, { colour }) => ((node.style[how] = colour < 0 ? "var(--muted)" : `var(--series-${colour})`), node);
+
+/** Those labels of an axis that do not stand on each other; at(value): where, in pixels. */
+function apart({ ticks, place }, at, least) {
+  let used = -Infinity;
+  return ticks.toSorted((a, b) => at(place(a[0])) - at(place(b[0]))).filter(([value]) => {
+    const fits = at(place(value)) - used >= least;
+    if (fits) used = at(place(value));
+    return fits;
+  });
+}
 
 /** name: as it is shown. place(value) from 0 to 1, and ticks as [value, text]: of numbers, of their logarithms, or of words in their order. */
 function axisOf({ name, values }) {
@@ -47,18 +59,20 @@ export class Parallel {
   constructor(root) {
     this.root = root;
     this.found = JSON.parse(root.dataset.found);
-    const { settings, results, goal, runs, by } = this.found;
+    const { settings, results, goal, runs, by, order } = this.found;
     const reached = results[0].values;
     const rows = [...runs.keys()].filter((i) => reached[i] != null);
-    this.rows = rows.map((i) => ({ ...runs[i], key: by ? (runs[i].group ?? "") : runs[i].run, reached: reached[i] }));
+    const keyOf = ({ run, group }) => (by ? (group ?? "") : run);
+    this.rows = rows.map((i) => ({ ...runs[i], key: keyOf(runs[i]), colour: order.indexOf(keyOf(runs[i])), reached: reached[i] }));
     this.goal = { name: goal.slice(4), higher: goal.startsWith("max:") };
     const columns = [...settings.slice(0, MOST_AXES - results.length), ...results.toReversed().map((one) => ({ ...one, name: metricOf(one.name).title }))];
     this.axes = columns.map(({ name, values }) => axisOf({ name, values: rows.map((i) => values[i]) })).filter(({ values }, i) => new Set(values).size > 1 || i === columns.length - 1);
     this.ranges = new Map(); // axis -> [from, to], of 0 to 1
-    this.head = el("div", { class: "parallel-head" }, this.axes.map(({ name }) => el("span", null, name)));
+    this.head = el("div", { class: "parallel-head" }, this.axes.map((axis) => el("button", { type: "button", on: { click: () => this.#scatter(axis) } }, axis.name)));
     this.picture = el("div");
+    this.points = el("div");
     this.told = el("p", { class: "quiet", role: "status" });
-    setChildren(root, el("div", { class: "parallel-scroll", tabindex: 0 }, this.head, this.picture), this.told);
+    setChildren(root, el("div", { class: "parallel-scroll", tabindex: 0 }, this.head, this.picture), this.told, this.points);
     this.resizer = new ResizeObserver(() => this.draw());
     this.resizer.observe(root);
     this.tell();
@@ -73,26 +87,17 @@ export class Parallel {
     const best = this.best(this.rows);
     this.lines = this.rows.map((row, at) => {
       const points = this.axes.map(({ values, place }, i) => `${xs[i].toFixed(1)},${yOf(place(values[at])).toFixed(1)}`).join(" ");
-      const colour = this.found.order.indexOf(row.key);
-      const line = svg("polyline", { points, class: row === best ? "line best" : "line" }, svg("title", null, row.name));
-      line.style.stroke = colour < 0 ? "var(--muted)" : `var(--series-${colour})`;
-      return line;
+      return paint(svg("polyline", { points, class: row === best ? "line best" : "line" }, svg("title", null, row.name)), "stroke", row);
     });
     const end = best && svg("text", { class: "star", x: xs.at(-1) - 16, y: yOf(this.axes.at(-1).place(best.reached)) + 5 }, "★");
     const axes = this.axes.map((axis, i) => this.#axis(axis, xs[i]));
-    setChildren(this.picture, svg("svg", { width, height: TOP + HEIGHT + BOTTOM, role: "img", "aria-label": this.axes.map((one) => one.name).join(" → ") }, this.lines.toReversed(), axes, end));
+    setChildren(this.picture, svg("svg", { width, height: TOP + HEIGHT + BOTTOM, role: "img", "aria-label": this.axes.map((one) => one.name).join(" → ") }, svg("g", null, this.lines.toReversed()), axes, end));
     this.tell();
   }
 
   /** The line of an axis with its labels, and where the pointer draws a stretch. */
   #axis(axis, x) {
-    let used = Infinity;
-    const labels = axis.ticks.toSorted((a, b) => axis.place(a[0]) - axis.place(b[0])).filter(([value]) => {
-      const y = yOf(axis.place(value));
-      if (used - y < 13) return false; // they would stand on each other
-      used = y;
-      return true;
-    }).map(([value, text]) => svg("text", { x: x + 7, y: yOf(axis.place(value)) + 4 }, text));
+    const labels = apart(axis, yOf, 13).map(([value, text]) => svg("text", { x: x + 7, y: yOf(axis.place(value)) + 4 }, text));
     const stretch = svg("rect", { class: "stretch", x: x - 6, width: 12 });
     const area = svg("rect", { class: "area", x: x - 20, y: 0, width: 40, height: TOP + HEIGHT + BOTTOM });
     const show = () => {
@@ -122,6 +127,21 @@ export class Parallel {
     return svg("g", { class: "axis" }, svg("line", { x1: x, x2: x, y1: TOP, y2: TOP + HEIGHT }), labels, stretch, area);
   }
 
+  /** The runs as points of one setting and the goal; away again when its name is pressed once more. */
+  #scatter(axis) {
+    this.chosen = axis === this.chosen ? null : axis;
+    [...this.head.children].forEach((name, i) => name.setAttribute("aria-pressed", String(this.axes[i] === this.chosen)));
+    const goal = this.axes.at(-1);
+    const xOf = (place) => 70 + place * SCATTER_PX;
+    this.dots = this.rows.map((row, at) => paint(svg("circle", { class: "line", cx: xOf(axis.place(axis.values[at])), cy: yOf(goal.place(goal.values[at])), r: 4 }, svg("title", null, row.name)), "fill", row));
+    const across = apart(axis, xOf, 60).map(([value, text]) => svg("text", { x: xOf(axis.place(value)), y: TOP + HEIGHT + 18, "text-anchor": "middle" }, text));
+    const up = apart(goal, yOf, 13).map(([value, text]) => svg("text", { x: 48, y: yOf(goal.place(value)) + 4, "text-anchor": "end" }, text));
+    const label = `${axis.name} → ${goal.name}`;
+    const lines = svg("g", { class: "axis" }, svg("line", { x1: 55, x2: 55, y1: TOP, y2: TOP + HEIGHT + 5 }), svg("line", { x1: 55, x2: xOf(1), y1: TOP + HEIGHT + 5, y2: TOP + HEIGHT + 5 }));
+    setChildren(this.points, this.chosen && [el("p", { class: "quiet" }, label), svg("svg", { width: SCATTER_PX + 110, height: TOP + HEIGHT + BOTTOM, role: "img", "aria-label": label }, lines, across, up, svg("g", null, this.dots))]);
+    this.tell();
+  }
+
   best(rows) {
     return rows.reduce((best, row) => (!best || (this.goal.higher ? row.reached > best.reached : row.reached < best.reached) ? row : best), null);
   }
@@ -135,7 +155,12 @@ export class Parallel {
     const picked = this.rows.filter((_, at) => this.isPicked(at));
     const isAll = !this.ranges.size;
     const keys = isAll ? null : picked.map(({ key }) => key);
-    this.lines?.forEach((line, at) => line.classList.toggle("faded", !this.isPicked(at)));
+    for (const marks of [this.lines, this.dots]) {
+      marks?.forEach((mark, at) => {
+        mark.classList.toggle("faded", !this.isPicked(at));
+        if (!isAll && this.isPicked(at)) mark.parentNode?.append(mark); // over the others
+      });
+    }
     for (const { board } of boards.values()) board.pick(keys);
     for (const row of document.querySelectorAll("tr[data-key]")) row.classList.toggle("faded", Boolean(keys) && !keys.includes(row.dataset.key));
     const best = this.best(picked);
