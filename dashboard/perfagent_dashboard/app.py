@@ -29,7 +29,7 @@ from perfagent_dashboard.first_paint import FirstPaint
 from perfagent_dashboard.pages import all_pages, missing
 from perfagent_dashboard.pages.registry import Page, page_at, register_pages
 from perfagent_dashboard.report_file import serve_reports
-from perfagent_dashboard.server_api import ServerApi
+from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.shell import shell
 from perfagent_dashboard.static_files import Assets, serve_suites
 from perfagent_dashboard.words import LANGUAGES, language, say
@@ -78,7 +78,7 @@ def mount_on(
     serve_suites(api, mounted, joined)
     serve_reports(api, server_api, server_url)
     first = FirstPaint(server_api, pages)
-    document_of = _document_route(mounted, first, known_run, run_named)
+    document_of = _document_route(mounted, server_api, first, known_run, run_named)
     api.add_api_route("/", document_of, methods=["GET", "HEAD"], include_in_schema=False)  # before Dash's own
     app = _PagedDash(
         "perfagent_dashboard",
@@ -171,13 +171,18 @@ def content_security_policy(app: Dash, *hashes: str) -> str:
     )
 
 
-def _document_route(mounted: Sequence[_PagedDash], first: FirstPaint, known_run: KnownRun, run_named: RunNamed) -> Any:
+def _document_route(
+    mounted: Sequence[_PagedDash], server_api: ServerApi, first: FirstPaint, known_run: KnownRun, run_named: RunNamed
+) -> Any:
     """mounted: holds the app once it is there."""
 
     async def page_document(request: Request) -> Response:
         app, path = mounted[0], "/" + request.path_params.get("path", "")
         name = run_at(path)
         there = page_at(app.pages, path) is not None
+        view = await _view_at(server_api, request, path)
+        if view is not None:  # for now: it may be saved anew
+            return RedirectResponse(view, 307, headers={"Cache-Control": "no-store"})
         if name is not None and not (there := await known_run(request, name)):
             newest = await run_named(request, name)
             if newest is not None:  # for now: the next run of that name will be another
@@ -194,6 +199,21 @@ def _document_route(mounted: Sequence[_PagedDash], first: FirstPaint, known_run:
             reset_current_request(token)  # type: ignore[no-untyped-call]
 
     return page_document
+
+
+async def _view_at(server_api: ServerApi, request: Request, path: str) -> str | None:
+    """The address that a view stands for, where `/views/NAME` was asked for and the viewer sees one of this name."""
+    head, _, name = path.lstrip("/").partition("/")
+    if head != "views":
+        return None
+    token = set_current_request(request)  # type: ignore[no-untyped-call]
+    try:
+        found = await server_api.get("/views", project=request.query_params.get("project"))
+    except Problem:
+        return None
+    finally:
+        reset_current_request(token)  # type: ignore[no-untyped-call]
+    return next((str(view["address"]) for view in found["views"] if view["name"] == name), None)
 
 
 def run_at(path: str) -> str | None:

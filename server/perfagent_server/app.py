@@ -28,6 +28,7 @@ from perfagent_server.routes import (
     compare,
     export,
     findings,
+    groups,
     health,
     inbox,
     ingest,
@@ -51,6 +52,7 @@ from perfagent_server.routes import (
     session,
     silences,
     users,
+    views,
 )
 from perfagent_server.routes.edge import (
     BodyLimits,
@@ -89,6 +91,8 @@ _API = (
     silences,
     commands,
     compare,
+    groups,
+    views,
     profiles,
     channels,
     rules,

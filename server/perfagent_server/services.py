@@ -40,6 +40,7 @@ from perfagent_server.runs.flame import Flames
 from perfagent_server.runs.left_runs import is_left
 from perfagent_server.runs.rule_profiles import RuleProfiles
 from perfagent_server.runs.run_commands import Orders
+from perfagent_server.runs.run_groups import RunGroups
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.runs.run_table import RunTable
 from perfagent_server.security.access import Access
@@ -74,6 +75,7 @@ class Services:
     runs: Runs
     figures: Figures
     run_table: RunTable
+    run_groups: RunGroups
     ingest: Ingest
     sender_limits: SenderLimits
     new_runs: NewRuns
@@ -322,6 +324,7 @@ def _wired(
         runs=runs,
         figures=figures,
         run_table=RunTable(database, store, runs, figures, verdict_of),
+        run_groups=RunGroups(database, store),
         ingest=ingest,
         sender_limits=sender_limits,
         new_runs=new_runs,

@@ -99,3 +99,90 @@ def test_the_picker_adds_a_run_and_takes_one_away_in_the_address(pair: ServerPro
     field.fill("nowhere")
     field.press("Enter")
     page.wait("() => document.body.textContent.includes(\"there is no run 'nowhere'\")")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Three seeds each of two rates; 1e-3 ends at 0.7 to 0.9, 1e-1 at 0.1 to 0.3."""
+    step = np.arange(1, 41)
+    with server_process(tmp_path_factory.mktemp("sweep")) as server:
+        for seed in range(3):
+            for rate, level in ((0.1, 0.1), (1e-3, 0.7)):
+                values = {"loss": 1 / step, "val/acc": (level + 0.1 * seed) * step / 40}
+                said = Event(
+                    kind="state",
+                    time=time.time(),
+                    step=0,
+                    data={"state": "running", "config": {"lr": rate, "seed": seed}},
+                )
+                send(server, f"lr={rate:g}-{seed}", values, step, events=[said])
+        yield server
+
+
+def test_groups_lead_from_the_runs_to_lines_with_bands(sweep: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/runs", server=sweep, height=1400)
+    page.page.locator("#by").click()
+    page.page.get_by_role("option", name="config.lr").click()
+    page.page.locator(".groups tbody tr").first.wait_for()
+    rows = page.page.locator(".groups tbody tr").all_inner_texts()
+    assert "by=config.lr" in page.page.url
+    assert rows[0].split("\t")[0] == "0.001"
+    assert "0.800 ± 0.100" in rows[0]
+    assert "★ best lr=0.001-2" in rows[0]
+    for search, shown in (("config.seed != 2", "0.750 ± 0.0707"), ("", "0.800 ± 0.100")):
+        page.page.locator("#runs-search").fill(search)
+        page.page.locator(".groups tbody tr", has_text=shown).wait_for()
+    page.page.get_by_role("link", name="Compare these groups").click()
+    page.page.locator(".headline", has_text="Best: lr 0.001").wait_for()
+    chart = '.board [data-name="val/acc"]'
+    page.wait(
+        f"() => document.querySelector('{chart} .plot')?.data?.filter((one) => one.fill && one.x?.length).length === 2"
+    )
+    assert page.page.locator(f"{chart} .share").all_inner_texts() == ["lr 0.001", "lr 0.1"]
+    last = "(line) => line.mode === 'lines' && line.y?.length === 40 && Math.abs(line.y.at(-1) - 0.8) < 1e-9"
+    assert page.page.evaluate(f"() => document.querySelector('{chart} .plot').data.some({last})"), (
+        "the mean of three seeds"
+    )
+    colors = page.page.evaluate(
+        f"""() => [document.querySelector('{chart} .plot').data.findLast((one) => one.mode === 'lines').line.color,
+        getComputedStyle(document.documentElement).getPropertyValue('--series-1')]"""
+    )
+    assert colors[0] == colors[1], "one color in lines, legend, table and parallel coordinates"
+    assert page.page.locator(".parallel .line").count() == 6
+    page.page.get_by_role("link", name="0.1", exact=True).click()
+    page.wait("() => document.querySelectorAll('.ag-center-cols-container .ag-row').length === 3")
+    assert page.page.locator("#runs-search").input_value() == "config.lr = 0.1"
+
+
+def test_a_stretch_of_an_axis_picks_runs(sweep: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?by=config.lr", server=sweep)
+    page.drawn(1)  # what stands around the axes moves no more
+    goal = page.page.locator(".parallel .area").last
+    goal.scroll_into_view_if_needed()
+    box = goal.bounding_box()
+    assert box is not None
+    x, top = box["x"] + box["width"] / 2, box["y"]
+    page.page.mouse.move(x, top + 2)
+    page.page.mouse.down()
+    page.page.mouse.move(x, top + 100)
+    page.page.mouse.up()
+    page.page.get_by_text("3 of 6 runs picked.").wait_for()
+    assert page.page.locator(".parallel polyline.faded").count() == 3
+    page.page.get_by_role("button", name="lr (log)").click()
+    assert page.page.locator(".parallel circle").count() == 2 * page.page.locator(".parallel circle.faded").count() == 6
+    assert [row.get_attribute("data-key") for row in page.page.locator("tr.faded").all()] == ["0.1"]
+    assert page.page.locator(".parallel > p").inner_text().split("\n")[1:3] == ["★ best", "lr=0.001-2"]
+    page.page.mouse.click(x, top + 150)
+    page.page.get_by_text("6 runs.").wait_for()
+    assert page.page.locator("tr.faded").count() == 0
+
+
+def test_the_best_run_is_marked_and_the_goal_can_be_turned(sweep: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/compare?runs=lr%3D0.1-0,lr%3D0.1-1,lr%3D0.001-0", server=sweep)
+    marked = page.page.locator("tr:has(.best) a")
+    marked.wait_for()
+    assert marked.inner_text() == "lr=0.001-0"
+    page.page.locator("#goal").click()
+    page.page.get_by_role("option", name="Lowest val/acc").click()
+    page.wait("() => document.querySelector('tr:has(.best) a')?.textContent === 'lr=0.1-0'")
+    assert "goal=min" in page.page.url

@@ -158,3 +158,31 @@ def test_a_phone_shows_name_and_verdict_below_each_other(site: ServerProcess, ta
     page = tab(f"/runs?q={name}", width=390, height=844, is_mobile=True, has_touch=True)
     page.wait("() => document.querySelector('.cell-run .cell-verdict')?.textContent.includes('NaN')")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_view_is_saved_replaced_opened_and_deleted(crowded: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/runs?q=attic", server=crowded, height=900)
+    menu = page.page.locator(".views")
+
+    def save() -> None:
+        menu.get_by_label("Name of the view").fill("the attic")
+        menu.get_by_role("button", name="Save this view").click()
+
+    menu.locator("summary").click()
+    save()
+    menu.get_by_text("the attic is saved.").wait_for()
+    save()
+    page.expected.append("409")
+    menu.get_by_role("button", name="Replace it").click()
+    menu.get_by_text("the attic is saved.").wait_for()
+    link = menu.locator("a").get_attribute("href")
+    assert link == "/views/the%20attic"
+    other = tab(link, server=crowded, height=900)
+    other.wait(f'() => JSON.stringify(({NAMES})().sort()) === \'["ancient-failed","sick"]\'')
+    assert other.page.url.endswith("/runs?q=attic")
+    drop = menu.get_by_label("Delete the view the attic")
+    drop.click()
+    assert drop.inner_text() == "Delete?"
+    drop.click()
+    menu.get_by_text("the attic is deleted.").wait_for()
+    assert crowded.get("/views")["views"] == []

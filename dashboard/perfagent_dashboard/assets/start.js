@@ -11,6 +11,7 @@ import { LivePage } from "./pages/live.js";
 import { RunsPage } from "./pages/runs.js";
 import "./pages/keys.js";
 import "./pages/site.js";
+import { findViews } from "./pages/views.js";
 
 // A tile, a part of the step or a phase leads to its chart; a button takes back what another did, or copies the address with
 // the view in it.
@@ -52,6 +53,7 @@ let node = null;
 
 function look() {
   barButtons();
+  findViews();
   const found = document.querySelector("[data-page]");
   if (found === node) return findBoards();
   current?.close?.();

@@ -13,7 +13,7 @@ from perfagent_dashboard.components.attributes import hyphenated
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["board", "overlay"]
+__all__ = ["board", "groups_overlay", "overlay"]
 
 
 def board(
@@ -28,4 +28,11 @@ def board(
 def overlay(runs: Sequence[tuple[str, str]]) -> Component:
     """Several runs, (id, name) each, over each other: one line a run in every chart. The first is drawn with its band."""
     told = {"data_run": runs[0][0], "data_over": json.dumps(runs)}
+    return html.Div(className="board", **hyphenated(**told))
+
+
+def groups_overlay(query: str, groups: Sequence[tuple[str, str]], names: Sequence[str], first: str) -> Component:
+    """A line with a band a group, (key, label) each. query: of GET /groups/series, without the name; names: of all series;
+    first: whose chart comes first."""
+    told = {"data_query": query, "data_over": json.dumps(groups), "data_series": json.dumps(names), "data_first": first}
     return html.Div(className="board", **hyphenated(**told))

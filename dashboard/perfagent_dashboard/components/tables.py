@@ -15,16 +15,23 @@ if TYPE_CHECKING:
 
 __all__ = ["table"]
 
+_MANY = 8  # columns
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> Component:
-    """empty: what to say where there is no row. On a phone, Settings shows a row as lines, each with its column's head."""
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, keys: Sequence[str] = ()) -> Component:
+    """empty: what to say where there is no row. keys: what a row is of, for the script that fades some. On a phone, Settings
+    shows a row as lines, each with its column's head."""
     if not rows:
         return nothing(empty)
     head = html.Thead(html.Tr([html.Th(one, scope="col") if one else html.Td() for one in heads]))
     body = html.Tbody(
         [
-            html.Tr([html.Td(cell, **hyphenated(data_head=name)) for name, cell in zip(heads, row, strict=True)])
-            for row in rows
+            html.Tr(
+                [html.Td(cell, **hyphenated(data_head=name)) for name, cell in zip(heads, row, strict=True)],
+                **(hyphenated(data_key=keys[place]) if keys else {}),
+            )
+            for place, row in enumerate(rows)
         ]
     )
-    return html.Div(html.Table([head, body], className="plain"), className="card scroll")
+    tab = 0 if len(heads) > _MANY else None  # it scrolls, and keys must reach it
+    return html.Div(html.Table([head, body], className="plain"), className="card scroll", tabIndex=tab)

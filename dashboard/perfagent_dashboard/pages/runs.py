@@ -15,6 +15,7 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.components.sweep import FILTERS, address, choices, group_table, link, views_menu
 from perfagent_dashboard.components.welcome import welcome
 from perfagent_dashboard.pages.compare import MOST_COMPARED
 from perfagent_dashboard.pages.registry import Page
@@ -55,15 +56,18 @@ class _Table:
 
     async def layout(
         self, q: str = "", severity: Any = (), state: Any = (), project: str = "", sort: str = "severity", order: str = "",
-        columns: str = "", attention: str = "", **_: Any,
+        columns: str = "", attention: str = "", by: str = "", goal: str = "", **_: Any,
     ) -> Component:  # fmt: skip
         """All of the address."""
         view = {
             "q": q, "severity": _many(severity), "state": _many(state), "project": project or None,
             "attention": attention == "1" or None, "sort": sort, "order": order or None, "columns": columns,
+            "by": by, "goal": goal,
         }  # fmt: skip
         try:
-            first, everything = await asyncio.gather(self._rows(view, 0, _BLOCK), self._server.get("/runs", limit=1))
+            first, everything, groups = await asyncio.gather(
+                self._rows(view, 0, 1 if by else _BLOCK), self._server.get("/runs", limit=1), self._groups(view)
+            )
         except Problem as problem:
             return trouble(problem)
         if not everything["runs"]:
@@ -77,20 +81,24 @@ class _Table:
                     [
                         html.H1(say("nav_runs")),
                         html.P(_summary(first["counts"]), id="runs-summary", className="quiet"),
-                        *_toolbar(view),
+                        *_toolbar(view, groups),
+                        views_menu("runs"),
                     ],
                     className="page-head",
                 ),
                 html.Div(_chips(view, first["counts"]), id="runs-chips", className="chips"),
                 html.Div(id="runs-picked"),
-                _grid(view),
+                # Callbacks want a table on every page; without rows it asks for none.
+                html.Div(dag.AgGrid(id="runs-grid", columnDefs=[]), hidden=True) if by else _grid(view),
+                html.Div(_grouped(groups, view) if by else None, id="runs-groups"),
                 dcc.Store(id="runs-view", data=view),
+                dcc.Store(id="runs-regroup"),
                 dcc.Store(id="runs-undo"),
                 dcc.Store(id="runs-shown", data=_shown(view, first["counts"])),
                 dcc.Store(id="runs-tick", data=0),
             ],
             className="page runs-page",
-            **hyphenated(data_page="runs", data_title=say("nav_runs")),
+            **hyphenated(data_page="runs", data_title=say("nav_runs"), data_by=by),
         )  # fmt: skip
 
     def register(self, app: Dash) -> None:
@@ -116,6 +124,15 @@ class _Table:
             ClientsideFunction("runs", "viewed"), Output("runs-view", "storage_type"), Input("runs-view", "data"),
             Input("runs-tick", "data"), Input("runs-grid", "getRowsRequest"), prevent_initial_call=True,
         )  # fmt: skip
+        app.clientside_callback(  # type: ignore[no-untyped-call]
+            ClientsideFunction("sweep", "regroup"), Output("runs-regroup", "storage_type"), Input("by", "value"),
+            Input("goal", "value"), prevent_initial_call=True,
+        )  # fmt: skip
+        app.callback(
+            Output("runs-groups", "children"), Output("runs-chips", "children", allow_duplicate=True),
+            Output("runs-summary", "children", allow_duplicate=True),
+            Input("runs-regroup", "data"), State("runs-view", "data"), prevent_initial_call=True,
+        )(self._regroup)  # fmt: skip
         app.callback(Output("runs-picked", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)(
             self._pick
         )
@@ -135,6 +152,21 @@ class _Table:
             state=view["state"], project=view["project"], attention=view["attention"], columns=view["columns"],
             sort=sort or view["sort"], order=order or view["order"],
         )  # fmt: skip
+
+    async def _groups(self, view: dict[str, Any]) -> Any:
+        filters = {name: view[name] for name in FILTERS}
+        metrics = ",".join(name for name in view["columns"].split(",") if not name.startswith("config:"))
+        return await self._server.get("/groups", by=view["by"], goal=view["goal"], metrics=metrics, **filters)
+
+    async def _regroup(self, asked: Any, view: dict[str, Any]) -> Any:
+        """Of a page that shows groups, when its filters or its runs have changed."""
+        if not asked or not view["by"]:
+            return no_update, no_update, no_update
+        try:
+            found, groups = await asyncio.gather(self._rows(view, 0, 1), self._groups(view))
+        except Problem as problem:
+            return html.P(problem.message, className="hint", role="alert"), no_update, no_update
+        return _grouped(groups, view), _chips(view, found["counts"]), _summary(found["counts"])
 
     async def _block(self, asked: dict[str, Any] | None, view: dict[str, Any], shown: Any) -> Any:
         """shown: what chips and summary are of. They are drawn anew when that changed: each drawing asks the server once
@@ -243,7 +275,14 @@ def _summary(counts: dict[str, Any]) -> str:
     return say("runs_summary", all=counts["all"], attention=counts["attention"])
 
 
-def _toolbar(view: dict[str, Any]) -> list[Component]:
+def _grouped(found: dict[str, Any], view: dict[str, Any]) -> list[Component]:
+    """The groups, and the way to their curves."""
+    told = say("groups_summary", runs=found["runs"], groups=len(found["groups"]) + found["more"])
+    curves = link(say("compare_groups"), address("/compare", view, by=view["by"], goal=view["goal"]))
+    return [html.P([told, curves], className="quiet groups-head"), group_table(found, view)]
+
+
+def _toolbar(view: dict[str, Any], groups: dict[str, Any]) -> list[Component]:
     chosen = [name for name in view["columns"].split(",") if name]
     return [
         dmc.TextInput(
@@ -258,6 +297,7 @@ def _toolbar(view: dict[str, Any]) -> list[Component]:
             id="runs-columns", value=chosen, placeholder=say("columns_hint"), size="sm", w=240, clearable=True,
             **{"aria-label": say("columns")},
         ),
+        *choices(groups, has_goal=bool(view["by"])),
     ]  # fmt: skip
 
 

@@ -860,3 +860,64 @@ chart_note = Note
 chart_note_deleted = The note is deleted.
 chart_notes = Notes on the charts: { $count }
 delete_word = Delete
+
+## Sweeps: groups, what makes a run the best, saved views
+
+group_by = Group by
+by_group = Group
+by_tag = Tag
+goal = Which run is the best
+goal_max = Highest { $name }
+goal_min = Lowest { $name }
+best = best
+best_run = Best run
+column_runs = Runs
+column_worst = Worst verdict
+no_group = without { $by }
+no_value = none
+group_open = Show the runs of this group
+groups_more = { $count ->
+    [one] And { $count } more group. Filter the runs to see it.
+   *[other] And { $count } more groups. Filter the runs to see them.
+}
+groups_summary = { $runs ->
+    [one] { $runs } run
+   *[other] { $runs } runs
+} in { $groups ->
+    [one] { $groups } group
+   *[other] { $groups } groups
+}. Best first; ± is the standard deviation.
+groups_runs = Show them as a table of runs
+groups_no_best = No run has a value of what makes it the best.
+groups_best = { $count ->
+    [one] Best: { $name }, { $metric } { $figures } in one run.
+   *[other] Best: { $name }, { $metric } { $figures } over { $count } runs.
+}
+compare_groups = Compare these groups
+compare_these = Compare these
+change_same_of = { $count ->
+    [one] No difference in speed was found between { $first } and { $count } run; any is at most { $most } %.
+   *[other] No difference in speed was found between { $first } and { $count } runs; any is at most { $most } %.
+}
+band_how = Line: mean of a group's newest runs, 20 at most. Band: from the lowest to the highest of them.
+parallel_how = Each line is a run. Draw along an axis to pick runs; click on it to let them go. Press its name to see it against the goal.
+log_axis = { $name } (log)
+parallel_all = { $count ->
+    [one] { $count } run.
+   *[other] { $count } runs.
+}
+parallel_picked = { $count } of { $all } runs picked.
+parallel_missing = { $count ->
+    [one] { $count } without a finite { $name } is not drawn.
+   *[other] { $count } without a finite { $name } are not drawn.
+}
+views = Views
+views_none = No view is saved yet. A view is all that stands in the address: filters, groups, columns.
+view_name = Name of the view
+view_save = Save this view
+view_saved = { $name } is saved.
+view_there = There is a view { $name } already.
+view_replace = Replace it
+view_delete = Delete?
+view_delete_title = Delete the view { $name }
+view_deleted = { $name } is deleted.

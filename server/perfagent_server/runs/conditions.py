@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Condition", "conditions_in"]
+__all__ = ["Condition", "condition_text", "conditions_in"]
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -23,7 +23,8 @@ _SETTING = re.compile(r"config[.:]")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """name: of a metric, whose newest value counts, or of a setting (is_setting), with dots for what is in it."""
+    """name: of a metric, whose newest value counts, of a setting (is_setting), with dots for what is in it, or `group` or
+    `tag`."""
 
     name: str
     comparison: str
@@ -31,8 +32,11 @@ class Condition:
     is_setting: bool
 
     def holds(self, value: Any) -> bool:
-        """Of a value of a run; never of one that a run does not have. What is not two numbers is compared as text, and is
-        neither more nor less."""
+        """Of a value of a run, or of any of several; never of one that a run does not have. What is not two numbers is
+        compared as text, and is neither more nor less."""
+        if isinstance(value, list):
+            each = [self.holds(one) for one in value]
+            return all(each) if self.comparison == "!=" else any(each)
         if value is None:
             return False
         compare = _COMPARED[self.comparison]
@@ -56,6 +60,15 @@ def conditions_in(text: str) -> tuple[list[Condition], str]:
 
     left = _CONDITION.sub(take, text).strip()
     return found, left
+
+
+def condition_text(name: str, value: str) -> str | None:
+    """The comparison that lets through the runs with this value; None where the search cannot spell it."""
+    for text in (f"{name} = {value}", f'{name} = "{value}"'):
+        found, left = conditions_in(text)
+        if not left and [one.value for one in found] == [value]:
+            return text
+    return None
 
 
 def _number(value: Any) -> float | None:

@@ -33,10 +33,10 @@ from perfagent_server.runs.run_filters import (
 )
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.store.interface import MetricStore
-from perfagent_server.store.stored_json import stored_object
+from perfagent_server.store.stored_json import stored_names, stored_object
 from perfagent_server.store.tables import run as runs
 
-__all__ = ["RunTable"]
+__all__ = ["MOST_COMPARED", "RunTable", "setting_of"]
 
 _ALWAYS = (
     "tokens_per_s",
@@ -49,7 +49,8 @@ _ALWAYS = (
 _TREND_POINTS = 40
 _KEPT = 5000
 _FRESH_S = 3.0  # of a run that goes on
-_MOST_COMPARED = 10_000  # the newest runs, by their settings and values
+MOST_COMPARED = 10_000
+"""The newest runs, by their settings and values."""
 
 
 @dataclass(slots=True)
@@ -86,11 +87,14 @@ class RunTable:
         every = replace(asked, states=(), severities=(), attention=False)  # what those offer is counted, too
         with self._database.read() as connection:
             newest = matching(connection, every).order_by(runs.c.started.desc(), runs.c.id.desc())
-            query = newest.limit(_MOST_COMPARED)
+            query = newest.limit(MOST_COMPARED)
             ids = list(connection.execute(query).scalars())
         for condition in conditions:
+            values: Mapping[str, Any]
             if condition.is_setting:
                 values = self._settings(ids, condition.name)
+            elif condition.name in ("group", "tag"):
+                values = self._names_of(ids, condition.name)
             else:
                 values = self._store.newest_of_runs(query, condition.name)
             ids = [run for run in ids if condition.holds(values.get(run))]
@@ -101,7 +105,14 @@ class RunTable:
         with self._database.read() as connection:
             query = select(runs.c.id, runs.c.config).where(runs.c.id.in_(ids))
             found = connection.execute(query, execution_options={"yield_per": 50})
-            return {row.id: _setting(stored_object(row.config), name) for row in found}
+            return {row.id: setting_of(stored_object(row.config), name) for row in found}
+
+    def _names_of(self, ids: Sequence[str], kind: str) -> dict[str, list[str]]:
+        """Groups or tags of these runs."""
+        column = runs.c.group_name if kind == "group" else runs.c.tags
+        with self._database.read() as connection:
+            found = connection.execute(select(runs.c.id, column).where(runs.c.id.in_(ids)))
+            return {run: stored_names(value) if kind == "tag" else [value or ""] for run, value in found}
 
     def screen(self, asked: TableQuery) -> dict[str, Any]:
         """{"runs": [...], "next": offset or None, "total", "counts"}."""
@@ -140,7 +151,7 @@ class RunTable:
         wanted = [name.removeprefix("config:") for name in asked.columns if name.startswith("config:")]
         if wanted:
             config = stored_object(row.config)
-            shown["config"] = {name: _setting(config, name) for name in wanted}
+            shown["config"] = {name: setting_of(config, name) for name in wanted}
         return shown
 
     def _sorted(self, asked: TableQuery) -> list[str]:
@@ -157,7 +168,7 @@ class RunTable:
             if is_setting:
                 rows = connection.execute(newest_first.add_columns(runs.c.config), execution_options={"yield_per": 50})
                 name = asked.sort.removeprefix("config:")
-                keyed = [(row.id, _sortable(_setting(stored_object(row.config), name))) for row in rows]
+                keyed = [(row.id, _sortable(setting_of(stored_object(row.config), name))) for row in rows]
             else:
                 keyed = [(run, None) for run in connection.execute(newest_first).scalars()]
         if not is_setting:
@@ -240,7 +251,7 @@ def _timing(timing: Timing) -> dict[str, Any]:
     }
 
 
-def _setting(config: Any, name: str) -> Any:
+def setting_of(config: Any, name: str) -> Any:
     """`optimizer.lr` of {"optimizer": {"lr": ...}}."""
     for part in name.split("."):
         if not isinstance(config, Mapping) or part not in config:

@@ -431,6 +431,17 @@ annotation = Table(
     Index(None, "run", "step"),
 )
 
+saved_view = Table(
+    "saved_view",
+    metadata,
+    Column("project", String(256), primary_key=True),  # "" is all projects
+    Column("name", String(64), primary_key=True),
+    Column("page", String(16), nullable=False),
+    Column("query", Text, nullable=False),  # of the address, without the question mark
+    Column("who", String(128), nullable=False),
+    Column("changed", Float(53), nullable=False),
+)
+
 alert = Table(
     "alert",
     metadata,

@@ -45,6 +45,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/rules/alerts"): {"name": "a", **LOW},
     ("PUT", "/api/v1/rules/alerts/{name}"): LOW,
     ("POST", "/api/v1/rules/alerts/try"): {"run": RUN, **LOW},
+    ("PUT", "/api/v1/views/{name}"): {"page": "runs", "query": f"q={CANARY}", "replace": True},
     ("PUT", "/api/v1/prices"): {"currency": CANARY, "kwh": 0.3},
     ("PUT", "/api/v1/retention"): {"samples_days": 30},
     ("PATCH", "/api/v1/retention"): {"samples_days": 30},
@@ -64,6 +65,10 @@ QUERIES: dict[str, dict[str, str]] = {
     "/api/v1/rules/{rule}": {"project": OURS},
     **{f"/api/v1/rules/alerts{rest}": {"project": OURS} for rest in ("", "/{name}", "/try")},
     **{f"/api/v1/panels{rest}": {"project": OURS} for rest in ("", "/{panel}")},
+    "/api/v1/groups": {"by": "tag"},
+    "/api/v1/groups/series": {"by": "tag", "name": "loss"},
+    "/api/v1/groups/runs": {"by": "tag"},
+    **{f"/api/v1/views{rest}": {"project": OURS} for rest in ("", "/{name}")},
     "/api/v1/prices": {"project": OURS},
     "/api/v1/retention": {"project": OURS},
 }

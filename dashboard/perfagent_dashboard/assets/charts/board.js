@@ -21,14 +21,15 @@ const IS_LOSS = /loss/i;
 
 export class Board {
   /** run: id; host: where the sections go; bare: without sections and menus; only: the names of sections or of series that
-   * are shown, all where there are none; onRange(): the range changed. */
-  constructor({ run, host, bare, only, onRange }) {
-    Object.assign(this, { run, host, bare, only, onRange });
+   * are shown, all where there are none; onRange(): the range changed; kind: of chart. */
+  constructor({ run, host, bare, only, onRange, kind = Chart }) {
+    Object.assign(this, { run, host, bare, only, onRange, kind });
     this.sections = new Map();
     this.values = new Map(); // the newest of each name
     this.prefixes = new Map(); // how many names of the script begin with each
     this.marked = []; // steps
     this.over = []; // [run, name] of all runs that are drawn over each other, the first included
+    this.first = ""; // the series whose chart comes before all
     this.columns = 0; // as many as fit
     this.enlarged = "";
     this.charts = new Map();
@@ -76,7 +77,7 @@ export class Board {
         continue;
       }
       const spec = KNOWN.find((known) => known.name === name) ?? { name, group: name.startsWith("node_gpu") ? "device" : "logged", from_zero: false };
-      if (this.#shows(this.sectionOf(spec))) this.charts.set(name, new Chart(this, spec));
+      if (this.#shows(this.sectionOf(spec))) this.charts.set(name, new this.kind(this, spec));
       const chart = this.charts.get(name);
       if (chart && this.values.has(name)) chart.latest = this.values.get(name);
     }
@@ -122,6 +123,7 @@ export class Board {
   /** What the catalogue says; what the script logs by the first part of its name, but for its losses. */
   sectionOf({ name, group }) {
     if (pins.has(name)) return "pinned";
+    if (name === this.first) return "training";
     if (group === "logged" && IS_LOSS.test(name)) return "training";
     const [prefix, rest] = name.split("/");
     return group === "logged" && rest !== undefined && this.prefixes.get(prefix) > 1 ? `logged:${prefix}` : group;
@@ -140,6 +142,7 @@ export class Board {
   /** Puts every card into its section, in the order of the catalogue. */
   #arrange() {
     const place = (name) => {
+      if (name === this.first) return -1;
       const at = KNOWN.findIndex((known) => known.name === name);
       return at >= 0 ? at : IS_LOSS.test(name) ? 0.5 : KNOWN.length;
     };
@@ -199,7 +202,7 @@ export class Board {
     const found = this.hiddenNames.filter((name) => this.filter.fits(name)).slice(0, 40);
     if (!found.length) return;
     this.hiddenNames = this.hiddenNames.filter((name) => !found.includes(name));
-    for (const name of found) this.charts.set(name, new Chart(this, { name, group: "logged", from_zero: false }));
+    for (const name of found) this.charts.set(name, new this.kind(this, { name, group: "logged", from_zero: false }));
     this.#arrange();
   }
 
@@ -366,6 +369,16 @@ export class Board {
       const places = [alert.evidence?.series, ...(this.marks[alert.rule] ?? []), "loss", "step_time_s"];
       return places.find((place) => this.charts.has(place)) === name;
     });
+  }
+
+  /** Fades all lines but those of these runs or groups; null: none. */
+  pick(keys) {
+    this.picked = keys && new Set(keys);
+    for (const chart of this.charts.values()) chart.fade();
+  }
+
+  isFaded(key) {
+    return Boolean(this.picked) && !this.picked.has(key);
   }
 
   redraw() {

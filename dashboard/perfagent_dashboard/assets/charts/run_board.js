@@ -25,7 +25,8 @@ export class RunBoard {
     this.bare = bare !== undefined;
     this.host = el("div", { class: "sections" });
     this.note = el("p", { class: "hint", hidden: true });
-    this.board = new Board({ run, host: this.host, bare: this.bare, only: { sections: listed(sections), names: listed(names) }, onRange: () => this.#rangeChanged() });
+    const only = { sections: listed(sections), names: listed(names) };
+    this.board = new Board({ run, host: this.host, bare: this.bare, only, onRange: () => this.#rangeChanged(), kind: this.kind });
     this.board.over = over ? JSON.parse(over) : [];
     this.board.mayChange = Boolean(root.closest("[data-may=change]"));
     this.board.hasPanels = listed(sections).includes("own");
@@ -55,7 +56,7 @@ export class RunBoard {
     this.startAgain = false;
     let delay_ms = 0;
     try {
-      await this.#fetch();
+      await this.fetch();
       this.say();
     } catch (problem) {
       if (this.closed) return;
@@ -70,7 +71,7 @@ export class RunBoard {
     if (this.startAgain) this.again = setTimeout(() => this.start(), delay_ms);
   }
 
-  async #fetch() {
+  async fetch() {
     const { names: named, latest, alerts, marks, annotations, panels, ...summary } = await api(`${this.path}?with=names,latest,alerts,marks,annotations,panels`);
     if (this.closed) return;
     this.board.world = Math.max(summary.world_size || 1, 1);

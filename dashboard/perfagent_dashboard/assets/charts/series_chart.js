@@ -21,6 +21,9 @@ const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]
 const BY_ITSELF = 0.9;
 const NOISY = 0.3; // of the range from the lowest to the highest tenth
 const FEWEST = 60;
+const COLOURS = 20; // of series, in 00-theme.css
+const MANY = 8; // lines: their legend scrolls
+const FADED = 0.12; // a line that is not among those picked
 
 function isNoisy(mean) {
   const known = mean.filter((value) => value != null);
@@ -65,7 +68,7 @@ export class Chart {
       this.frame,
     );
     // Further series in this chart, single ranks, or the same of other runs: {label, run, query, data}.
-    this.lines = spec.lines?.map((line) => ({ ...line })) ?? board.over.slice(1).map(([run, label]) => ({ run, label, query: { name: this.name } }));
+    this.lines = spec.lines?.map((line) => ({ ...line })) ?? board.over.slice(1).map(([run, label]) => ({ run, label, key: run, query: { name: this.name } }));
     this.own = {}; // log, low, high: of this chart alone
     board.cursor.follow(this);
   }
@@ -91,7 +94,7 @@ export class Chart {
     this.stale = false;
     this.loading = true;
     try {
-      const body = await seriesOf(this.board.run, { ...this.#over(), ...this.query });
+      const body = await this.read({ ...this.#over(), ...this.query });
       if (abort.signal.aborted) return;
       this.#replace(body);
     } catch (error) {
@@ -107,6 +110,11 @@ export class Chart {
     this.board.painter.want(this, "draw");
     this.board.changed(this);
     this.loadLines();
+  }
+
+  /** What is drawn, as the API has a series. */
+  read(query) {
+    return seriesOf(this.board.run, query);
   }
 
   /** A panel has no live samples: it is asked for again, now and then. */
@@ -271,7 +279,7 @@ export class Chart {
       }
     }
     this.clipped = [];
-    for (const { data } of this.lines) for (const value of data?.mean ?? []) if (value != null) [low, high, above] = [Math.min(low, value), Math.max(high, value), value > 0 ? Math.min(above, value) : above];
+    for (const { data } of this.lines) for (const value of [data?.mean, data?.low, data?.high].flat()) if (value != null) [low, high, above] = [Math.min(low, value), Math.max(high, value), value > 0 ? Math.min(above, value) : above];
     this.unseen = this.isLog && high <= 0 && low <= high;
     if (low > high) return null;
     if (this.board.clip) [low, high] = this.usual(low, high);
@@ -344,26 +352,43 @@ export class Chart {
     traces[POINTS].error_y = { ...traces[POINTS].error_y, ...error };
   }
 
-  /** The further lines, one hue each, with a legend that tells their values under the cursor. */
+  /** The further lines, one hue each, with a legend that tells their values under the cursor and brings out what is pointed at. */
   #further() {
-    const { by } = this.scale;
-    const colours = Array.from({ length: 8 }, (_, i) => colorOf(`series-${i}`));
-    const known = this.lines.filter((line) => line.data);
     this.card.querySelector(".shares")?.remove();
-    if (!known.length) return [];
-    known.forEach((line, i) => Object.assign(line, { colour: colours[(i + 1) % colours.length], told: el("b") }));
-    const own = { label: this.board.over[0]?.[1] ?? this.spec.label ?? this.metric.title, colour: colorOf("accent") };
-    this.frame.before(el("div", { class: "shares" }, [own, ...known].map(({ label, colour, told }) => {
+    if (!this.lines.some((line) => line.data)) return [];
+    this.lines.forEach((line, i) => Object.assign(line, { colour: colorOf(`series-${(i + 1) % COLOURS}`), told: el("b") }));
+    const [key, label] = this.board.over[0] ?? ["", this.spec.label ?? this.metric.title];
+    const first = { key, label, colour: colorOf("accent"), data: this.data, told: this.board.over.length ? (this.valueOfFirst = el("b")) : null };
+    this.frame.before(el("div", { class: "shares", tabindex: this.board.over.length > MANY ? 0 : null }, [first, ...this.lines.filter((line) => line.data)].map((line) => {
       const swatch = el("i", { "aria-hidden": "true" });
-      swatch.style.background = colour;
-      return el("span", { class: "share" }, swatch, label, told);
+      swatch.style.background = line.colour;
+      const point = (at) => () => ((this.pointed = at), this.fade());
+      return el("span", { class: "share", title: line.label, on: { pointerenter: point(line.key), pointerleave: point(null) } }, swatch, el("span", null, line.label), line.told);
     })));
-    return known.map((line) => ({ type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 1.4, color: line.colour }, x: this.xs(line.data), y: line.data.mean.map((value) => (value == null || (this.isLog && value <= 0) ? null : value / by)) }));
+    return this.lines.filter((line) => line.data?.mean.length).flatMap((line) => {
+      const { data, colour } = line;
+      const x = this.xs(data);
+      const meta = { key: line.key, opacity: 1 };
+      const [low, high] = [data.low, data.high].map((column) => this.ys(column ?? []));
+      const [xs, ys] = bandOf(x, low, high);
+      const band = xs.length ? [{ type: "scatter", mode: "none", hoverinfo: "skip", fill: "toself", fillcolor: `${colour}22`, x: xs, y: ys, meta }] : [];
+      return [...band, { type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 1.4, color: colour }, x, y: this.smoothing > 0 ? this.smooth(data.mean) : this.ys(data.mean), meta }];
+    });
+  }
+
+  /** Of a line that is not pointed at, or not among those picked: faded. */
+  #opacity({ meta }) {
+    const isFaded = this.pointed ? meta.key !== this.pointed : this.board.isFaded(meta.key);
+    return isFaded ? FADED : meta.opacity;
+  }
+
+  fade() {
+    if (this.plot.data && this.board.over.length) window.Plotly.restyle(this.plot, { opacity: this.plot.data.map((trace) => this.#opacity(trace)) });
   }
 
   /** In the legend: the value of each further line at a step; null where there is no cursor. */
   #tellLines(step) {
-    for (const { data, told } of this.lines) {
+    for (const { data, told } of [{ data: this.data, told: this.valueOfFirst }, ...this.lines]) {
       if (!told) continue;
       const value = step == null || !data ? null : data.mean[lastAtOrBefore(data.step, step)];
       setText(told, value == null ? "" : si(value / this.scale.by));
@@ -378,6 +403,10 @@ export class Chart {
       data[MEAN].opacity = 0.35;
     }
     data.push(...this.#further());
+    for (const trace of this.board.over.length ? data : []) {
+      trace.meta ??= { key: this.board.over[0][0], opacity: trace.opacity ?? 1 };
+      trace.opacity = this.#opacity(trace);
+    }
     this.#scaleY(layout);
     this.marks(layout);
     this.frame.dataset.axis = this.board.axis.title();
@@ -408,7 +437,7 @@ export class Chart {
 
   /** What stands over the plot: why it is empty, or that it is not what was asked for. */
   #tell() {
-    const none = !this.data.step.length ? words.no_samples : this.unseen ? words.no_positive : "";
+    const none = !this.data.step.length && !this.lines.some((line) => line.data?.mean.length) ? words.no_samples : this.unseen ? words.no_positive : "";
     setText(this.empty, this.failed || none);
     this.empty.hidden = !(this.failed || none);
     this.plot.style.opacity = this.failed ? DIMMED : "";

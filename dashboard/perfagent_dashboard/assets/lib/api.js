@@ -1,6 +1,5 @@
 // Requests to the server's API.
 
-
 class Problem extends Error {
   constructor(status, message) {
     super(message);

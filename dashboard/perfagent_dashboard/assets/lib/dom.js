@@ -1,8 +1,12 @@
 // Elements. Text from outside (names, messages, console lines) only ever becomes a text node.
 
 /** A new element. Attributes by name, `class` included; on: {event: handler}; children are nodes or become text nodes. */
-export function el(tag, attributes, ...children) {
-  const node = document.createElement(tag);
+export const el = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
+
+/** The same of a picture. */
+export const svg = (tag, attributes, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value == null || value === false) continue;
     if (name === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);

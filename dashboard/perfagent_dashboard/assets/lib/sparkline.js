@@ -1,17 +1,13 @@
 // A line as small as a word.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { svg } from "./dom.js";
 
 /** A small line without axes; gaps stay gaps. The one that looks at it reads the shape, never a value. */
 export function sparkline(values) {
   const [width, height] = [120, 28];
   const known = values.filter((value) => value != null);
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("class", "spark");
-  svg.setAttribute("aria-hidden", "true");
-  svg.setAttribute("preserveAspectRatio", "none");
-  if (known.length < 2) return svg;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "spark", "aria-hidden": "true", preserveAspectRatio: "none" });
+  if (known.length < 2) return picture;
   const low = Math.min(...known);
   const span = Math.max(...known) - low || 1;
   let path = "";
@@ -25,8 +21,6 @@ export function sparkline(values) {
     path += `${pen}${x} ${(height - 3 - ((value - low) / span) * (height - 6)).toFixed(1)}`;
     pen = "L";
   });
-  const line = document.createElementNS(SVG, "path");
-  line.setAttribute("d", path);
-  svg.append(line);
-  return svg;
+  picture.append(svg("path", { d: path }));
+  return picture;
 }

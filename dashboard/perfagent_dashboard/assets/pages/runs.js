@@ -9,7 +9,7 @@ import { Soonest } from "../lib/soonest.js";
 import { sparkline } from "../lib/sparkline.js";
 import { ago, fullTime, unixOf } from "../lib/times.js";
 import { countAlerts } from "./bar.js";
-import { cameBack } from "./site.js";
+import { cameBack, go } from "./site.js";
 
 const pathOf = (run) => `/run/${encodeURIComponent(run)}`;
 const e = (...given) => window.React.createElement(...given);
@@ -102,13 +102,28 @@ function writeAddress(view, sortModel) {
   if (url.href !== location.href) history.replaceState(null, "", url);
 }
 
+const regroup = () => window.dash_clientside.set_props("runs-regroup", { data: Date.now() });
+
 window.dash_clientside = window.dash_clientside ?? {};
+window.dash_clientside.sweep = {
+  /** Leads to the page in these groups, with all else that stands in its address. */
+  regroup(by, goal) {
+    const url = new URL(location);
+    const [asked] = window.dash_clientside.callback_context.triggered;
+    const [name, value] = asked?.prop_id === "by.value" ? ["by", by] : ["goal", goal];
+    if (value) url.searchParams.set(name, value);
+    else url.searchParams.delete(name);
+    if (asked) go(url.pathname + url.search);
+    return window.dash_clientside.no_update;
+  },
+};
 window.dash_clientside.runs = {
   viewed(view, _tick, request) {
     const [asked] = window.dash_clientside.callback_context.triggered;
     if (view && location.pathname === "/runs") writeAddress(view, request?.sortModel);
-    if (asked?.prop_id === "runs-view.data") grid()?.purgeInfiniteCache();
-    if (asked?.prop_id === "runs-tick.data") grid()?.refreshInfiniteCache();
+    if (view?.by) regroup();
+    else if (asked?.prop_id === "runs-view.data") grid()?.purgeInfiniteCache();
+    else if (asked?.prop_id === "runs-tick.data") grid()?.refreshInfiniteCache();
     return window.dash_clientside.no_update;
   },
 };
@@ -116,12 +131,15 @@ window.dash_clientside.runs = {
 export class RunsPage {
   constructor(root) {
     this.root = root;
+    this.isGrouped = Boolean(root.dataset.by);
     this.next = new Soonest(() => {
-      if (!this.closed && !document.hidden) grid()?.refreshInfiniteCache();
+      if (this.closed || document.hidden) return;
+      if (this.isGrouped) regroup();
+      else grid()?.refreshInfiniteCache();
     }, 1000);
     setChildren(document.getElementById("crumb"));
     this.row = cameBack() ? Number(sessionStorage.getItem(KEPT_ROW)) : 0;
-    this.#shape();
+    if (!this.isGrouped) this.#shape();
     let first = true;
     this.feed = new Feed({
       subscription: () => ({ fleet: true, names: NAMES }),
@@ -169,6 +187,11 @@ export class RunsPage {
   }
 
   #message(message) {
+    if (this.isGrouped) {
+      if (message.alert) countAlerts();
+      this.rest ??= setTimeout(() => this.#rest(), REFRESH_MS);
+      return;
+    }
     if (message.lagged || message.alert) this.next.within(1000);
     if (message.alert) countAlerts();
     for (const [run, change] of Object.entries(message.fleet ?? {})) {

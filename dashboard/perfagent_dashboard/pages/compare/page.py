@@ -1,21 +1,23 @@
 """The compare page, `/compare?runs=a,b`: what differs in a sentence, then speed with its interval, loss and memory, settings,
-and the charts over each other. The first run is the baseline; `a:100-500` is a window of a run."""
+and the charts over each other. The first run is the baseline; `a:100-500` is a window of a run. With `by=config.lr`, a line
+is a group of runs (groups.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import overlay
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import search_field
-from perfagent_dashboard.pages.compare.settings import different, influence
-from perfagent_dashboard.pages.compare.summary import headlines, runs_table, step_table
+from perfagent_dashboard.components.sweep import choices, parallel, views_menu
+from perfagent_dashboard.pages.compare.groups import grouped
+from perfagent_dashboard.pages.compare.summary import different, headlines, runs_table, step_table
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
@@ -40,16 +42,26 @@ class _Compare:
     def __init__(self, server: ServerApi) -> None:
         self._server = server
 
-    async def layout(self, runs: str | list[str] = "", **_: Any) -> Component:
-        """runs: of the address, with commas between them, or named several times as in the API."""
+    async def layout(self, runs: str | list[str] = "", by: str = "", goal: str = "", **filters: Any) -> Component:
+        """runs: of the address, with commas between them, or named several times as in the API. filters: of the page Runs,
+        which say what is grouped."""
         named = ",".join([runs] if isinstance(runs, str) else runs)
         every = list(dict.fromkeys(one for one in named.split(",") if one))
         asked = every[:MOST_COMPARED]
+        try:
+            if by:
+                head, content = await grouped(self._server, by, goal, {**filters, "run": every})
+            else:
+                head, content = await self._of_runs(asked, goal)
+        except Problem as problem:
+            head, content = [await self._picker(asked)], [nothing(problem.message)]
+        cut = len(every) > len(asked) and not by
         return html.Div(
             [
-                html.Div([html.H1(say("nav_compare")), await self._picker(asked)], className="page-head"),
-                nothing(say("compare_cut", most=MOST_COMPARED, count=len(every))) if len(every) > len(asked) else None,
-                html.Div(await self._content(asked), className="stack"),
+                html.Div([html.H1(say("nav_compare")), *head, views_menu("compare")], className="page-head"),
+                nothing(say("compare_cut", most=MOST_COMPARED, count=len(every))) if cut else None,
+                dcc.Store(id="compare-regroup"),
+                html.Div(content, className="stack"),
             ],
             className="page compare-page",
             **hyphenated(data_page="live", data_title=say("nav_compare")),
@@ -61,6 +73,10 @@ class _Compare:
             Input("compare-runs", "value"), State("_pages_location", "search"),
             prevent_initial_call=True,
         )(_address)  # fmt: skip
+        app.clientside_callback(  # type: ignore[no-untyped-call]
+            ClientsideFunction("sweep", "regroup"), Output("compare-regroup", "data"), Input("by", "value"),
+            Input("goal", "value"), prevent_initial_call=True,
+        )  # fmt: skip
         app.callback(
             Output("compare-settings", "children"),
             Input("compare-search", "value"), State("compare-differences", "data"),
@@ -87,13 +103,18 @@ class _Compare:
             **hyphenated(aria_label=say("compare_add")),
         )  # fmt: skip
 
-    async def _content(self, asked: Sequence[str]) -> list[Component]:
+    async def _of_runs(self, asked: Sequence[str], goal: str) -> tuple[list[Component], list[Component]]:
+        """What stands in the head of the page, and below it."""
+        picker = await self._picker(asked)
         if len(asked) < 2:
-            return [nothing(say("compare_none" if not asked else "compare_one"))]
-        try:
-            found = await self._server.get("/compare", runs=list(asked))
-        except Problem as problem:
-            return [nothing(problem.message)]
+            return [picker], [nothing(say("compare_none" if not asked else "compare_one"))]
+        found = await self._server.get("/compare", runs=list(asked))
+        sides = found["sides"]
+        swept = await self._server.get("/groups/runs", goal=goal, run=list(dict.fromkeys(one["run"] for one in sides)))
+        return [picker, *choices(swept)], self._content(found, swept)
+
+    @staticmethod
+    def _content(found: Mapping[str, Any], swept: Mapping[str, Any]) -> list[Component]:
         sides = found["sides"]
         link = ",".join(quote(side["run"], safe="") for side in sides)
         return [
@@ -101,9 +122,9 @@ class _Compare:
             html.H2(say("compare_charts"), id="compare-charts", **hyphenated(data_runs=link)),
             overlay([(side["run"], side["name"]) for side in sides]),
             html.H2(say("compare_runs")),
-            runs_table(found),
+            runs_table(found, (swept["best"] or {}).get("run", "")),
+            *parallel(swept, [side["run"] for side in sides]),
             *step_table(found),
-            *influence(found),
             html.Div(
                 [html.H2(say("compare_settings")), search_field("compare-search", say("config_search"))],
                 className="head-row",
@@ -117,7 +138,9 @@ class _Compare:
 
 def _address(runs: Sequence[str], now: str) -> Any:
     """Leads to the same page of these runs."""
-    wanted = "?runs=" + ",".join(quote(one.strip(), safe=":-") for one in runs) if runs else ""
+    named = "runs=" + ",".join(quote(one.strip(), safe=":-") for one in runs) if runs else ""
+    goal = urlencode([(name, value) for name, value in parse_qsl((now or "").lstrip("?")) if name == "goal"])
+    wanted = "?" + "&".join(part for part in (named, goal) if part) if runs else ""
     return no_update if wanted == (now or "") else wanted
 
 

@@ -1,7 +1,8 @@
-"""The upper half of the page: what differs in words, the runs one below the other, and where a step goes in each."""
+"""What differs in words, the runs one below the other, where a step goes in each, and their settings."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,21 @@ from dash import html
 from perfagent.wire.quantities import duration, short
 from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
 from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import severity_mark, state_badge
 from perfagent_dashboard.components.numbers import count, percent, quantity, si
+from perfagent_dashboard.components.sweep import swatch
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["headlines", "runs_table", "step_table"]
+__all__ = ["different", "headlines", "runs_table", "step_table"]
 
 _RATES = ("tokens_per_s", "samples_per_s")
 _WHISKER_PX = 120
+_FEW = 4  # runs: of each there is a sentence
 _WIDEST = 0.5  # of a ratio, to either side: a whisker that goes further is cut
 
 
@@ -30,15 +34,21 @@ def headlines(found: Mapping[str, Any]) -> Component:
     sides = found["sides"]
     first = sides[0]["name"]
     lines: list[Component] = []
-    unknown = []
+    unknown, same = [], []
     for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
         whole = mean or change
         if whole.word == "unknown" and len(sides) > 2:
             unknown.append(side["name"])
             continue
+        if whole.word == "same" and mean is None and len(sides) > _FEW:
+            same.append(whole.high)
+            continue
         lines.append(html.P(headline(side["name"], first, whole), className=f"headline {whole.word}"))
         if mean is not None:
             lines.append(html.P(_by_median(side["name"], first, change)))
+    if same:
+        told = say("change_same_of", count=len(same), first=first, most=short(max(same)))
+        lines.append(html.P(told, className="headline" if not lines else ""))
     if unknown:
         lines.append(html.P(say("change_unknown_of", count=len(unknown)), title=", ".join(unknown), className="quiet"))
     lines += [html.P(_gain(sides, gain), className="gain") for gain in found["gains"]]
@@ -96,8 +106,8 @@ def _gain(sides: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-def runs_table(found: Mapping[str, Any]) -> Component:
-    """One row a run: verdict, speed with its interval, loss, memory."""
+def runs_table(found: Mapping[str, Any], best: str) -> Component:
+    """One row a run: verdict, speed with its interval, loss, memory. best: the run that reached its goal best."""
     speed = {one["name"]: one for one in found["speed"]}
     measures = [name for name in (*_RATES, "step_time_s") if name in speed]
     sides = found["sides"]
@@ -109,7 +119,7 @@ def runs_table(found: Mapping[str, Any]) -> Component:
     ]  # fmt: skip
     rows = [
         [
-            _name(side, is_first=place == 0),
+            _name(side, place, is_best=side["run"] == best),
             html.Span([severity_mark(side["severity"]), " ", side["title"]], className="cell-verdict"),
             *(_speed(speed[name], place, found["mean_step"] if name == "step_time_s" else None) for name in measures),
             si(side["loss_at"]), _best(side),
@@ -118,17 +128,19 @@ def runs_table(found: Mapping[str, Any]) -> Component:
         ]
         for place, side in enumerate(sides)
     ]  # fmt: skip
-    return table(heads, rows, empty="")
+    return table(heads, rows, empty="", keys=[side["run"] for side in sides])
 
 
-def _name(side: Mapping[str, Any], *, is_first: bool) -> Component:
+def _name(side: Mapping[str, Any], place: int, *, is_best: bool) -> Component:
     link = f"/run/{side['run']}"
     parts: list[Any] = [
+        swatch(place),
         html.A(side["name"], href=link, **hyphenated(data_nav=link)),
         html.Br(),
         state_badge(side["state"]),
+        html.B(f" ★ {say('best')}", className="best") if is_best else None,
     ]
-    if is_first:
+    if place == 0:
         parts.append(html.Small(f" {say('baseline')}"))
     if side["only"]:
         parts.append(html.Small(say("only_here", rules=", ".join(side["only"])), className="only"))
@@ -197,3 +209,27 @@ def _phase(measure: Mapping[str, Any], place: int) -> Component:
             html.Span(html.I(style=width), className="share-bar", **hyphenated(aria_hidden="true")),
         ]
     )
+
+
+def different(found: Mapping[str, Any], names: Sequence[str], search: str) -> list[Component]:
+    """What differs in the settings of the runs. search: words that a setting's name or one of its values must all have."""
+    words = search.lower().split()
+    rows = [
+        [
+            html.Div([html.B(one["name"]), html.Br(), html.Small(say(f"config_{one['group']}"))]),
+            *map(_value, one["values"]),
+        ]
+        for one in found["different"]
+        if all(word in f"{one['name']} {one['values']}".lower() for word in words)
+    ]
+    equal = sum(found["equal"].values())
+    return [
+        table([say("setting"), *names], rows, empty=say("nothing_found" if words else "no_difference")),
+        nothing(say("equal_settings", count=equal)) if equal else html.Span(),
+    ]
+
+
+def _value(value: Any) -> Component:
+    if value is None:
+        return html.Span("–", className="quiet")
+    return html.Code(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
