@@ -1,0 +1,208 @@
+"""Takes media out of what is logged, and sends them from the sender's thread, each as one event with its bytes.
+
+Nothing here may delay a step, a sample or an alarm: so little is encoded in a tick, so much waits, and so much of a frame
+and of the spool is theirs. What does not fit is left out, counted (`dropped_media`, and told to the server) and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perfagent.delivery.columns import clean_name
+from perfagent.media.snapshot import RefusedError
+from perfagent.media.values import Media
+
+if TYPE_CHECKING:
+    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.step.pending_logs import EarlyLog
+
+__all__ = ["Outbox"]
+
+MOST_OF_CALL = 100
+"""Items of one name in one log()."""
+WAITING_BYTES, WAITING_ITEMS = 64 * 2**20, 2000
+"""That wait for the sender's thread, as copies in host or device memory."""
+FRAME_BYTES = 3 * 2**20
+"""Of media in one frame; the server takes 8 MiB. So a process sends at most that much a second."""
+RUN_BYTES, RUN_ITEMS = 2 * 2**30, 20_000
+"""Of a process. Each time they are reached, only every second call of a name is taken from then on."""
+SPOOL_SHARE = 4
+"""While the server is away, media may have a quarter of the spool: samples are worth more."""
+TICK_S, CLOSING_S = 0.02, 0.4
+"""Of encoding in one tick of the sender, and at the end of the run."""
+TELL_S = 30.0
+
+
+class _Waiting(NamedTuple):
+    """log: whose step it has, where that is not known yet."""
+
+    name: str
+    index: int
+    media: Media
+    step: int | None
+    log: EarlyLog | None
+
+    @property
+    def known_step(self) -> int | None:
+        return self.step if self.log is None else self.log.step
+
+
+class Outbox:
+    """Of one sender."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.source: Source | None = None
+        """Polled while there is something to do."""
+        self.waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._calls: Counter[str] = Counter()
+        self._taken_items = self._taken_bytes = 0
+        self._left_out = self._told = 0
+        self._tell_at = 0.0
+
+    # ---- on the training thread
+
+    def take_out(self, values: dict[str, Any]) -> dict[str, list[Media]]:
+        """The media among what is logged, which stay in it no longer."""
+        found = {name: media for name, value in values.items() if (media := _media_of(value))}
+        for name in found:
+            del values[name]
+        return found
+
+    def add(self, found: dict[str, list[Media]], step: int | EarlyLog) -> None:
+        """step: a number, or the call that will have it."""
+        if not found:
+            return
+        number, log = (step, None) if isinstance(step, int) else (None, step)
+        rarer = 1 << max(self._taken_items // RUN_ITEMS, self._taken_bytes // RUN_BYTES)
+        for key, media in found.items():
+            name = clean_name(key)
+            if name is None:
+                self._leave_out("name", "media need a name of 1 to 256 bytes; left out", len(media))
+                continue
+            self._calls[name] += 1
+            if (self._calls[name] - 1) % rarer:
+                self._leave_out(
+                    f"run {rarer}",
+                    f"this process has logged {RUN_ITEMS:,} media, or {RUN_BYTES >> 30} GiB of them: of each name, one log() in "
+                    f"{rarer} keeps its media from now on",
+                    len(media),
+                )
+                continue
+            if len(media) > MOST_OF_CALL:
+                self._leave_out(
+                    "call",
+                    f"{name!r:.80} has {len(media)} items in one log(); the first {MOST_OF_CALL} are kept",
+                    len(media) - MOST_OF_CALL,
+                )
+            for index, one in enumerate(media[:MOST_OF_CALL]):
+                self._add(_Waiting(name, index, one, number, log))
+        if self.source is not None:
+            self.source.due = self._sender.sources_due = 0.0
+
+    def _add(self, item: _Waiting) -> None:
+        media = item.media
+        if media.problem:
+            self._leave_out(media.problem[:40], f"{item.name!r:.80}: {media.problem}; left out")
+        elif len(self.waiting) >= WAITING_ITEMS or self._waiting_bytes + media.nbytes > WAITING_BYTES:
+            self._leave_out(
+                "fast",
+                "images and other media come faster than they can be sent; log fewer, or smaller ones; some are left out",
+            )
+        else:
+            self._waiting_bytes += media.nbytes
+            self._taken_items += 1
+            self.waiting.append(item)
+
+    # ---- on the sender's thread
+
+    def poll(self) -> None:
+        closing = self._sender.closing_at is not None
+        began, until = time.thread_time(), time.monotonic() + (CLOSING_S if closing else TICK_S)
+        while self.waiting and time.monotonic() < until and (closing or self._has_room()):
+            item = self.waiting[0]
+            if item.known_step is None or not _is_ready(item.media):
+                if not closing:
+                    break
+                time.sleep(0.005)  # a copy takes milliseconds to come from its device
+                continue
+            self.waiting.popleft()
+            self._waiting_bytes -= item.media.nbytes
+            self._send(item)
+        if closing and self.waiting:
+            self._leave_out("end", "the run ended before all its media were sent; some are left out", len(self.waiting))
+            self.waiting.clear()
+        self._tell(last=closing)
+        if self.source is not None:
+            self.source.due = math.inf
+            if self.waiting or self._left_out > self._told:  # also what was added meanwhile
+                self.source.due = self._sender.sources_due = 0.0
+        self._sender.asked_cpu_s += time.thread_time() - began
+
+    def _has_room(self) -> bool:
+        return self._sender.config.record is not None or self._sender.spool.pending_bytes < FRAME_BYTES
+
+    def _send(self, item: _Waiting) -> None:
+        config, spool = self._sender.config, self._sender.spool
+        if spool.error is not None or (config.record is None and spool.on_disk > config.max_spool_bytes // SPOOL_SHARE):
+            self._leave_out(
+                "spool",
+                "the spool has no room for media while the server is away: they are left out, and samples go on",
+            )
+            return
+        try:
+            encoded = item.media.encoded()
+        except RefusedError as error:
+            self._leave_out(str(error)[:40], f"{item.name!r:.80} {error}; left out")
+            return
+        except Exception as error:  # noqa: BLE001 - its device was lost, or memory ran out
+            self._leave_out(
+                "encoding", f"{item.name!r:.80} could not be encoded: {type(error).__name__}: {error}; left out"
+            )
+            return
+        if item.media.note:
+            self._say(item.media.note[:20], f"{item.name!r:.80}: {item.media.note}")
+        self._taken_bytes += len(encoded.data)
+        told = {
+            "name": item.name, "what": item.media.kind, "index": item.index, "caption": item.media.caption,
+            "width": encoded.width, "height": encoded.height, "payload": encoded.data,
+        }  # fmt: skip
+        told = {key: value for key, value in told.items() if value is not None}
+        self._sender.event("media", told, step=item.known_step)
+
+    # ---- what is left out
+
+    def _leave_out(self, topic: str, sentence: str, count: int = 1) -> None:
+        self._left_out += count
+        self._sender.counters["dropped_media"] = self._left_out
+        self._say(topic, sentence)
+
+    def _say(self, topic: str, sentence: str) -> None:
+        if not self._sender.config.disabled:
+            self._sender.tell(f"media {topic}", logging.WARNING, f"perfagent: {sentence}")
+
+    def _tell(self, *, last: bool) -> None:
+        now = time.monotonic()
+        if self._left_out > self._told and (last or now >= self._tell_at):
+            self._told, self._tell_at = self._left_out, now + TELL_S
+            self._sender.event("media", {"left_out": self._left_out})
+
+
+def _media_of(value: Any) -> list[Media]:
+    if isinstance(value, Media):
+        return [value]
+    if type(value) in (list, tuple) and value and all(isinstance(one, Media) for one in value):
+        return [*value]
+    return []
+
+
+def _is_ready(media: Media) -> bool:
+    try:
+        return media.ready()
+    except Exception:  # noqa: BLE001 - a lost device answers every query with its own error, which encoding meets again
+        return True
