@@ -32,8 +32,8 @@ RUN_BYTES, RUN_ITEMS = 2 * 2**30, 20_000
 """Of a process. Each time they are reached, only every second call of a name is taken from then on."""
 SPOOL_SHARE = 4
 """While the server is away, media may have a quarter of the spool: samples are worth more."""
-TICK_S, CLOSING_S = 0.02, 0.4
-"""Of encoding in one tick of the sender, and at the end of the run."""
+TICK_S, CLOSING_SHARE = 0.02, 0.4
+"""Of encoding in one tick of the sender; and of the time that the end of the run may take."""
 TELL_S = 30.0
 
 
@@ -122,9 +122,10 @@ class Outbox:
     # ---- on the sender's thread
 
     def poll(self) -> None:
-        closing = self._sender.closing_at is not None
-        began, until = time.thread_time(), time.monotonic() + (CLOSING_S if closing else TICK_S)
-        while self.waiting and time.monotonic() < until and (closing or self._has_room()):
+        closing_at, now = self._sender.closing_at, self._sender.clock()
+        closing = closing_at is not None
+        began, until = time.thread_time(), now + (TICK_S if closing_at is None else CLOSING_SHARE * (closing_at - now))
+        while self.waiting and self._sender.clock() < until and (closing or self._has_room()):
             item = self.waiting[0]
             if item.known_step is None or not _is_ready(item.media):
                 if not closing:

@@ -384,7 +384,10 @@ def media_type_of(what: MediaKind, payload: bytes) -> str | None:
     """The media type of what was logged; None for what is not of this kind. Raises ValueError for JSON of another form."""
     if what in ("image", "audio"):
         return media_type(what, payload)
-    msgspec.json.decode(payload, type=TableMedia if what == "table" else HistogramMedia)
+    try:
+        msgspec.json.decode(payload, type=TableMedia if what == "table" else HistogramMedia)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"The `payload` is no JSON of a {what}: {error}") from error
     return JSON_TYPE
 
 

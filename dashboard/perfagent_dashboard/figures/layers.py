@@ -11,7 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from perfagent_dashboard.theme import FONT
 
-__all__ = ["layer_figure"]
+__all__ = ["bare_layout", "layer_figure"]
 
 _DECADES = ("grad_norm", "update_ratio")
 _LONGEST = 44
@@ -27,13 +27,17 @@ def layer_figure(matrix: Mapping[str, Any], family: str) -> go.Figure:
         colorbar={"thickness": 10, "outlinewidth": 0, **({"tickprefix": "1e"} if is_log else {})},
         hovertemplate="%{y}<br>%{x}: %{customdata:.4g}<extra></extra>",
     )  # fmt: skip
-    layout = {
+    rows_down = {"autorange": "reversed", "automargin": True, "fixedrange": True, "dtick": 1}
+    return go.Figure([heat], bare_layout(yaxis=rows_down))
+
+
+def bare_layout(**more: Any) -> dict[str, Any]:
+    """Of a figure that is drawn once, and does not follow the theme: legible on light and dark."""
+    return {
         "template": {}, "margin": {"l": 8, "r": 8, "t": 8, "b": 28}, "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)", "font": {"family": FONT, "size": 11, "color": "#808890"},
-        "yaxis": {"autorange": "reversed", "automargin": True, "fixedrange": True, "dtick": 1},
-        "xaxis": {"fixedrange": True},
+        "xaxis": {"fixedrange": True}, **more,
     }  # fmt: skip
-    return go.Figure([heat], layout)
 
 
 def _finite(value: Any) -> float | None:
