@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +162,8 @@ def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 
 def fetched(copy: torch.Tensor) -> torch.Tensor:
-    """Returns such a copy in host memory. On the sender's thread, and on a stream of its own: on the script's it would wait
-    behind all that the script has queued."""
+    """Returns such a copy in host memory. On the sender's thread, which sleeps until it is there, some milliseconds; and on a
+    stream of its own, since on the script's it would wait behind all that the script has queued."""
     if not copy.is_cuda:
         return copy.cpu()
     cuda = sys.modules["torch"].cuda
@@ -170,7 +171,12 @@ def fetched(copy: torch.Tensor) -> torch.Tensor:
     if stream is None:
         stream = _fetching[copy.device] = cuda.Stream(copy.device)
     with cuda.stream(stream):
-        return copy.cpu()
+        host = copy.to("cpu", non_blocking=True)  # pinned; torch keeps that memory for the next one
+        arrived = cuda.Event()
+        arrived.record(stream)
+    while not arrived.query():
+        time.sleep(0.0005)
+    return host
 
 
 def current_stream(device: torch.device | None) -> Any:

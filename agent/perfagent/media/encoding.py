@@ -83,12 +83,5 @@ def wav(array: Any, sample_rate_hz: int) -> bytes:
     frames = array.clip(-32768, 32767).astype("<i2")
     data, channels = frames.tobytes(), frames.shape[1]
     layout = struct.pack("<HHIIHH", 1, channels, sample_rate_hz, 2 * channels * sample_rate_hz, 2 * channels, 16)
-    return (
-        b"RIFF"
-        + struct.pack("<I", 36 + len(data))
-        + b"WAVEfmt \x10\0\0\0"
-        + layout
-        + b"data"
-        + struct.pack("<I", len(data))
-        + data
-    )
+    head = struct.pack("<4sI8sI", b"RIFF", 36 + len(data), b"WAVEfmt ", len(layout))
+    return b"".join((head, layout, struct.pack("<4sI", b"data", len(data)), data))

@@ -38,10 +38,10 @@ TELL_S = 30.0
 
 
 class _Waiting(NamedTuple):
-    """log: whose step it has, where that is not known yet."""
+    """place: in its list; log: whose step it has, where that is not known yet."""
 
     name: str
-    index: int
+    place: int
     media: Media
     step: int | None
     log: EarlyLog | None
@@ -100,8 +100,8 @@ class Outbox:
                     f"{name!r:.80} has {len(media)} items in one log(); the first {MOST_OF_CALL} are kept",
                     len(media) - MOST_OF_CALL,
                 )
-            for index, one in enumerate(media[:MOST_OF_CALL]):
-                self._add(_Waiting(name, index, one, number, log))
+            for place, one in enumerate(media[:MOST_OF_CALL]):
+                self._add(_Waiting(name, place, one, number, log))
         if self.source is not None:
             self.source.due = self._sender.sources_due = 0.0
 
@@ -170,7 +170,7 @@ class Outbox:
             self._say(item.media.note[:20], f"{item.name!r:.80}: {item.media.note}")
         self._taken_bytes += len(encoded.data)
         told = {
-            "name": item.name, "what": item.media.kind, "index": item.index, "caption": item.media.caption,
+            "name": item.name, "what": item.media.kind, "index": item.place, "caption": item.media.caption,
             "width": encoded.width, "height": encoded.height, "payload": encoded.data,
         }  # fmt: skip
         told = {key: value for key, value in told.items() if value is not None}

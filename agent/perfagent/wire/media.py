@@ -23,26 +23,24 @@ MAX_BINS = 512
 JSON_TYPE = "application/json"
 """Of tables and histograms."""
 
-_IMAGES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
-_SOUNDS = ((b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"))
+_KNOWN = {
+    "image": (
+        (0, b"\x89PNG\r\n\x1a\n", "image/png"), (0, b"\xff\xd8\xff", "image/jpeg"), (0, b"GIF87a", "image/gif"),
+        (0, b"GIF89a", "image/gif"), (8, b"WEBP", "image/webp"),
+    ),
+    "audio": ((0, b"OggS", "audio/ogg"), (0, b"ID3", "audio/mpeg"), (8, b"WAVE", "audio/wav")),
+}  # fmt: skip
+"""Where its mark stands; those of RIFF stand behind that word."""
 
 
 def media_type(kind: MediaKind, data: bytes) -> str | None:
     """The media type of an image or a sound, from its first bytes; None for what is not of this kind, or not allowed."""
-    head = data[:12]
-    if kind == "image":
-        riff, known = (b"WEBP", "image/webp"), _IMAGES
-    elif kind == "audio":
-        riff, known = (b"WAVE", "audio/wav"), _SOUNDS
-        if head[:1] == b"\xff" and len(head) > 1 and head[1] & 0xE6 == 0xE2:  # a frame of MPEG audio, layer III
-            return "audio/mpeg"
-    else:
+    if kind not in _KNOWN:
         return None
-    if head[:4] == b"RIFF" and head[8:12] == riff[0]:
-        return riff[1]
-    return next((name for magic, name in known if head.startswith(magic)), None)
+    head = data[:12]
+    if kind == "audio" and len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2:  # MPEG audio, layer III
+        return "audio/mpeg"
+    found = (
+        name for at, magic, name in _KNOWN[kind] if head[at:].startswith(magic) and (not at or head[:4] == b"RIFF")
+    )
+    return next(found, None)

@@ -37,7 +37,7 @@ def histogram_figure(found: Sequence[Mapping[str, Any]]) -> go.Figure:
         colorbar={"thickness": 10, "outlinewidth": 0, **ticks},
         hovertemplate="%{x}: %{customdata:.2f} % ≈ %{y:.4g}<extra></extra>",
     )  # fmt: skip
-    return go.Figure([heat], bare_layout(yaxis={"automargin": True, "fixedrange": True}))
+    return go.Figure([heat], bare_layout(yaxis={"automargin": True, "fixedrange": True, "showgrid": False}))
 
 
 def _shares(one: Mapping[str, Any], low: float, width: float) -> list[float]:

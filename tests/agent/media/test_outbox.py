@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from agent_recorded import Recording
+from builders import until
 from torch import nn
 from whole_end import whole_end
 
@@ -73,6 +77,18 @@ def test_what_cannot_be_sent_is_said_and_counted(tmp_path, caplog):
     assert len(sent(tmp_path)) == 100
     assert Recording(tmp_path).events("media")[-1] == {"left_out": 5}
     assert [value for _, value in Recording(tmp_path).series("loss")] == [1.0, 1.0]
+
+
+def test_numbers_do_not_wait_for_an_image_on_its_device(tmp_path):
+    run = perfagent.init(record=tmp_path)
+    image, arrived = perfagent.Image(GRAY), threading.Event()
+    image._content._event = SimpleNamespace(query=arrived.is_set)
+    run.log({"samples": image, "x": 1.0}, step=1)
+    until(lambda: run._sender.counters["samples"] >= 1, why="the number waited for the image")
+    assert len(run._media.waiting) == 1
+    arrived.set()
+    run.finish()
+    assert len(sent(tmp_path)) == 1
 
 
 def test_what_waits_for_the_sender_is_bounded(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ def logged(what: str, payload: object, name: str = "samples", **data: object) ->
     return Event(kind="media", time=1.0, step=7, data={"name": name, "what": what, "payload": payload, **data})
 
 
-def test_media_are_listed_without_their_bytes_and_read_one_by_one(client: TestClient) -> None:
+def test_media_are_listed_without_their_bytes(client: TestClient) -> None:
     table = logged("table", TABLE, "answers")
     left_out = [Event(kind="media", time=1.0, data={"left_out": count}) for count in (2, 5)]
     send(client, frame({"loss": [1.0]}, events=[logged("image", PNG, caption="a cat"), table, *left_out]))

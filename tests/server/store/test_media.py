@@ -48,7 +48,7 @@ def test_a_frame_that_comes_twice_stores_its_media_once(shelf) -> None:
 
 
 @pytest.mark.sql
-def test_a_full_run_keeps_the_first_and_the_newest_and_an_even_rest(shelf, monkeypatch) -> None:
+def test_a_full_run_keeps_first_and_newest_and_an_even_rest(shelf, monkeypatch) -> None:
     monkeypatch.setattr(store_media, "RUN_BYTES", 16 * len(PNG))
     shelf.append(frame(1, state("running"), *(logged(0, f"once {at}") for at in range(4))))
     for step in range(1, 101):
