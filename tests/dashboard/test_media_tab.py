@@ -28,8 +28,8 @@ def logged(name: str, what: str, step: int, payload: bytes, **data: Any) -> Even
 
 def pictures(step: int, count: int = 2) -> list[Event]:
     encoded = perfagent.Image(np.full((8, 8, 3), step % 255, np.uint8)).encoded()
-    told = [{"index": at, "caption": f"cat {at} at {step}", "width": 8, "height": 8} for at in range(count)]
-    return [logged("samples", "image", step, encoded.data, **one) for one in told]
+    told = [{"index": at, "caption": f"cat {at} at {step}"} for at in range(count)]
+    return [logged("samples", "image", step, encoded, **one) for one in told]
 
 
 def table(step: int) -> Event:
@@ -44,10 +44,8 @@ SEEN = """() => [...document.querySelectorAll('.picture img')].every((one) => on
 
 
 def test_the_media_of_a_run_are_seen_step_by_step(site: ServerProcess, tab: OpenTab, run: str) -> None:
-    sound = logged("speech", "audio", 10, perfagent.Audio(np.zeros(99), 8000).encoded().data, caption="a word")
-    shapes = [
-        logged("weights", "histogram", step, perfagent.Histogram(np.arange(step)).encoded().data) for step in (10, 20)
-    ]
+    sound = logged("speech", "audio", 10, perfagent.Audio(np.zeros(99), 8000).encoded(), caption="a word")
+    shapes = [logged("weights", "histogram", step, perfagent.Histogram(np.arange(step)).encoded()) for step in (10, 20)]
     record_run(site, run, steps=20, events=[*pictures(10), *pictures(20), table(20), sound, *shapes])
     page = tab(f"/run/{run}?tab=media")
     page.wait(CAPTIONS.format("cat 0 at 20,cat 1 at 20"))

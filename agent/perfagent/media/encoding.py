@@ -46,11 +46,11 @@ def _grid(images: Any) -> Any:
     return sheet
 
 
-def fitting_png(image: Any) -> tuple[bytes, int, int]:
-    """A PNG, and its width and height: halved until it fits."""
+def fitting_png(image: Any) -> bytes:
+    """Halved until it fits."""
     while len(data := _png(image)) > MAX_MEDIA_BYTES:
         image = _halved(image)
-    return data, image.shape[1], image.shape[0]
+    return data
 
 
 def _halved(image: Any) -> Any:

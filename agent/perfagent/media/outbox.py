@@ -38,17 +38,16 @@ TELL_S = 30.0
 
 
 class _Waiting(NamedTuple):
-    """place: in its list; log: whose step it has, where that is not known yet."""
+    """place: in its list; step: a call stands for its own, as long as that is not known."""
 
     name: str
     place: int
     media: Media
-    step: int | None
-    log: EarlyLog | None
+    step: int | EarlyLog
 
     @property
     def known_step(self) -> int | None:
-        return self.step if self.log is None else self.log.step
+        return self.step if isinstance(self.step, int) else self.step.step
 
 
 class Outbox:
@@ -78,7 +77,6 @@ class Outbox:
         """step: a number, or the call that will have it."""
         if not found:
             return
-        number, log = (step, None) if isinstance(step, int) else (None, step)
         rarer = 1 << max(self._taken_items // RUN_ITEMS, self._taken_bytes // RUN_BYTES)
         for key, media in found.items():
             name = clean_name(key)
@@ -101,7 +99,7 @@ class Outbox:
                     len(media) - MOST_OF_CALL,
                 )
             for place, one in enumerate(media[:MOST_OF_CALL]):
-                self._add(_Waiting(name, place, one, number, log))
+                self._add(_Waiting(name, place, one, step))
         if self.source is not None:
             self.source.due = self._sender.sources_due = 0.0
 
@@ -157,7 +155,7 @@ class Outbox:
             )
             return
         try:
-            encoded = item.media.encoded()
+            payload = item.media.encoded()
         except RefusedError as error:
             self._leave_out(str(error)[:40], f"{item.name!r:.80} {error}; left out")
             return
@@ -166,14 +164,9 @@ class Outbox:
                 "encoding", f"{item.name!r:.80} could not be encoded: {type(error).__name__}: {error}; left out"
             )
             return
-        if item.media.note:
-            self._say(item.media.note[:20], f"{item.name!r:.80}: {item.media.note}")
-        self._taken_bytes += len(encoded.data)
-        told = {
-            "name": item.name, "what": item.media.kind, "index": item.place, "caption": item.media.caption,
-            "width": encoded.width, "height": encoded.height, "payload": encoded.data,
-        }  # fmt: skip
-        told = {key: value for key, value in told.items() if value is not None}
+        self._taken_bytes += len(payload)
+        told = {"name": item.name, "what": item.media.kind, "index": item.place, "payload": payload}
+        told |= {"caption": item.media.caption} if item.media.caption else {}
         self._sender.event("media", told, step=item.known_step)
 
     # ---- what is left out

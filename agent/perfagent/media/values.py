@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -29,7 +29,7 @@ from perfagent.wire.media import (
     media_type,
 )
 
-__all__ = ["Audio", "Encoded", "Histogram", "Image", "Media", "Table"]
+__all__ = ["Audio", "Histogram", "Image", "Media", "Table"]
 
 _COPIED_BYTES = 16 * 2**20
 """Of one item: a larger image is taken with fewer pixels."""
@@ -41,21 +41,15 @@ _CELL_CHARACTERS = 500
 _ALLOWED = {"image": "PNG, JPEG, WebP or GIF", "audio": "WAV, MP3 or OGG"}
 
 
-class Encoded(NamedTuple):
-    data: bytes
-    width: int | None = None
-    height: int | None = None
-
-
 class Media:
-    """problem: why it cannot be sent; note: what of it is left out. Both are empty where all is well."""
+    """problem: why it cannot be sent, empty where all is well."""
 
     kind: ClassVar[MediaKind]
-    __slots__ = ("_content", "caption", "note", "problem")
+    __slots__ = ("_content", "caption", "problem")
 
     def __init__(self, caption: Any, take: Callable[[], Snapshot | bytes]) -> None:
-        self.caption = None if caption is None else str(caption)[:MAX_CAPTION_CHARACTERS]
-        self.problem = self.note = ""
+        self.caption = "" if caption is None else str(caption)[:MAX_CAPTION_CHARACTERS]
+        self.problem = ""
         self._content: Snapshot | bytes = b""
         try:
             self._content = take()
@@ -74,13 +68,11 @@ class Media:
     def ready(self) -> bool:
         return isinstance(self._content, bytes) or self._content.ready()
 
-    def encoded(self) -> Encoded:
+    def encoded(self) -> bytes:
         """On the sender's thread, once it is ready. Raises RefusedError for what cannot be sent."""
-        if isinstance(self._content, bytes):
-            return Encoded(self._content)
-        return self._encode(self._content.array())
+        return self._content if isinstance(self._content, bytes) else self._encode(self._content.array())
 
-    def _encode(self, array: Any) -> Encoded:
+    def _encode(self, array: Any) -> bytes:
         raise NotImplementedError
 
 
@@ -114,8 +106,8 @@ class Image(Media):
             raise RefusedError(f"takes no image of shape {tuple(data.shape)}")
         return Snapshot(view)
 
-    def _encode(self, array: Any) -> Encoded:
-        return Encoded(*fitting_png(pixels(array)))
+    def _encode(self, array: Any) -> bytes:
+        return fitting_png(pixels(array))
 
 
 def _channels_last(view: Any) -> Any:
@@ -166,11 +158,11 @@ class Audio(Media):
             raise RefusedError(f"takes frames × up to {_MOST_CHANNELS} channels, not the shape {tuple(data.shape)}")
         most = (MAX_MEDIA_BYTES - 44) // (2 * view.shape[1])
         if view.shape[0] > most:
-            self.note = f"the first {most / rate:.1f} of {view.shape[0] / rate:.1f} s are kept"
+            self.caption = f"{self.caption} (the first {most / rate:.1f} of {view.shape[0] / rate:.1f} s)".strip()
         return Snapshot(view[:most])
 
-    def _encode(self, array: Any) -> Encoded:
-        return Encoded(wav(array, self._sample_rate_hz or 0))
+    def _encode(self, array: Any) -> bytes:
+        return wav(array, self._sample_rate_hz or 0)
 
 
 class Table(Media):
@@ -180,7 +172,7 @@ class Table(Media):
     """
 
     kind = "table"
-    __slots__ = ("_columns", "_count", "_rows")
+    __slots__ = ()
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> None:
         super().__init__(caption, lambda: self._take(columns, rows))
@@ -188,28 +180,24 @@ class Table(Media):
     def _take(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
         if isinstance(columns, str) or not 0 < len(columns) <= MAX_TABLE_COLUMNS:
             raise RefusedError(f"takes a list of 1 to {MAX_TABLE_COLUMNS} names as columns, not {columns!r:.60}")
-        self._columns = [str(name)[:_CELL_CHARACTERS] for name in columns]
         all_rows = rows if isinstance(rows, Sequence) else [*rows]
-        self._count = len(all_rows)
-        self._rows = [[_cell(cell) for cell in row] for row in all_rows[:MAX_TABLE_ROWS]]
-        if wrong := next((row for row in self._rows if len(row) != len(columns)), None):
+        kept = [[_cell(cell) for cell in row] for row in all_rows[:MAX_TABLE_ROWS]]
+        if wrong := next((row for row in kept if len(row) != len(columns)), None):
             raise RefusedError(f"has {len(columns)} columns, and a row of {len(wrong)} cells")
-        return b""
+        names = [str(name)[:_CELL_CHARACTERS] for name in columns]
+        return msgspec.json.encode({"columns": names, "rows": kept, "count": len(all_rows)})
 
-    def encoded(self) -> Encoded:
+    def encoded(self) -> bytes:
         """Without secrets: what its columns are called, and what its cells look like, tells of them."""
-        across = [[row[at] for row in self._rows] for at in range(len(self._columns))]
-        clean = [
-            next(iter(redacted({name: cells}).values())) for name, cells in zip(self._columns, across, strict=True)
-        ]
-        columns = [cells if isinstance(cells, list) else [cells] * len(self._rows) for cells in clean]
-        rows = [[*row] for row in zip(*columns, strict=True)]
-        while (
-            len(data := msgspec.json.encode({"columns": self._columns, "rows": rows, "count": self._count}))
-            > MAX_MEDIA_BYTES
-        ):
-            rows = rows[: len(rows) // 2]
-        return Encoded(data)
+        told = msgspec.json.decode(super().encoded())
+        names, rows = told["columns"], told["rows"]
+        for at, name in enumerate(names):
+            cells = next(iter(redacted({name: [row[at] for row in rows]}).values()))
+            for place, row in enumerate(rows):
+                row[at] = cells if isinstance(cells, str) else cells[place]
+        while len(data := msgspec.json.encode(told)) > MAX_MEDIA_BYTES:
+            told["rows"] = told["rows"][: len(told["rows"]) // 2]
+        return data
 
 
 class Histogram(Media):
@@ -232,7 +220,7 @@ class Histogram(Media):
             raise RefusedError("takes at least one number")
         return Snapshot(flat[:: math.ceil(self._count / _LOOKED_AT)])
 
-    def _encode(self, array: Any) -> Encoded:
+    def _encode(self, array: Any) -> bytes:
         np = numpy()
         finite = array[np.isfinite(array)].astype("float64")
         counts, edges = np.histogram(finite, self._bins) if len(finite) else ([0] * self._bins, (0.0, 1.0))
@@ -240,24 +228,20 @@ class Histogram(Media):
             "low": float(edges[0]), "high": float(edges[-1]), "counts": [int(count) for count in counts],
             "nonfinite": len(array) - len(finite), "count": self._count,
         }  # fmt: skip
-        return Encoded(msgspec.json.encode(found))
+        return msgspec.json.encode(found)
 
 
 def _file(kind: MediaKind, data: Any) -> bytes | None:
     """The checked bytes of a file; None for what is none. Read now, for it may be another one later."""
     if isinstance(data, (str, os.PathLike)):
-        path = Path(data)
-        if path.stat().st_size > MAX_MEDIA_BYTES:
-            raise RefusedError(
-                f"takes files of up to {MAX_MEDIA_BYTES >> 20} MiB; {path.name} has {path.stat().st_size:,} bytes"
-            )
-        return _checked(kind, path.read_bytes())
+        with Path(data).open("rb") as file:
+            return _checked(kind, file.read(MAX_MEDIA_BYTES + 1))
     return _checked(kind, bytes(data)) if isinstance(data, (bytes, bytearray, memoryview)) else None
 
 
 def _checked(kind: MediaKind, data: bytes) -> bytes:
     if len(data) > MAX_MEDIA_BYTES:
-        raise RefusedError(f"takes up to {MAX_MEDIA_BYTES >> 20} MiB, not {len(data):,} bytes")
+        raise RefusedError(f"takes files of up to {MAX_MEDIA_BYTES >> 20} MiB, and this is larger")
     if media_type(kind, data) is None:
         why = ": SVG and HTML can run in the browser of whoever looks" if kind == "image" and b"<" in data[:200] else ""
         raise RefusedError(f"takes {_ALLOWED[kind]}, not bytes that begin with {data[:12]!r}{why}")

@@ -364,8 +364,6 @@ class MediaData(Struct):
     what: MediaKind | None = None
     index: Count | None = None
     caption: Annotated[str, Meta(max_length=MAX_CAPTION_CHARACTERS)] | None = None
-    width: Count | None = None
-    height: Count | None = None
     left_out: Whole | None = None
     payload: Any = None
 

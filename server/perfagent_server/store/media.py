@@ -7,6 +7,7 @@ it needs. What an older attempt has from a later one's first step on is cut from
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or
 
 from perfagent.wire import Event, Frame
 from perfagent.wire.events import HistogramMedia, media_type_of
+from perfagent.wire.limits import MAX_COUNT
 from perfagent_server.database import Database
 from perfagent_server.store.read.view import visible_attempts
 from perfagent_server.store.tables import event, media
@@ -38,13 +40,21 @@ def store_media(connection: Connection, frame: Frame, events: Sequence[Event], n
             "kind": item.data["what"], "step": item.step or 0, "place": item.data.get("index") or 0,
             "time": item.time if math.isfinite(item.time) else now,
             "type": media_type_of(item.data["what"], item.data["payload"]), "bytes": len(item.data["payload"]),
-            "caption": (item.data.get("caption") or "").replace("\0", ""), "width": item.data.get("width"),
-            "height": item.data.get("height"), "data": item.data["payload"],
+            "caption": (item.data.get("caption") or "").replace("\0", ""), "data": item.data["payload"],
+            **_sides(item.data["payload"]),
         }
         for item in events
     ]  # fmt: skip
     connection.execute(insert(media), rows)
     _keep_within(connection, frame.run)
+
+
+def _sides(payload: bytes) -> dict[str, int | None]:
+    """Of a PNG, which is what agents make."""
+    is_png = payload[12:16] == b"IHDR" and len(payload) > 24
+    width, height = struct.unpack(">II", payload[16:24]) if is_png else (0, 0)
+    is_right = 0 < width <= MAX_COUNT and 0 < height <= MAX_COUNT
+    return {"width": width if is_right else None, "height": height if is_right else None}
 
 
 def _keep_within(connection: Connection, run: str) -> None:
