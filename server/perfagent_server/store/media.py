@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, false, func, insert, or_, select
 
 from perfagent.wire import Event, Frame
 from perfagent.wire.events import HistogramMedia, media_type_of
@@ -227,7 +227,7 @@ def _fields(data: bytes) -> dict[str, Any]:
 
 def _seen(connection: Connection, run: str) -> ColumnElement[bool]:
     tops = visible_attempts(connection, run)
-    return and_(media.c.run == run, or_(*(and_(media.c.attempt == one, media.c.step <= top) for one, top in tops)))
+    return and_(media.c.run == run, or_(false(), *(and_(media.c.attempt == one, media.c.step <= top) for one, top in tops)))
 
 
 def _item(row: Mapping[Any, Any]) -> MediaItem:

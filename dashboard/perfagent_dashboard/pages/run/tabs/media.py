@@ -82,7 +82,7 @@ async def _images(_server: ServerApi, items: Sequence[Mapping[str, Any]], *, sev
         [
             html.Button(
                 [
-                    dmc.Image(src=item["url"], alt=_caption(item, several) or item["name"], attributes=_lazy(item)),
+                    dmc.Image(src=item["url"], alt="" if _caption(item, several) else item["name"], attributes=_lazy(item)),
                     html.Span(_caption(item, several)),
                 ],
                 type="button", className="picture", title=say("media_enlarge"), **hyphenated(data_enlarge="1"),
@@ -120,7 +120,8 @@ async def _tables(server: ServerApi, items: Sequence[Mapping[str, Any]], *, seve
             continue
         rows = [["" if cell is None else str(cell) for cell in row] for row in told["rows"][:_ROWS]]
         shown += [html.P(_caption(item, several), className="quiet")] if _caption(item, several) else []
-        shown.append(table(told["columns"], rows, empty=say("media_no_rows")))
+        whole = table(told["columns"], rows, empty=say("media_no_rows"))
+        shown.append(html.Div(whole, className="scrolls", tabIndex=0))
         if told["count"] > _ROWS:
             link = html.A(say("media_rows_kept", count=len(told["rows"])), href=item["url"], target="_blank")
             shown.append(
