@@ -10,10 +10,10 @@ import logging
 import math
 import time
 from collections import Counter, deque
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.delivery.columns import clean_name
-from perfagent.media.snapshot import RefusedError
 from perfagent.media.values import Media
 
 if TYPE_CHECKING:
@@ -58,10 +58,13 @@ class Outbox:
         self.source: Source | None = None
         """Polled while there is something to do."""
         self.waiting: deque[_Waiting] = deque()
-        self._waiting_bytes = 0
+        self._added_bytes = self._sent_bytes = 0
+        """Of copies; each is counted by one thread alone."""
         self._calls: Counter[str] = Counter()
         self._taken_items = self._taken_bytes = 0
-        self._left_out = self._told = 0
+        self._left_out: Counter[int] = Counter()
+        """By thread, for the same reason."""
+        self._told = 0
         self._tell_at = 0.0
 
     # ---- on the training thread
@@ -107,13 +110,13 @@ class Outbox:
         media = item.media
         if media.problem:
             self._leave_out(media.problem[:40], f"{item.name!r:.80}: {media.problem}; left out")
-        elif len(self.waiting) >= WAITING_ITEMS or self._waiting_bytes + media.nbytes > WAITING_BYTES:
+        elif len(self.waiting) >= WAITING_ITEMS or self._added_bytes - self._sent_bytes + media.nbytes > WAITING_BYTES:
             self._leave_out(
                 "fast",
                 "images and other media come faster than they can be sent; log fewer, or smaller ones; some are left out",
             )
         else:
-            self._waiting_bytes += media.nbytes
+            self._added_bytes += media.nbytes
             self._taken_items += 1
             self.waiting.append(item)
 
@@ -121,17 +124,19 @@ class Outbox:
 
     def poll(self) -> None:
         closing_at, now = self._sender.closing_at, self._sender.clock()
-        closing = closing_at is not None
+        closing, records, spool = closing_at is not None, self._sender.config.record is not None, self._sender.spool
         began, until = time.thread_time(), now + (TICK_S if closing_at is None else CLOSING_SHARE * (closing_at - now))
-        while self.waiting and self._sender.clock() < until and (closing or self._has_room()):
+        while (
+            self.waiting and self._sender.clock() < until and (closing or records or spool.pending_bytes < FRAME_BYTES)
+        ):
             item = self.waiting[0]
-            if item.known_step is None or not _is_ready(item.media):
+            if item.known_step is None or not item.media.ready():
                 if not closing:
                     break
                 time.sleep(0.005)  # a copy takes milliseconds to come from its device
                 continue
             self.waiting.popleft()
-            self._waiting_bytes -= item.media.nbytes
+            self._sent_bytes += item.media.nbytes
             self._send(item)
         if closing and self.waiting:
             self._leave_out("end", "the run ended before all its media were sent; some are left out", len(self.waiting))
@@ -139,12 +144,9 @@ class Outbox:
         self._tell(last=closing)
         if self.source is not None:
             self.source.due = math.inf
-            if self.waiting or self._left_out > self._told:  # also what was added meanwhile
+            if self.waiting or self._total > self._told:  # also what was added meanwhile
                 self.source.due = self._sender.sources_due = 0.0
         self._sender.asked_cpu_s += time.thread_time() - began
-
-    def _has_room(self) -> bool:
-        return self._sender.config.record is not None or self._sender.spool.pending_bytes < FRAME_BYTES
 
     def _send(self, item: _Waiting) -> None:
         config, spool = self._sender.config, self._sender.spool
@@ -156,13 +158,8 @@ class Outbox:
             return
         try:
             payload = item.media.encoded()
-        except RefusedError as error:
-            self._leave_out(str(error)[:40], f"{item.name!r:.80} {error}; left out")
-            return
-        except Exception as error:  # noqa: BLE001 - its device was lost, or memory ran out
-            self._leave_out(
-                "encoding", f"{item.name!r:.80} could not be encoded: {type(error).__name__}: {error}; left out"
-            )
+        except Exception as error:  # noqa: BLE001 - it cannot be made to fit, its device was lost, or memory ran out
+            self._leave_out("encoding", f"{item.name!r:.80} cannot be sent: {type(error).__name__}: {error}; left out")
             return
         self._taken_bytes += len(payload)
         told = {"name": item.name, "what": item.media.kind, "index": item.place, "payload": payload}
@@ -172,19 +169,19 @@ class Outbox:
     # ---- what is left out
 
     def _leave_out(self, topic: str, sentence: str, count: int = 1) -> None:
-        self._left_out += count
-        self._sender.counters["dropped_media"] = self._left_out
-        self._say(topic, sentence)
+        self._left_out[get_ident()] += count
+        self._sender.counters["dropped_media"] = self._total
+        self._sender.tell(f"media {topic}", logging.WARNING, f"perfagent: {sentence}")
 
-    def _say(self, topic: str, sentence: str) -> None:
-        if not self._sender.config.disabled:
-            self._sender.tell(f"media {topic}", logging.WARNING, f"perfagent: {sentence}")
+    @property
+    def _total(self) -> int:
+        return sum([*self._left_out.values()])
 
     def _tell(self, *, last: bool) -> None:
         now = time.monotonic()
-        if self._left_out > self._told and (last or now >= self._tell_at):
-            self._told, self._tell_at = self._left_out, now + TELL_S
-            self._sender.event("media", {"left_out": self._left_out})
+        if self._total > self._told and (last or now >= self._tell_at):
+            self._told, self._tell_at = self._total, now + TELL_S
+            self._sender.event("media", {"left_out": self._told})
 
 
 def _media_of(value: Any) -> list[Media]:
@@ -193,10 +190,3 @@ def _media_of(value: Any) -> list[Media]:
     if type(value) in (list, tuple) and value and all(isinstance(one, Media) for one in value):
         return [*value]
     return []
-
-
-def _is_ready(media: Media) -> bool:
-    try:
-        return media.ready()
-    except Exception:  # noqa: BLE001 - a lost device answers every query with its own error, which encoding meets again
-        return True

@@ -31,8 +31,11 @@ class Snapshot:
             self._copy, self._event = numpy().array(view, order="C", copy=True), None
 
     def ready(self) -> bool:
-        """Never blocks."""
-        return self._event is None or bool(self._event.query())
+        """Never blocks. Of a lost device it is, whose error `array` will meet."""
+        try:
+            return self._event is None or bool(self._event.query())
+        except RuntimeError:
+            return True
 
     def array(self) -> Any:
         """In host memory. On the sender's thread, once it is ready."""

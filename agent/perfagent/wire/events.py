@@ -18,18 +18,9 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from perfagent.errors import WireError
+from perfagent.wire import media
 from perfagent.wire.frame import WIRE_VERSION, Event, Frame, decode
 from perfagent.wire.limits import MAX_COUNT, MAX_EVENTS, MAX_STEP, name_problem
-from perfagent.wire.media import (
-    JSON_TYPE,
-    MAX_BINS,
-    MAX_CAPTION_CHARACTERS,
-    MAX_MEDIA_BYTES,
-    MAX_TABLE_COLUMNS,
-    MAX_TABLE_ROWS,
-    MediaKind,
-    media_type,
-)
 from perfagent.wire.query import Severity, State
 
 __all__ = [
@@ -332,8 +323,8 @@ class ThreadData(Struct):
 class TableMedia(Struct):
     """The JSON of a logged table. count: of all its rows, of which the first may be here."""
 
-    columns: Annotated[list[str], Meta(max_length=MAX_TABLE_COLUMNS)]
-    rows: Annotated[list[list[str | int | float | bool | None]], Meta(max_length=MAX_TABLE_ROWS)]
+    columns: Annotated[list[str], Meta(max_length=media.MAX_TABLE_COLUMNS)]
+    rows: Annotated[list[list[str | int | float | bool | None]], Meta(max_length=media.MAX_TABLE_ROWS)]
     count: Whole
 
     def __post_init__(self) -> None:
@@ -347,7 +338,7 @@ class HistogramMedia(Struct):
 
     low: float
     high: float
-    counts: Annotated[list[Whole], Meta(min_length=1, max_length=MAX_BINS)]
+    counts: Annotated[list[Whole], Meta(min_length=1, max_length=media.MAX_BINS)]
     nonfinite: Whole
     count: Whole
 
@@ -361,32 +352,32 @@ class MediaData(Struct):
     many the agent has left out so far."""
 
     name: str | None = None
-    what: MediaKind | None = None
+    what: media.MediaKind | None = None
     index: Count | None = None
-    caption: Annotated[str, Meta(max_length=MAX_CAPTION_CHARACTERS)] | None = None
+    caption: Annotated[str, Meta(max_length=media.MAX_CAPTION_CHARACTERS)] | None = None
     left_out: Whole | None = None
     payload: Any = None
 
     def __post_init__(self) -> None:
         if self.payload is None:
             return
-        if not isinstance(self.payload, bytes) or len(self.payload) > MAX_MEDIA_BYTES:
-            raise ValueError(f"Expected at most {MAX_MEDIA_BYTES} `bytes` as `payload`")
+        if not isinstance(self.payload, bytes) or len(self.payload) > media.MAX_MEDIA_BYTES:
+            raise ValueError(f"Expected at most {media.MAX_MEDIA_BYTES} `bytes` as `payload`")
         if self.what is None or (problem := name_problem(self.name or "")) is not None:
             raise ValueError("A `payload` needs `what`, its kind" if self.what is None else problem)
         if media_type_of(self.what, self.payload) is None:
             raise ValueError("The `payload` is no PNG, JPEG, WebP or GIF, no WAV, MP3 or OGG, as `what` says")
 
 
-def media_type_of(what: MediaKind, payload: bytes) -> str | None:
+def media_type_of(what: media.MediaKind, payload: bytes) -> str | None:
     """The media type of what was logged; None for what is not of this kind. Raises ValueError for JSON of another form."""
     if what in ("image", "audio"):
-        return media_type(what, payload)
+        return media.media_type(what, payload)
     try:
         msgspec.json.decode(payload, type=TableMedia if what == "table" else HistogramMedia)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"The `payload` is no JSON of a {what}: {error}") from error
-    return JSON_TYPE
+    return media.JSON_TYPE
 
 
 EVENT_DATA: Mapping[str, type[Struct]] = {
