@@ -329,7 +329,7 @@ class RecordingSender:
         self.sources: list[Callable[[], None]] = []
         self.imports: list[str] = []
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
-        self.disabled, self.cpu_s = False, 0.0
+        self.disabled, self.cpu_s, self.asked_cpu_s = False, 0.0, 0.0
         self.closing_at: float | None = None
         self.closed = threading.Event()
         self.spool = SimpleNamespace(backlog=False, read_drafts=lambda: None)

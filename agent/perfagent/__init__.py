@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from perfagent.errors import PerfagentError as PerfagentError
     from perfagent.errors import ServerUnreachable as ServerUnreachable
     from perfagent.errors import WireError as WireError
+    from perfagent.media import Audio as Audio
+    from perfagent.media import Histogram as Histogram
+    from perfagent.media import Image as Image
+    from perfagent.media import Table as Table
     from perfagent.run import Run as Run
     from perfagent.session import alert as alert
     from perfagent.session import attach as attach
@@ -65,11 +69,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audio",
     "CachedDataset",
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
     "DiskCache",
+    "Histogram",
+    "Image",
     "LengthBucketBatchSampler",
     "Loop",
     "MappedLines",
@@ -84,6 +91,7 @@ __all__ = [
     "ServerUnreachable",
     "SplitOnOom",
     "StepResult",
+    "Table",
     "TokenBudgetBatchSampler",
     "TuningJob",
     "WireError",
@@ -123,6 +131,10 @@ _WHERE = {
     "PerfagentError": "perfagent.errors",
     "ServerUnreachable": "perfagent.errors",
     "WireError": "perfagent.errors",
+    "Audio": "perfagent.media",
+    "Histogram": "perfagent.media",
+    "Image": "perfagent.media",
+    "Table": "perfagent.media",
     "Run": "perfagent.run",
     "alert": "perfagent.session",
     "attach": "perfagent.session",

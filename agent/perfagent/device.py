@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "current_stream", "immortal", "is_captured",
-    "listen_here", "ready", "snapshot", "take", "take_if_any", "value_of", "waiting",
+    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "current_stream", "duplicate", "fetched", "immortal",
+    "is_captured", "listen_here", "ready", "snapshot", "take", "take_if_any", "value_of", "waiting",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -78,6 +79,8 @@ _streams: dict[tuple[int, ...], Any] = {}
 """(id, device index, device type) of a stream in C++ -> its Python object, which takes longer to make than
 the rest of a mark."""
 _MOST_STREAMS = 256
+_fetching: dict[Any, Any] = {}
+"""Device -> the stream on which the sender's thread fetches copies."""
 _device: Any = None
 """The first CUDA device from which a value or a mark was taken."""
 _listening = threading.local()
@@ -141,6 +144,39 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     event.record(current_stream(tensor.device))
     _on_their_way += 1
     return Reading(buffer, event, pool, size)
+
+
+def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Copies a large tensor where it lies, and returns the copy and the event behind it; None where there is none to wait
+    for. Pinned memory of that size would have to be allocated, which waits for the device."""
+    global _elsewhere
+    torch = sys.modules["torch"]
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    _elsewhere = _elsewhere or not copy.is_cpu
+    if not copy.is_cuda:
+        return copy, None
+    _uses(copy.device)
+    event = torch.cuda.Event()
+    event.record(current_stream(copy.device))
+    return copy, event
+
+
+def fetched(copy: torch.Tensor) -> torch.Tensor:
+    """Returns such a copy in host memory. On the sender's thread, which sleeps until it is there, some milliseconds; and on a
+    stream of its own, since on the script's it would wait behind all that the script has queued."""
+    if not copy.is_cuda:
+        return copy.cpu()
+    cuda = sys.modules["torch"].cuda
+    stream = _fetching.get(copy.device)
+    if stream is None:
+        stream = _fetching[copy.device] = cuda.Stream(copy.device)
+    with cuda.stream(stream):
+        host = copy.to("cpu", non_blocking=True)  # pinned; torch keeps that memory for the next one
+        arrived = cuda.Event()
+        arrived.record(stream)
+    while not arrived.query():
+        time.sleep(0.0005)
+    return host
 
 
 def current_stream(device: torch.device | None) -> Any:

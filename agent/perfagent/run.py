@@ -43,6 +43,7 @@ from perfagent.hooks.new_progress import new_progress
 from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
+from perfagent.media.outbox import Outbox
 from perfagent.misuse import Misuse
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
@@ -59,6 +60,7 @@ from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
+    from perfagent.media import Media
     from perfagent.signals.scheduled_probes import Looks
     from perfagent.wire import Finding
 
@@ -142,6 +144,7 @@ class Run:
         self._watching = Watching(self._progress, self._investigator.add)
         self._progress.on_next_optimizer = self._watching.watch_step
         self._misuse = Misuse(self._sender)
+        self._media = Outbox(self._sender)
         self._batches_due = 0.0
         self._given_step = -1
         self._given: tuple[Any, ...] = ()
@@ -196,9 +199,10 @@ class Run:
         return f"{self._sender.config.server}/run/{self.id}" if self.id and sends else None
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-        """Records numbers under names. Without a step they belong to the step in progress.
+        """Records numbers under names, and images, audio, tables and histograms (`perfagent.Image` ...), one or a list.
+        Without a step they belong to the step in progress.
 
-        A value on a GPU is not waited for; what is no number is left out and counted. commit: False where the next call
+        A value on a GPU is not waited for; what is none of these is left out and counted. commit: False where the next call
         is of the same step, in a process that never steps an optimizer, where else each call is a step of its own.
         """
         p = self._progress
@@ -213,8 +217,10 @@ class Run:
             self._misuse.no_metrics(metrics)
             return
         later = False
+        media: dict[str, list[Media]] = {}
         for value in values.values():  # with cold caches half of what `issuperset(map(type, ...))` takes
             if type(value) is not float and type(value) not in _PLAIN:
+                media = self._media.take_out(values)
                 later = True
                 snapshot(values)
                 break
@@ -236,7 +242,7 @@ class Run:
                 self._explicit_loss(step, values["loss"])
         elif p.seen_backward:
             if p.last is None and p.unstepped():
-                self._log_unstepped(values, commit)
+                self._log_unstepped(values, media, commit)
                 return
             step = p.completed + p.opened
             loss = values.get("loss")
@@ -245,12 +251,16 @@ class Run:
             elif "loss" in values:
                 self._explicit_loss(step, loss)
         else:
-            p.log_early(EarlyLog(time.time(), time.monotonic(), values, commit))
+            early = EarlyLog(time.time(), time.monotonic(), values, commit)
+            self._media.add(media, early)
+            p.log_early(early)
             return
-        if later:
-            p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
-        else:
+        if media:
+            self._media.add(media, step)
+        if not later:
             p.rows.append((step, 0.0, _monotonic(), values))
+        elif values:
+            p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
 
     def alert(self, title: str, text: str = "", level: str = "warning") -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
@@ -424,6 +434,7 @@ class Run:
         who.placed = self._placed
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         self._sender.add_source(self._poll, every_s=_POLL_S)
+        self._media.source = self._sender.add_source(self._media.poll)
         self._sampler = sampler = Sampler(
             self._sender,
             step=self._progress.logged_at,
@@ -671,11 +682,13 @@ class Run:
 
     # ---- details
 
-    def _log_unstepped(self, values: dict[str, Any], commit: bool | None) -> None:
+    def _log_unstepped(self, values: dict[str, Any], media: dict[str, list[Media]], commit: bool | None) -> None:
         p = self._progress
         if "loss" in values and not p.by_log:
             self._explicit_loss(p.completed + 1, values["loss"])
-        p.log_unstepped(EarlyLog(time.time(), time.monotonic(), values, commit))
+        early = EarlyLog(time.time(), time.monotonic(), values, commit)
+        self._media.add(media, early)
+        p.log_unstepped(early)
 
     def _explicit_loss(self, step: int, value: Any) -> None:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""

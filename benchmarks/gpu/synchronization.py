@@ -97,10 +97,15 @@ def _hooks(failures: dict[str, int], lines: list[str]) -> Result:
 
 def _look_at_every_step(training: Training, run: Any, steps: int) -> None:
     """The gradients of every step, and the weights before and after every 16th: otherwise few would be, within the
-    budget."""
-    for _ in range(steps):
+    budget. Weights are logged as a picture and a histogram now and then."""
+    import perfagent
+
+    weights = next(training.model.parameters()).detach().reshape(-1)[:4096]
+    for step in range(steps):
         run._progress.measure_at = 0
         training.step()
+        if step % 16 == 0:
+            run.log({"picture": perfagent.Image(weights.reshape(-1, 8)), "weights": perfagent.Histogram(weights)})
 
 
 def _recorded(recording: Recording, steps: int) -> Result:

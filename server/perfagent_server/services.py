@@ -55,6 +55,7 @@ from perfagent_server.spending.run_cost import Rate, rate_of, spent_of
 from perfagent_server.store.artifacts import Profiles
 from perfagent_server.store.changes import Change, newest_change
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.media import MediaStore
 from perfagent_server.store.opening import open_store
 from perfagent_server.store.retention import Retention, RetentionPolicy
 from perfagent_server.store.samples import SampleCompactor
@@ -89,6 +90,7 @@ class Services:
     rule_profiles: RuleProfiles
     profiles: Profiles
     flames: Flames
+    media: MediaStore
     compactor: SampleCompactor
     retention: Retention
     replica: Replica | None
@@ -338,6 +340,7 @@ def _wired(
         rule_profiles=rule_profiles,
         profiles=profiles,
         flames=Flames(profiles),
+        media=MediaStore(database),
         compactor=compactor,
         retention=Retention(database, store, _policy(settings), on_deleted=forget, leases=leases, thin_elsewhere=thin),
         replica=replica,

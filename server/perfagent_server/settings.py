@@ -31,6 +31,7 @@ RETENTION_SETTINGS = (
     "runs_days",
     "events_days",
     "profiles_days",
+    "media_days",
     "alerts_days",
     "audit_days",
     "max_bytes",
@@ -55,7 +56,8 @@ class Settings:
     samples_days: after so many days full resolution is dropped and cells of 16 steps stay. rollup16_days,
     rollup256_days: so many days after a run's end its cells of 16 steps become cells of 256 steps, and those become
     cells of 4096. runs_days: after so many days without a word a run is deleted. events_days, profiles_days,
-    alerts_days, audit_days: after so many days console lines, stacks and other events, profiles, alerts that are over,
+    media_days, alerts_days, audit_days: after so many days console lines, stacks and other events, profiles, images and
+    other media, alerts that are over,
     and rows of the audit log are deleted. max_bytes: of the database; when it has more, the oldest runs lose their
     samples, then their cells, and then go. None: kept for ever, and without a limit.
     requests_per_s, samples_per_s, bytes_per_s, runs_per_hour: of one sender (limits.py). max_projects: of this server;
@@ -94,6 +96,7 @@ class Settings:
     runs_days: float | None = None
     events_days: float | None = None
     profiles_days: float | None = None
+    media_days: float | None = None
     alerts_days: float | None = None
     audit_days: float | None = None
     max_bytes: float | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from agent_recorded import Recording
 from builders import job_environment
 from preloaded import run
 
@@ -26,6 +27,16 @@ def digest(folder: Path, *arguments: str) -> str:
 def test_training_is_bit_equal_with_and_without_the_agent(tmp_path, threads):
     assert digest(tmp_path, threads) == digest(tmp_path, threads, "--attach")
     assert any((tmp_path / "record").rglob("*.frames")), "the agent recorded nothing: there was nothing to compare"
+
+
+def test_training_is_bit_equal_with_media_in_every_step(tmp_path):
+    assert digest(tmp_path, "1") == digest(tmp_path, "1", "--attach-media")
+    told = Recording(tmp_path / "record").events("media")
+    assert {(one["what"], one["name"]) for one in told} == {
+        ("image", "samples"),
+        ("histogram", "weights"),
+        ("table", "table"),
+    }
 
 
 def test_training_is_bit_equal_with_all_looked_at_in_every_step(tmp_path):

@@ -6,10 +6,12 @@ import time
 from itertools import product
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from recorded import record_run
 
+import perfagent
 from perfagent.wire import Event
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ PAGES = {
     "run": ("/run/{run}", f"document.querySelector('.verdict') && {CHARTS}"),
     "config": ("/run/{run}?tab=config", "document.querySelector('#config-sections .config')"),
     "console": ("/run/{run}?tab=console", "document.querySelector('#console-lines')"),
+    "media": ("/run/{run}?tab=media", "document.querySelector('.media .js-plotly-plot')"),
     "compare": ("/compare?runs={run},{run}:1-30", f"document.querySelector('#compare-settings') && {CHARTS}"),
     "alerts": ("/alerts", "document.querySelector('#alerts-list *')"),
     "channels": ("/settings", "document.querySelector('#settings-channels *')"),
@@ -37,12 +40,27 @@ LONG = [
 ]
 
 
+def media() -> list[Event]:
+    """Of each kind some, of two steps."""
+    one = {
+        "samples": perfagent.Image(np.zeros((8, 8)), caption="a cat"), "speech": perfagent.Audio(np.zeros(99), 8000, "a word"),
+        "answers": perfagent.Table(["n", "text"], [[at, "yes"] for at in range(40)]), "weights": perfagent.Histogram([1, 2]),
+    }  # fmt: skip
+    return [
+        Event(
+            kind="media", time=time.time(), step=step,
+            data={"name": name, "what": item.kind, "payload": item.encoded(), "caption": item.caption},
+        )
+        for step in (1, 2) for name, item in one.items()
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("scheme", "page"), LONG)
 def test_axe_finds_nothing(site: ServerProcess, tab: OpenTab, run: str, scheme: str, page: str) -> None:
     path, whole = PAGES[page]
     if "{run}" in path:
         start = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "config": {"lr": 0.1}})
-        record_run(site, run, steps=60, events=[start])
+        record_run(site, run, steps=60, events=[start, *(media() if page == "media" else [])])
     opened = tab(path.format(run=run), scheme=scheme)
     opened.wait(f"() => document.querySelector('h1') && {whole}")
     opened.page.wait_for_timeout(1200)  # what was there may still be drawn anew

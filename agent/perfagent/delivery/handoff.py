@@ -126,6 +126,8 @@ class Sender:
         self.disabled = config.disabled
         self.cpu_s = 0.0
         """CPU seconds that both threads have used so far (for the governor)."""
+        self.asked_cpu_s = 0.0
+        """CPU seconds of work that the script asked for, which the governor need not make up for."""
         self.reader = StepReader()
         """Reads what was noted of steps; the session puts its own here."""
         self.logged = (0, 0, 0, 0)
@@ -275,7 +277,7 @@ class Sender:
         """No lock, no logging, no thread: other threads may have held any lock at the moment of the fork."""
         self.disabled = True
         if waiting() or (self.progress is not None and self.progress.clock is not None):
-            immortal(self, [*self.rows])
+            immortal(self, [*self.rows], [*self.sources])
         self.rows.clear()
         self.events.clear()
         self.sources.clear()

@@ -172,7 +172,8 @@ class Dispatcher:
             self._tick(now)
         if rung or self._urgent or self.sender.flushes or now >= self._rest_until:
             self._advance(now)
-        self.sender.cpu_s = time.thread_time() + (self._courier.cpu_s if self._courier is not None else 0.0)
+        own_s = time.thread_time() - self.sender.asked_cpu_s
+        self.sender.cpu_s = own_s + (self._courier.cpu_s if self._courier is not None else 0.0)
         return self._next_tick - self._clock()
 
     def _tick(self, now: float) -> None:
@@ -213,7 +214,7 @@ class Dispatcher:
             self._newest_event = max(self._newest_event, event.pop("number"))
             self._taken_events += 1
             try:
-                # a piece of a file that was made for sending (rootcause/upload.py)
+                # a piece of a file, or a picture, that was made for sending (rootcause/upload.py, media/)
                 payload = event["data"].get("payload")
                 event["data"] = redacted(event["data"])
                 if isinstance(payload, bytes):

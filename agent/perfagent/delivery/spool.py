@@ -279,6 +279,11 @@ class Spool:
         return self._pending.last > 0
 
     @property
+    def pending_bytes(self) -> int:
+        """Of what is in no frame yet."""
+        return self._pending.size
+
+    @property
     def on_disk(self) -> int:
         """Bytes in this source's files."""
         return self.files.on_disk

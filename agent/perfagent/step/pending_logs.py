@@ -43,6 +43,10 @@ class EarlyLog:
     def settled(self) -> bool:
         return self._step is not None
 
+    @property
+    def step(self) -> int | None:
+        return self._step
+
     def settle(self, step: int) -> None:
         self._step = step
 

@@ -18,11 +18,14 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from perfagent.errors import WireError
+from perfagent.wire import media
 from perfagent.wire.frame import WIRE_VERSION, Event, Frame, decode
-from perfagent.wire.limits import MAX_COUNT, MAX_EVENTS, MAX_STEP
+from perfagent.wire.limits import MAX_COUNT, MAX_EVENTS, MAX_STEP, name_problem
 from perfagent.wire.query import Severity, State
 
-__all__ = ["EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "Rejected", "event_problem", "read_frame"]
+__all__ = [
+    "EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "HistogramMedia", "Rejected", "event_problem", "media_type_of", "read_frame",
+]  # fmt: skip
 
 MAX_PARTS = 256
 """Pieces of a profile's trace."""
@@ -317,6 +320,66 @@ class ThreadData(Struct):
     frames: list[str] | None = None
 
 
+class TableMedia(Struct):
+    """The JSON of a logged table. count: of all its rows, of which the first may be here."""
+
+    columns: Annotated[list[str], Meta(max_length=media.MAX_TABLE_COLUMNS)]
+    rows: Annotated[list[list[str | int | float | bool | None]], Meta(max_length=media.MAX_TABLE_ROWS)]
+    count: Whole
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"Expected {len(self.columns)} cells in each row, one a column")
+
+
+class HistogramMedia(Struct):
+    """The JSON of a logged histogram. counts: of bins of equal width from low to high; count: of all its values, of which
+    some may have been looked at; nonfinite: of these, how many are in no bin."""
+
+    low: float
+    high: float
+    counts: Annotated[list[Whole], Meta(min_length=1, max_length=media.MAX_BINS)]
+    nonfinite: Whole
+    count: Whole
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError("Expected `low` below `high`")
+
+
+class MediaData(Struct):
+    """An image, a sound, a table or a histogram that the script logged, with its bytes as `payload`; or, without one, how
+    many the agent has left out so far."""
+
+    name: str | None = None
+    what: media.MediaKind | None = None
+    index: Count | None = None
+    caption: Annotated[str, Meta(max_length=media.MAX_CAPTION_CHARACTERS)] | None = None
+    left_out: Whole | None = None
+    payload: Any = None
+
+    def __post_init__(self) -> None:
+        if self.payload is None:
+            return
+        if not isinstance(self.payload, bytes) or len(self.payload) > media.MAX_MEDIA_BYTES:
+            raise ValueError(f"Expected at most {media.MAX_MEDIA_BYTES} `bytes` as `payload`")
+        if self.what is None or (problem := name_problem(self.name or "")) is not None:
+            raise ValueError("A `payload` needs `what`, its kind" if self.what is None else problem)
+        if media_type_of(self.what, self.payload) is None:
+            raise ValueError("The `payload` is no PNG, JPEG, WebP or GIF, no WAV, MP3 or OGG, as `what` says")
+
+
+def media_type_of(what: media.MediaKind, payload: bytes) -> str | None:
+    """The media type of what was logged; None for what is not of this kind. Raises ValueError for JSON of another form."""
+    if what in ("image", "audio"):
+        return media.media_type(what, payload)
+    try:
+        msgspec.json.decode(payload, type=TableMedia if what == "table" else HistogramMedia)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"The `payload` is no JSON of a {what}: {error}") from error
+    return media.JSON_TYPE
+
+
 EVENT_DATA: Mapping[str, type[Struct]] = {
     "state": StateData,
     "context": ContextData,
@@ -337,6 +400,7 @@ EVENT_DATA: Mapping[str, type[Struct]] = {
     "compile": CompileData,
     "left_out": LeftOutData,
     "thread": ThreadData,
+    "media": MediaData,
 }
 """The fields of each of EVENT_KINDS. Whatever may be left out may be nil."""
 

@@ -55,6 +55,7 @@ EVENT_KINDS = (
     "compile",
     "left_out",
     "thread",
+    "media",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

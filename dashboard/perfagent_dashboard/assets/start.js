@@ -5,6 +5,7 @@ import { boards } from "./charts/open_boards.js";
 import "./lib/clicks.js";
 import { config, words } from "./lib/config.js";
 import { flash, setChildren } from "./lib/dom.js";
+import { enlarge } from "./lib/enlarge.js";
 import { connection } from "./lib/connection.js";
 import { countAlerts, barButtons } from "./pages/bar.js";
 import { LivePage } from "./pages/live.js";
@@ -23,6 +24,8 @@ document.addEventListener("click", (event) => {
     undo.disabled = true;
     window.dash_clientside.set_props("undo", { data: JSON.parse(undo.dataset.undo) });
   }
+  const picture = event.target.closest?.("[data-enlarge]");
+  if (picture) enlarge(picture);
   const copied = event.target.closest?.("[data-copy=address]");
   if (copied) navigator.clipboard?.writeText(location.href).then(() => flash(copied, words.copied));
 });

@@ -467,6 +467,7 @@ kept_samples = Samples are kept
 kept_runs = Runs are kept
 kept_events = Console lines and events are kept
 kept_profiles = Profiles are kept
+kept_media = Images and other media are kept
 kept_alerts = Alerts are kept
 kept_audit = The audit log is kept
 
@@ -620,6 +621,44 @@ tab_ranks = Ranks
 tab_console = { console }
 tab_config = Config
 tab_alerts = { alerts }
+tab_media = Media
+media_image = { $count ->
+    [one] { $count } image, { $size }
+   *[other] { $count } images, { $size }
+}
+media_audio = { $count ->
+    [one] { $count } sound, { $size }
+   *[other] { $count } sounds, { $size }
+}
+media_table = { $count ->
+    [one] { $count } table, { $size }
+   *[other] { $count } tables, { $size }
+}
+media_histogram = { $count ->
+    [one] { $count } histogram, { $size }
+   *[other] { $count } histograms, { $size }
+}
+media_none = The script has logged no images, sounds, tables or histograms yet.
+media_slider = Step of { $name }
+media_enlarge = Enlarge
+media_no_rows = The table has no rows.
+media_more_rows = { $count ->
+    [one] … and { $count } more row.
+   *[other] … and { $count } more rows.
+}
+media_rows_kept = All { $count } that were kept, as JSON
+media_nonfinite = { $count ->
+    [one] { $count } value was NaN or infinite, and is not in it.
+   *[other] { $count } values were NaN or infinite, and are not in it.
+}
+media_left_out = { $count ->
+    [one] { $count } item was left out: too large, too many, or unreadable. The console says why.
+   *[other] { $count } items were left out: too large, too many, or unreadable. The console says why.
+}
+media_more_names = { $count ->
+    [one] … and { $count } more name. Log several images as a list under one name.
+   *[other] … and { $count } more names. Log several images as a list under one name.
+}
 tab_marked = A finding is about this
 part = Part
 line = Line

@@ -22,6 +22,7 @@ _LIMITS = {
     "runs_days": "runs, from their end",
     "events_days": "console lines, stacks and other events",
     "profiles_days": "profiles",
+    "media_days": "images, audio, tables and histograms",
     "alerts_days": "alerts that are over",
     "max_bytes": "so many bytes of the project, or of the whole database; then the oldest runs lose detail",
 }

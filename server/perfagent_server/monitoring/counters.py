@@ -104,6 +104,7 @@ NAMES: dict[tuple[str, str], Named] = {
     ("retention", "events_deleted"): _expired("events"),
     ("retention", "profile_parts_deleted"): _expired("profile_parts"),
     ("retention", "profiles_deleted"): _expired("profiles"),
+    ("retention", "media_deleted"): _expired("media"),
     ("retention", "alerts_deleted"): _expired("alerts"),
     ("retention", "notices_deleted"): _expired("notices"),
     ("retention", "audit_rows_deleted"): _expired("audit_rows"),

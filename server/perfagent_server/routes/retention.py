@@ -46,6 +46,7 @@ class NewPolicy:
     runs_days: Limit = None
     events_days: Limit = None
     profiles_days: Limit = None
+    media_days: Limit = None
     alerts_days: Limit = None
     max_bytes: Limit = None
 

@@ -53,9 +53,11 @@ class RunPage:
 
 @dataclass(kw_only=True)
 class RunShown(RunSummary):
-    """notes: what people wrote about it; spent: what it has taken."""
+    """notes: what people wrote about it; spent: what it has taken; media: whether it has images, audio, tables or
+    histograms."""
 
     notes: str
+    media: bool
     spent: Spent
 
 
@@ -213,8 +215,9 @@ def _can_be_a_name(name: str) -> bool:
 def _shown(services: Services, summary: RunSummary | None, parts: Mapping[str, Any] = MappingProxyType({})) -> Response:
     if summary is None:
         raise ApiError(404, "not_found", "this run was deleted just now", "run")
-    notes, spent = services.runs.notes(summary.run), services.spent_of(summary.run)
-    return reply({**plain(summary), "notes": notes, "spent": spent, **parts})
+    run = summary.run
+    told = {"notes": services.runs.notes(run), "media": services.media.any(run), "spent": services.spent_of(run)}
+    return reply({**plain(summary), **told, **parts})
 
 
 @router.delete("/runs/{run}", status_code=204, response_class=Response)

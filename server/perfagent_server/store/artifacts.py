@@ -1,4 +1,5 @@
-"""Stores what agents send apart from samples and lines: answers to commands, and profiles with their traces in pieces.
+"""Stores what agents send apart from samples and lines: answers to commands, profiles with their traces in pieces, and
+media (media.py).
 
 The transaction that stores a frame also stores these events, so they are stored exactly once. The pieces of a trace
 stay in the database. So they are deleted with their run, and backed up with it, and no piece is ever half committed.
@@ -18,6 +19,7 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
+from perfagent_server.store.media import store_media
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import command, command_source, event, profile, profile_part, source
 from perfagent_server.store.write.lifecycle import ENDED
@@ -49,6 +51,8 @@ def take(connection: Connection, frame: Frame, now: float) -> None:
             )
         elif item.kind == "profile":
             _profile(connection, frame, item, now)
+    if logged := [item for item in frame.events if item.kind == "media" and _is_piece(item)]:
+        store_media(connection, frame, logged, now)
 
 
 def lasting(events: Sequence[Event]) -> Sequence[Event]:
@@ -59,7 +63,7 @@ def lasting(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _is_piece(item: Event) -> bool:
-    return item.kind == "profile" and item.data.get("payload") is not None
+    return item.kind in ("profile", "media") and item.data.get("payload") is not None
 
 
 def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> None:

@@ -371,6 +371,30 @@ profile_part = Table(
     Column("data", LargeBinary, nullable=False),  # of the gzip file
 )
 
+media = Table(
+    "media",
+    metadata,
+    # never given twice: browsers keep what they have under it
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("kind", String(16), nullable=False),  # image, audio, table, histogram
+    Column("step", BigInteger, nullable=False),
+    Column("place", Integer, nullable=False),  # among those of the same name and step
+    Column("time", Float(53), nullable=False),
+    Column("type", String(32), nullable=False),  # of the bytes
+    Column("bytes", Integer, nullable=False),
+    Column("caption", Text, nullable=False),
+    Column("width", Integer),
+    Column("height", Integer),
+    Column("data", LargeBinary, nullable=False),  # the last: who reads the others need not pass it
+    Index(None, "run", "name", "kind", "step", "bytes"),
+    Index(None, "time"),
+    sqlite_autoincrement=True,
+)
+
 # --- rules and alerts -------------------------------------------------------------------------------------------------
 
 cursor = Table(

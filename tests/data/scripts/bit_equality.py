@@ -34,6 +34,13 @@ for _ in range(40):
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    if "media" in sys.argv[-1]:
+        seen = (
+            perfagent.Image(x[0].detach().clamp(0, 1)),
+            perfagent.Histogram(model[0].weight),
+            perfagent.Table(["a"], [[1]]),
+        )
+        run.log(dict(zip(("samples", "weights", "table"), seen, strict=True)))
     digest.update(repr(loss.item()).encode())
 for tensor in [*model.state_dict().values(), torch.get_rng_state()]:
     digest.update(tensor.numpy().tobytes())

@@ -20,7 +20,7 @@ from sqlalchemy import insert
 from starlette.requests import Request
 from starlette.testclient import WebSocketDenialResponse
 
-from perfagent.wire import encode
+from perfagent.wire import Event, encode
 from perfagent_server.security.failures import Failures
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
@@ -60,6 +60,7 @@ QUERIES: dict[str, dict[str, str]] = {
     "/api/v1/runs/{run}/series": {"name": "loss"},
     "/api/v1/runs/{run}/ranks": {"name": "loss"},
     "/api/v1/runs/{run}/layers": {"family": "grad_norm"},
+    "/api/v1/runs/{run}/media/histograms": {"name": f"{CANARY}-media"},
     "/api/v1/timing": {"run": RUN},
     "/api/v1/rules": {"project": OURS},
     "/api/v1/rules/{rule}": {"project": OURS},
@@ -85,7 +86,9 @@ class Callers:
 @pytest.fixture(scope="module", params=["auto", "required"])
 def callers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callers]:
     with api(tmp_path_factory.mktemp(request.param), auth=request.param) as client:
-        send(client, frame({"loss": [1.0]}, run=RUN, project=OURS, name=f"{CANARY}-name"), **ADMIN)
+        picture = {"name": f"{CANARY}-media", "what": "image", "payload": b"\x89PNG\r\n\x1a\n" + CANARY.encode()}
+        media = [Event(kind="media", time=1.0, data=picture)]
+        send(client, frame({"loss": [1.0]}, run=RUN, project=OURS, name=f"{CANARY}-name", events=media), **ADMIN)
         send(client, frame({"loss": [1.0]}, run="r2", project=THEIRS, name="another"), **ADMIN)
         _write_canaries(client)
         headers = {caller.name: _headers(client, caller) for caller in CALLERS}
@@ -186,7 +189,7 @@ def test_x09_the_table_holds(callers: Callers, caller: Caller) -> None:
             run="no-such-run" if method == "DELETE" and outcome == "yes" else RUN, alert_id=ALERT, rule="data_bound",
             name="docs.js" if path.startswith("/docs") else "nobody-of-this-name", channel_id="none",
             silence_id="none" if outcome == "yes" else callers.silence, session_id="none", profile="none",
-            annotation="none", panel="p1",
+            annotation="none", panel="p1", media="1",
             key_id="none" if outcome == "yes" else callers.key,
         )  # fmt: skip
         query: Any = QUERIES.get(path, {})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html, no_update, set_props
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update, set_props
 
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
@@ -23,6 +23,8 @@ from perfagent_dashboard.pages.run.tabs import TABS, Tab
 from perfagent_dashboard.pages.run.tabs.config import sections
 from perfagent_dashboard.pages.run.tabs.console import refreshed
 from perfagent_dashboard.pages.run.tabs.layers import heat_map
+from perfagent_dashboard.pages.run.tabs.media import SLIDER
+from perfagent_dashboard.pages.run.tabs.media import sections as media_sections
 from perfagent_dashboard.pages.run.tiles import read_trends, tiles, window_of
 from perfagent_dashboard.pages.run.verdict import tone_of_run, verdict_band
 from perfagent_dashboard.server_api import Problem, ServerApi
@@ -104,6 +106,13 @@ class _RunPage:
             State("run-id", "data"),
             prevent_initial_call=True,
         )(self._layers)
+        sliders = {"type": SLIDER, "name": ALL}
+        app.callback(
+            Output("media-sections", "children"), Output("media-shown", "data"),
+            Input("alerts-tick", "data"), Input(sliders, "value"), State(sliders, "id"), State(sliders, "max"),
+            State("run-id", "data"), State("media-shown", "data"),
+            prevent_initial_call=True,
+        )(self._media)  # fmt: skip
         app.callback(
             Output("console-lines", "children"),
             Input("console-search", "value"), Input("console-rank", "value"), Input("console-stream", "value"),
@@ -138,14 +147,14 @@ class _RunPage:
         try:
             facts = await read_facts(self._server, run)
             top = await self._top(facts)
-            content = await self._content(tab, facts)
+            content = None if _TABS[tab].is_kept else await self._content(tab, facts)
         except Problem as problem:
             if problem.status != 404:  # the badge in the bar tells that the server is away
                 return (no_update,) * (len(_PARTS) + 3)
             return *(_unknown(run) if name == "verdict" else None for name in _PARTS), [], {}, True
         fresh = {name: digest(top[name]) for name in _PARTS} | {"tabs": digest(_tabs(facts))}
         parts = (no_update if fresh[name] == shown.get(name) else top[name] for name in _PARTS)
-        if (of_tab := digest(content)) != tab_shown:
+        if content is not None and (of_tab := digest(content)) != tab_shown:
             set_props("run-tab", {"children": content})
             set_props("run-tab-shown", {"data": of_tab})
         return (
@@ -174,6 +183,19 @@ class _RunPage:
             return await heat_map(self._server, run, family)
         except Problem as problem:
             return trouble(problem)
+
+    async def _media(
+        self, _tick: int, values: list[int], sliders: list[dict[str, str]], newest: list[int], run: str, shown: str
+    ) -> Any:
+        """A slider at its end follows what comes."""
+        at = zip(sliders, values, newest, strict=True)
+        chosen = {one["name"]: value for one, value, last in at if value is not None and value < last}
+        try:
+            content = await media_sections(self._server, run, chosen)
+        except Problem:
+            return no_update, no_update
+        fresh = digest(content)
+        return (no_update, no_update) if fresh == shown else (content, fresh)
 
     async def _console(self, search: str, rank: str, stream: str, _tick: int, run: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What is deleted by age beside samples and runs: events, profiles, alerts that are over, and the audit log.
+"""What is deleted by age beside samples and runs: events, profiles, media, alerts that are over, and the audit log.
 
 Each kind is looked for on a reader, a few rows at a time, and deleted by key in a short job of the writer. Times of
 events and profiles are their senders': what belongs to a run that began later than that is not so old, whatever its
@@ -20,6 +20,7 @@ from perfagent_server.store.tables import (
     audit,
     delivery,
     event,
+    media,
     profile,
     profile_part,
     run,
@@ -75,6 +76,12 @@ def _profiles(before: float, scope: Scope) -> Select[Any]:
     return select(profile.c.run, profile.c.id).where(profile.c.time < before, is_old)
 
 
+def _media(before: float, scope: Scope) -> Select[Any]:
+    """Of up to 2 MB each."""
+    is_old = _of_old_run(media.c.run, before, scope)
+    return select(media.c.id).where(media.c.time < before, is_old).order_by(media.c.time)
+
+
 def _alerts(before: float, scope: Scope) -> Select[Any]:
     """Alerts that are over, of runs that were not heard of since: no machine of the rules holds them any more."""
     is_silent = select(run.c.id).where(run.c.id == alert.c.run, run.c.updated < before, scope.holds()).exists()
@@ -117,6 +124,7 @@ EXPIRIES = (
         at_once=16,
     ),
     Expiry("profiles_days", "profiles_deleted", _profiles, _by_key(profile.c.run, profile.c.id)),
+    Expiry("media_days", "media_deleted", _media, _by_id(media.c.id), at_once=16),
     Expiry("alerts_days", "alerts_deleted", _alerts, _by_id(alert.c.id)),
     Expiry("alerts_days", "notices_deleted", _notices, _by_id(delivery.c.id), of_project=False),
     Expiry("audit_days", "audit_rows_deleted", _audits, _by_id(audit.c.id), of_project=False),

@@ -47,8 +47,8 @@ class RetentionPolicy:
     samples_days: full resolution, from then on cells of 16 steps; rollup16_days: those cells, from then on 256 steps;
     rollup256_days: those, from then on 4096 steps. Both count from the end of a run, or from its last contact. runs_days:
     runs, from the same moment; events_days: console lines, stacks and other events; profiles_days: profiles with their
-    traces; alerts_days: alerts that are over, after the run was heard of last; audit_days: the audit log. max_bytes: of
-    the whole database; of a project where it is set for one.
+    traces; media_days: images, audio, tables and histograms; alerts_days: alerts that are over, after the run was heard of
+    last; audit_days: the audit log. max_bytes: of the whole database; of a project where it is set for one.
     """
 
     samples_days: float | None = None
@@ -57,6 +57,7 @@ class RetentionPolicy:
     runs_days: float | None = None
     events_days: float | None = None
     profiles_days: float | None = None
+    media_days: float | None = None
     alerts_days: float | None = None
     audit_days: float | None = None
     max_bytes: float | None = None
@@ -71,6 +72,7 @@ PROJECT_FIELDS = (
     "runs_days",
     "events_days",
     "profiles_days",
+    "media_days",
     "alerts_days",
     "max_bytes",
 )

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Table, bindparam, delete, select
 from perfagent_server.database import Database
 from perfagent_server.store.interface import Check, no_check
 from perfagent_server.store.statements import Prepared
-from perfagent_server.store.tables import block, bundle, event, last, profile_part, rollup, series, tail
+from perfagent_server.store.tables import block, bundle, event, last, media, profile_part, rollup, series, tail
 
 __all__ = ["empty_run"]
 
@@ -45,6 +45,7 @@ def _pieces(table: Table, at_once: int) -> _Pieces:
 
 _TABLES = (
     _pieces(profile_part, 16),  # of up to 1 MB each
+    _pieces(media, 16),
     _pieces(tail, 1000),
     _pieces(event, 1000),
     _pieces(bundle, 50),

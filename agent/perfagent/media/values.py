@@ -1,0 +1,259 @@
+"""What a script makes to log: `perfagent.Image`, `Audio`, `Table` and `Histogram`.
+
+None of them raises for what it is given: a wrong shape after ten hours of training must not end it. The reason is kept in
+`problem`, and log() says it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from perfagent.boundary import guard
+from perfagent.media.encoding import fitting_png, pixels, wav
+from perfagent.media.snapshot import RefusedError, Snapshot, numpy, viewed
+from perfagent.redaction import redacted
+from perfagent.wire.media import (
+    MAX_BINS,
+    MAX_CAPTION_CHARACTERS,
+    MAX_MEDIA_BYTES,
+    MAX_TABLE_COLUMNS,
+    MAX_TABLE_ROWS,
+    MediaKind,
+    media_type,
+)
+
+__all__ = ["Audio", "Histogram", "Image", "Media", "Table"]
+
+_COPIED_BYTES = 16 * 2**20
+"""Of one item: a larger image is taken with fewer pixels."""
+_LOOKED_AT = 2**20
+"""Numbers of a histogram; of more, evenly spaced ones."""
+_MOST_IMAGES = 64
+_MOST_CHANNELS = 8
+_CELL_CHARACTERS = 500
+_ALLOWED = {"image": "PNG, JPEG, WebP or GIF", "audio": "WAV, MP3 or OGG"}
+
+
+class Media:
+    """problem: why it cannot be sent, empty where all is well."""
+
+    kind: ClassVar[MediaKind]
+    __slots__ = ("_content", "caption", "problem")
+
+    def __init__(self, caption: Any, take: Callable[[], Snapshot | bytes]) -> None:
+        self.caption = "" if caption is None else str(caption)[:MAX_CAPTION_CHARACTERS]
+        self.problem = ""
+        self._content: Snapshot | bytes = b""
+        try:
+            self._content = take()
+        except RefusedError as error:
+            self.problem = f"perfagent.{type(self).__name__} {error}"
+        except Exception as error:
+            if guard.by_signal(error):
+                raise
+            self.problem = f"perfagent.{type(self).__name__} cannot be made of this: {type(error).__name__}: {error}"
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
+        return len(self._content) if isinstance(self._content, bytes) else self._content.nbytes
+
+    def ready(self) -> bool:
+        return isinstance(self._content, bytes) or self._content.ready()
+
+    def encoded(self) -> bytes:
+        """On the sender's thread, once it is ready. Raises RefusedError for what cannot be sent."""
+        return self._content if isinstance(self._content, bytes) else self._encode(self._content.array())
+
+    def _encode(self, array: Any) -> bytes:
+        raise NotImplementedError
+
+
+class Image(Media):
+    """An image, or a batch of up to 64 that becomes a grid.
+
+    data: an array or tensor (height × width, with 1, 3 or 4 channels first or last; whole numbers 0 to 255 or floats 0 to 1),
+    a Pillow image, a matplotlib figure, or the bytes or path of a PNG, JPEG, WebP or GIF.
+    """
+
+    kind = "image"
+    __slots__ = ()
+
+    def __init__(self, data: Any, caption: str | None = None) -> None:
+        super().__init__(caption, lambda: self._take(data))
+
+    def _take(self, data: Any) -> Snapshot | bytes:
+        if (file := _file("image", data)) is not None:
+            return file
+        if hasattr(data, "savefig"):  # here: a figure belongs to the thread that draws it
+            drawn = io.BytesIO()
+            data.savefig(drawn, format="png")
+            return _checked("image", drawn.getvalue())
+        if hasattr(data, "getbands") and hasattr(data, "convert"):  # Pillow's
+            bands = "RGBA" if data.mode in ("P", "PA", "LA", "RGBA") else "L" if data.mode in ("1", "L") else "RGB"
+            data = numpy().asarray(data.convert(bands))
+        view = _channels_last(viewed(data))
+        step = math.ceil(math.sqrt(max(1, view.nbytes / _COPIED_BYTES)))
+        view = view[..., ::step, ::step, :]
+        if not 0 < view.nbytes <= 4 * _COPIED_BYTES:
+            raise RefusedError(f"takes no image of shape {tuple(data.shape)}")
+        return Snapshot(view)
+
+    def _encode(self, array: Any) -> bytes:
+        return fitting_png(pixels(array))
+
+
+def _channels_last(view: Any) -> Any:
+    """(..., height, width, channels). Where both ends may be the channels, those of a tensor come first."""
+    shape = tuple(view.shape)
+    if len(shape) == 2:
+        return view[..., None]
+    first, last = (len(shape) in (3, 4) and shape[at] in (1, 3, 4) for at in (-3, -1))
+    if not (first or last):
+        raise RefusedError(
+            f"takes height × width, with 1, 3 or 4 channels first or last, or a batch of such, not the shape {shape}"
+        )
+    if len(shape) == 4 and shape[0] > _MOST_IMAGES:
+        raise RefusedError(f"takes a batch of up to {_MOST_IMAGES} images, not {shape[0]}: log batch[:{_MOST_IMAGES}]")
+    is_tensor = hasattr(view, "permute")
+    if last and not (first and is_tensor):
+        return view
+    order = (*range(len(shape) - 3), -2, -1, -3)
+    return view.permute(order) if is_tensor else view.transpose(order)
+
+
+class Audio(Media):
+    """A sound.
+
+    data: an array or tensor of frames, with up to 8 channels as the other dimension (floats -1 to 1, or whole numbers of 16
+    bits); or the bytes or path of a WAV, MP3 or OGG file, which have their own sample rate.
+    """
+
+    kind = "audio"
+    __slots__ = ("_sample_rate_hz",)
+
+    def __init__(self, data: Any, sample_rate_hz: int | None = None, caption: str | None = None) -> None:
+        self._sample_rate_hz = sample_rate_hz
+        super().__init__(caption, lambda: self._take(data))
+
+    def _take(self, data: Any) -> Snapshot | bytes:
+        if (file := _file("audio", data)) is not None:
+            return file
+        rate = self._sample_rate_hz
+        if not isinstance(rate, int) or not 0 < rate <= 768_000:
+            raise RefusedError(f"of samples needs sample_rate_hz, such as 16000, not {rate!r:.40}")
+        view = viewed(data)
+        if view.ndim == 1:
+            view = view[:, None]
+        if view.ndim == 2 and view.shape[0] < view.shape[1]:
+            view = view.T
+        if view.ndim != 2 or not 0 < view.shape[1] <= _MOST_CHANNELS:
+            raise RefusedError(f"takes frames × up to {_MOST_CHANNELS} channels, not the shape {tuple(data.shape)}")
+        most = (MAX_MEDIA_BYTES - 44) // (2 * view.shape[1])
+        if view.shape[0] > most:
+            self.caption = f"{self.caption} (the first {most / rate:.1f} of {view.shape[0] / rate:.1f} s)".strip()
+        return Snapshot(view[:most])
+
+    def _encode(self, array: Any) -> bytes:
+        return wav(array, self._sample_rate_hz or 0)
+
+
+class Table(Media):
+    """A table of text and numbers; of more than 1,000 rows the first are kept, and how many there are.
+
+    columns: their names; rows: a sequence of cells each.
+    """
+
+    kind = "table"
+    __slots__ = ()
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> None:
+        super().__init__(caption, lambda: self._take(columns, rows))
+
+    def _take(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+        if isinstance(columns, str) or not 0 < len(columns) <= MAX_TABLE_COLUMNS:
+            raise RefusedError(f"takes a list of 1 to {MAX_TABLE_COLUMNS} names as columns, not {columns!r:.60}")
+        all_rows = rows if isinstance(rows, Sequence) else [*rows]
+        kept = [[_cell(cell) for cell in row] for row in all_rows[:MAX_TABLE_ROWS]]
+        if wrong := next((row for row in kept if len(row) != len(columns)), None):
+            raise RefusedError(f"has {len(columns)} columns, and a row of {len(wrong)} cells")
+        names = [str(name)[:_CELL_CHARACTERS] for name in columns]
+        return msgspec.json.encode({"columns": names, "rows": kept, "count": len(all_rows)})
+
+    def encoded(self) -> bytes:
+        """Without secrets: what its columns are called, and what its cells look like, tells of them."""
+        told = msgspec.json.decode(super().encoded())
+        names, rows = told["columns"], told["rows"]
+        for at, name in enumerate(names):
+            cells = next(iter(redacted({name: [row[at] for row in rows]}).values()))
+            for place, row in enumerate(rows):
+                row[at] = cells if isinstance(cells, str) else cells[place]
+        while len(data := msgspec.json.encode(told)) > MAX_MEDIA_BYTES:
+            told["rows"] = told["rows"][: len(told["rows"]) // 2]
+        return data
+
+
+class Histogram(Media):
+    """How numbers are distributed, such as the weights of a layer. Of more than 2**20 numbers, evenly spaced ones are looked
+    at. values: an array or tensor of any shape."""
+
+    kind = "histogram"
+    __slots__ = ("_bins", "_count")
+
+    def __init__(self, values: Any, bins: int = 64, caption: str | None = None) -> None:
+        self._bins = bins
+        super().__init__(caption, lambda: self._take(values))
+
+    def _take(self, values: Any) -> Snapshot:
+        if not isinstance(self._bins, int) or not 0 < self._bins <= MAX_BINS:
+            raise RefusedError(f"takes 1 to {MAX_BINS} bins, not {self._bins!r:.40}")
+        flat = viewed(values).reshape(-1)
+        self._count = int(flat.shape[0])
+        if not self._count:
+            raise RefusedError("takes at least one number")
+        return Snapshot(flat[:: math.ceil(self._count / _LOOKED_AT)])
+
+    def _encode(self, array: Any) -> bytes:
+        np = numpy()
+        finite = array[np.isfinite(array)].astype("float64")
+        counts, edges = np.histogram(finite, self._bins) if len(finite) else ([0] * self._bins, (0.0, 1.0))
+        found = {
+            "low": float(edges[0]), "high": float(edges[-1]), "counts": [int(count) for count in counts],
+            "nonfinite": len(array) - len(finite), "count": self._count,
+        }  # fmt: skip
+        return msgspec.json.encode(found)
+
+
+def _file(kind: MediaKind, data: Any) -> bytes | None:
+    """The checked bytes of a file; None for what is none. Read now, for it may be another one later."""
+    if isinstance(data, (str, os.PathLike)):
+        with Path(data).open("rb") as file:
+            return _checked(kind, file.read(MAX_MEDIA_BYTES + 1))
+    return _checked(kind, bytes(data)) if isinstance(data, (bytes, bytearray, memoryview)) else None
+
+
+def _checked(kind: MediaKind, data: bytes) -> bytes:
+    if len(data) > MAX_MEDIA_BYTES:
+        raise RefusedError(f"takes files of up to {MAX_MEDIA_BYTES >> 20} MiB, and this is larger")
+    if media_type(kind, data) is None:
+        why = ": SVG and HTML can run in the browser of whoever looks" if kind == "image" and b"<" in data[:200] else ""
+        raise RefusedError(f"takes {_ALLOWED[kind]}, not bytes that begin with {data[:12]!r}{why}")
+    return data
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    """As it is now. A tensor on a device would have to be waited for: its type stands for it."""
+    if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 2**63):
+        return value  # type: ignore[no-any-return]
+    if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", "cpu") == "cpu":
+        return _cell(value.item())
+    if hasattr(value, "shape"):
+        return f"[{type(value).__name__}]"
+    return str(value)[:_CELL_CHARACTERS]
