@@ -47,6 +47,7 @@ TABLE: dict[tuple[str, str], Need] = {
     ("GET", "/api/v1/runs/{run}/series"): READ_RUN,
     ("GET", "/api/v1/runs/{run}/timing"): READ_RUN,
     ("GET", "/api/v1/timing"): READ_SEEN,
+    ("GET", "/api/v1/series"): READ_SEEN,
     ("GET", "/api/v1/runs/{run}/ranks"): READ_RUN,
     ("GET", "/api/v1/runs/{run}/layers"): READ_RUN,
     ("GET", "/api/v1/runs/{run}/export"): READ_RUN,

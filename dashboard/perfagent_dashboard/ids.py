@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ACCOUNT", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME", "UNDO"]
+__all__ = ["ACCOUNT", "KEYS", "LANGUAGE", "NOTES", "PAGE", "THEME"]
 
 ACCOUNT = "account"  # who is logged in, and the way out
 KEYS = "keys"
@@ -10,4 +10,3 @@ LANGUAGE = "language"
 NOTES = "notes"  # short messages: what a button did, or why it could not
 PAGE = "page"
 THEME = "theme"
-UNDO = "undo"  # what the button of a note takes back

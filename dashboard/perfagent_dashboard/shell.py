@@ -78,7 +78,6 @@ def _pages_parts() -> Component:
             dcc.Location(id="_pages_location", refresh="callback-nav"),
             dcc.Store(id="_pages_store", data={"title": "perfagent"}),
             html.Div(id="_pages_dummy", disable_n_clicks=True),
-            dcc.Store(id=ids.UNDO),
         ],
         hidden=True,
     )

@@ -75,6 +75,9 @@ def test_a_pinned_chart_comes_first_and_charts_change_places(site: ServerProcess
     before = page.page.evaluate(NAMES.format("training"))
     choose(page, before[1], "Move to the left")
     page.wait(f"() => ({NAMES.format('training')})[0] === '{before[1]}'")
+    first, second = (page.page.locator(f'#run-charts [data-name="{name}"]') for name in before[:2])
+    first.locator("h2").drag_to(second)
+    page.wait(f"() => ({NAMES.format('training')})[0] === '{before[0]}'")
 
 
 def test_enlarged_chart_has_a_range_and_takes_metrics_and_ranks(site: ServerProcess, tab: OpenTab, run: str) -> None:
@@ -100,7 +103,8 @@ def test_enlarged_chart_has_a_range_and_takes_metrics_and_ranks(site: ServerProc
     card.get_by_role("button", name="Remove added lines").click()
     page.wait(f"() => {LINES.format('loss')} === {before}")
     page.wait("() => location.search.includes('chart=loss')")
-    card.get_by_role("button", name="Back to its size").click()
+    card.get_by_role("button", name="Back to its size").focus()
+    page.page.keyboard.press("Escape")
     page.wait("() => !document.querySelector('.enlarged')")
 
 

@@ -2,9 +2,10 @@
 
 import { findBoards } from "./charts/boards.js";
 import { boards } from "./charts/open_boards.js";
+import { change } from "./lib/api.js";
 import "./lib/clicks.js";
 import { config, words } from "./lib/config.js";
-import { flash, setChildren } from "./lib/dom.js";
+import { flash, setChildren, setText } from "./lib/dom.js";
 import { enlarge } from "./lib/enlarge.js";
 import { connection } from "./lib/connection.js";
 import { countAlerts, barButtons } from "./pages/bar.js";
@@ -14,16 +15,13 @@ import "./pages/keys.js";
 import "./pages/site.js";
 import { findViews } from "./pages/views.js";
 
-// A tile, a part of the step or a phase leads to its chart; a button takes back what another did, or copies the address with
-// the view in it.
+// A tile, a part of the step or a phase leads to its chart; a button takes back what another did, enlarges a picture, or
+// copies the address with the view in it.
 document.addEventListener("click", (event) => {
   const part = event.target.closest?.("[data-goto]");
   if (part) goToChart(part.dataset.goto);
   const undo = event.target.closest?.("[data-undo]");
-  if (undo) {
-    undo.disabled = true;
-    window.dash_clientside.set_props("undo", { data: JSON.parse(undo.dataset.undo) });
-  }
+  if (undo) takeBack(undo);
   const picture = event.target.closest?.("[data-enlarge]");
   if (picture) enlarge(picture);
   const copied = event.target.closest?.("[data-copy=address]");
@@ -33,6 +31,17 @@ document.addEventListener("keydown", (event) => {
   const part = event.key === "Enter" && event.target.closest?.("[data-goto][role=link]");
   if (part) goToChart(part.dataset.goto);
 });
+
+async function takeBack(button) {
+  button.disabled = true;
+  try {
+    await Promise.all(JSON.parse(button.dataset.undo).map((one) => change(...one)));
+    setText(button.parentElement, words.undone);
+    current?.next?.within(0);
+  } catch (problem) {
+    setText(button, problem.message);
+  }
+}
 
 const TABS = { speed: "time", device: "hardware", host: "hardware" };
 const PATIENCE_MS = 4000;

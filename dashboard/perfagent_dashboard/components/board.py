@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dash import html
@@ -25,9 +25,10 @@ def board(
     return html.Div(className="board", **hyphenated(**{name: value for name, value in told.items() if value}))
 
 
-def overlay(runs: Sequence[tuple[str, str]]) -> Component:
-    """Several runs, (id, name) each, over each other: one line a run in every chart. The first is drawn with its band."""
-    told = {"data_run": runs[0][0], "data_over": json.dumps(runs)}
+def overlay(runs: Sequence[tuple[str, str]], names: Iterable[str]) -> Component:
+    """Several runs, (id, name) each, over each other: one line a run in every chart. The first is drawn with its band.
+    names: of the series of all."""
+    told = {"data_run": runs[0][0], "data_over": json.dumps(runs), "data_series": json.dumps([*names])}
     return html.Div(className="board", **hyphenated(**told))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dash import html
@@ -35,14 +36,14 @@ def trouble(problem: Problem) -> Component:
     )
 
 
-def note(message: str, *, failed: bool = False, undo: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def note(message: str, *, failed: bool = False, undo: Sequence[Sequence[Any]] = ()) -> list[dict[str, Any]]:
     """For the container of notes: shown for some seconds, longer where something failed or can be undone. undo: with a button
-    that asks the store `ids.UNDO` for this."""
+    that sends these requests, (method, path below /api/v1, body) each."""
     told: dict[str, Any] = {
         "action": "show", "message": message, "color": "red" if failed else "teal", "autoClose": 12000 if failed else 4000,
         "withBorder": True,
     }  # fmt: skip
-    if undo is not None:  # the container draws it outside of Dash's tree, which calls nothing: assets/start.js asks
+    if undo:  # the container draws it outside of Dash's tree, which calls nothing: assets/start.js asks
         button = html.Button(
             say("undo"),
             type="button",

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 from dash import ALL, MATCH, Dash, Input, Output, State
 
-from perfagent_dashboard import ids
 from perfagent_dashboard.components.alert_card import alert_card, alert_history
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.pages.alike_runs import MOST_RUNS, alike_runs
@@ -49,7 +48,6 @@ class AlertActs:
         acts = [{"act": ALL, "alert": ALL, "at": ALL}, Input(field, "n_submit")]
         on_press(app, counts_up, acts, [State(field, "value"), State(field, "id"), tick], self._act)
         on_press(app, counts_up, [{"take": ALL, "of": ALL}], [State({"alerts-asked": ALL}, "data"), tick], self._take)
-        on_press(app, counts_up, [Input(ids.UNDO, "data")], [State(ids.UNDO, "data"), tick], self._undo)
         app.callback(
             Output({"part": "history", "alert-of": MATCH}, "children"),
             Input({"part": "more", "alert-of": MATCH}, "n_clicks"), State({"part": "more", "alert-of": MATCH}, "id"),
@@ -69,8 +67,9 @@ class AlertActs:
         route, body, undoes = _ACTS[act]
         if act == "note":
             body = {"note": (told.get((alert, pressed["at"])) or "").strip()}
-        await self._server.ask("POST", f"/alerts/{quote(alert, safe='')}/{route}", body)
-        undo = {"act": undoes, "alert": alert} if undoes else None
+        path = f"/alerts/{quote(alert, safe='')}"
+        await self._server.ask("POST", f"{path}/{route}", body)
+        undo = [("POST", f"{path}/{undoes}", {})] if undoes else []
         return note(say(f"done_{act.split('-')[0]}"), undo=undo), (tick or 0) + 1
 
     async def _take(self, pressed: Any, asked_for: Sequence[Mapping[str, Any]], tick: int) -> tuple[Any, int]:
@@ -82,7 +81,7 @@ class AlertActs:
             changed += taken
             if len(taken) < _MOST:
                 break
-        undo = {"act": "unack", "alerts": changed}
+        undo = [("POST", "/alerts/unack", {"alerts": changed})]
         return note(say("done_take", count=len(changed)), undo=undo), (tick or 0) + 1
 
     async def _in_group(self, of: str, key: str, asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -95,15 +94,6 @@ class AlertActs:
             return {"runs": [row["run"] for some in alike_runs(found["runs"]) for row in some.rows if some.key == key]}
         found = await self._server.get("/alerts/inbox", **asked[0], key=key, limit=_MOST)
         return {"alerts": [one["id"] for group in found["groups"] for one in group["alerts"]]}
-
-    async def _undo(self, _pressed: Any, undo: Mapping[str, Any], tick: int) -> tuple[Any, int]:
-        """undo: of the note whose button was pressed."""
-        act, alerts = _ACTS[undo["act"]][0], undo.get("alerts")
-        if alerts is None:
-            await self._server.ask("POST", f"/alerts/{quote(undo['alert'], safe='')}/{act}", {})
-        else:
-            await self._server.ask("POST", f"/alerts/{act}", {"alerts": alerts})
-        return say("undone"), (tick or 0) + 1
 
     async def _history(self, _clicks: int | None, of: Mapping[str, str]) -> Any:
         try:

@@ -4,7 +4,7 @@ hands what is picked to compare, tags, or the bin."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -12,13 +12,14 @@ import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from perfagent_dashboard import ids
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.components.sweep import FILTERS, address, choices, group_table, link, views_menu
 from perfagent_dashboard.components.welcome import welcome
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.pages.compare import MOST_COMPARED
 from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.pages.run.facts import run_path
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.viewer import may_in
 from perfagent_dashboard.words import STATE_SHAPES, say, title_of
@@ -93,7 +94,6 @@ class _Table:
                 html.Div(_grouped(groups, view) if by else None, id="runs-groups"),
                 dcc.Store(id="runs-view", data=view),
                 dcc.Store(id="runs-regroup"),
-                dcc.Store(id="runs-undo"),
                 dcc.Store(id="runs-shown", data=_shown(view, first["counts"])),
                 dcc.Store(id="runs-tick", data=0),
             ],
@@ -136,13 +136,9 @@ class _Table:
         app.callback(Output("runs-picked", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)(
             self._pick
         )
-        app.callback(
-            Output(ids.NOTES, "sendNotifications", allow_duplicate=True), Output("runs-tick", "data", allow_duplicate=True),
-            Output("runs-undo", "data"),
-            Input({"bulk": ALL}, "n_clicks"), State("runs-grid", "selectedRows"), State({"bulk-tag": ALL}, "value"),
-            State("runs-undo", "data"), State("runs-tick", "data"),
-            prevent_initial_call=True,
-        )(self._bulk)  # fmt: skip
+        counts_up, tick = Output("runs-tick", "data", allow_duplicate=True), State("runs-tick", "data")
+        picked = [State("runs-grid", "selectedRows"), State({"bulk-tag": ALL}, "value")]
+        on_press(app, [counts_up], [{"bulk": ALL}], [*picked, tick], self._bulk)
 
     # ---- rows
 
@@ -226,41 +222,28 @@ class _Table:
         return _picked(rows, may_change=may["operate"], may_delete=may["admin"])
 
     async def _bulk(
-        self,
-        clicks: Sequence[int | None],
-        rows: Sequence[dict[str, Any]] | None,
-        tags: Sequence[str],
-        undo: Any,
-        tick: int,
-    ) -> Any:
-        asked = ctx.triggered_id
-        if not isinstance(asked, dict) or not any(clicks):
-            return no_update, no_update, no_update
-        names = [row["run"] for row in rows or []]
-        act, tag = asked["bulk"], next((one.strip() for one in tags if one and one.strip()), "")
-        try:
-            if act == "undo" and undo:
-                await asyncio.gather(*(self._retag(run, before) for run, before in undo.items()))
-                return note(say("undone")), tick + 1, None
-            if act == "tag" and tag and names:
-                before = {row["run"]: row["tags"] for row in rows or []}
-                await asyncio.gather(*(self._retag(run, [*old, tag]) for run, old in before.items() if tag not in old))
-                return note(say("tagged", count=len(names), tag=tag)), tick + 1, before
-            if act == "ack" and rows:
-                worst = [row["alerts"]["worst"] for row in rows if row.get("alerts")]
-                await asyncio.gather(
-                    *(self._server.ask("POST", f"/alerts/{quote(one, safe='')}/ack", {}) for one in worst)
-                )
-                return note(say("done_ack")), tick + 1, no_update
-            if act == "delete" and names:
-                await asyncio.gather(*(self._server.ask("DELETE", f"/runs/{quote(run, safe='')}") for run in names))
-                return note(say("deleted", count=len(names))), tick + 1, no_update
-        except Problem as problem:
-            return note(problem.message, failed=True), tick + 1, no_update
-        return no_update, no_update, no_update
+        self, pressed: Mapping[str, str], rows: Sequence[dict[str, Any]] | None, tags: Sequence[str], tick: int
+    ) -> tuple[Any, int]:
+        runs = {row["run"]: row["tags"] for row in rows or ()}
+        act, tag = pressed["bulk"], next((one.strip() for one in tags if one and one.strip()), "")
+        done: Any = no_update
+        if act == "tag" and tag:
+            await asyncio.gather(
+                *(self._server.ask(*_tags(run, [*old, tag])) for run, old in runs.items() if tag not in old)
+            )
+            done = note(say("tagged", count=len(runs), tag=tag), undo=[_tags(*one) for one in runs.items()])
+        elif act == "ack":
+            taken = (await self._server.ask("POST", "/alerts/ack", {"runs": [*runs]}))["alerts"]
+            done = note(say("done_take", count=len(taken)), undo=[("POST", "/alerts/unack", {"alerts": taken})])
+        elif act == "delete":
+            await asyncio.gather(*(self._server.ask("DELETE", run_path(run)) for run in runs))
+            done = note(say("deleted", count=len(runs)))
+        return done, (tick or 0) + 1
 
-    async def _retag(self, run: str, tags: Sequence[str]) -> None:
-        await self._server.ask("PATCH", f"/runs/{quote(run, safe='')}", {"tags": list(tags)})
+
+def _tags(run: str, tags: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
+    """The request that gives the run these tags."""
+    return "PATCH", run_path(run), {"tags": [*tags]}
 
 
 def _many(value: Any) -> list[str]:
@@ -344,7 +327,6 @@ def _picked(rows: Sequence[dict[str, Any]], *, may_change: bool, may_delete: boo
             dmc.TextInput(id={"bulk-tag": "tag"}, placeholder=say("tag"), size="xs", w=120, **{"aria-label": say("tag")}),
             _bulk_button("tag"),
             _bulk_button("ack"),
-            _bulk_button("undo"),
             dmc.Popover(
                 [
                     dmc.PopoverTarget(say("bulk_delete"), boxWrapperProps=OPENS),

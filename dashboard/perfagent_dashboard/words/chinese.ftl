@@ -428,7 +428,6 @@ picked = 已选 { $count } 个
 tag = 标签
 bulk_tag = 加标签
 bulk_ack = { act_ack }
-bulk_undo = { undo }
 bulk_delete = 删除
 delete_sure = 删除 { $count } 个任务及其全部样本？此操作无法撤销。
 delete_run_sure = 删除此任务及其全部样本？此操作无法撤销。

@@ -489,7 +489,6 @@ picked = { $count } picked
 tag = Tag
 bulk_tag = Add tag
 bulk_ack = { act_ack }
-bulk_undo = { undo }
 bulk_delete = Delete
 delete_sure = { $count ->
     [one] Delete { $count } run with all its samples? This cannot be undone.

@@ -18,12 +18,15 @@ from perfagent_server.runs.expressions import ExpressionError, calculated, parse
 from perfagent_server.runs.layers import LayerMatrix, layer_matrix
 from perfagent_server.runs.own_work import OWN_WORK, own_work
 from perfagent_server.security.access import require
+from perfagent_server.security.rights import Identity
+from perfagent_server.services import Services
 
 __all__ = ["router"]
 
 router = APIRouter()
 
 _NAME = Query(min_length=1, max_length=256)
+_MOST_SERIES = 100
 MOST_RUNS = 200  # in one address, which has room for 64 kB
 
 
@@ -67,6 +70,32 @@ def series(
         return reply(calculated(read, parse(expression or ""), partial(services.store.names, run)))
     except ExpressionError as error:
         raise ApiError(422, "invalid", f"expression: {error}", "expression") from error
+
+
+@dataclass
+class SeriesOfRuns:
+    runs: dict[str, dict[str, Series]]
+
+
+@router.get("/series", responses={200: {"model": SeriesOfRuns}})
+def series_of_runs(
+    services: ServicesDep,
+    identity: Reader,
+    run: Annotated[list[str], Query(min_length=1, max_length=20)],
+    name: Annotated[list[str], Query(min_length=1, max_length=20)],
+    from_step: Annotated[int | None, Query(alias="from", ge=-(2**63), le=2**63 - 1)] = None,
+    to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
+    points: Annotated[int, Query(ge=1, le=2000)] = 1000,
+) -> Response:
+    """The same series of several runs, by run and name: `?run=A&run=B&name=loss&name=lr`, at most 100 series together.
+    Runs that do not exist are left out."""
+    _check_range(from_step, to_step)
+    if len(run) * len(name) > _MOST_SERIES:
+        raise ApiError(
+            422, "invalid", f"{len(run)} runs with {len(name)} names each: at most {_MOST_SERIES} series", "name"
+        )
+    read = partial(services.store.series, from_step=from_step, to_step=to_step, points=points)
+    return reply({"runs": {one: {each: read(one, each) for each in name} for one in _seen(run, services, identity)}})
 
 
 @router.get("/runs/{run}/ranks", dependencies=[Depends(require("read"))], responses={200: {"model": RankMatrix}})
@@ -118,10 +147,13 @@ def timing_of_runs(
     services: ServicesDep, identity: Reader, run: Annotated[list[str], Query(min_length=1, max_length=MOST_RUNS)]
 ) -> Response:
     """The same of many runs at once, by run: `?run=A&run=B`, at most 200. Runs that do not exist are left out."""
-    if identity.seen_projects is not None:
-        projects = services.runs.projects_of(run)
-        run = [one for one in run if one in projects and identity.sees(projects[one])]
-    return reply({"timing": services.figures.of_runs(run)})
+    return reply({"timing": services.figures.of_runs(_seen(run, services, identity))})
+
+
+def _seen(runs: list[str], services: Services, identity: Identity) -> list[str]:
+    """Those that exist, and that the caller may see."""
+    projects = services.runs.projects_of(runs)
+    return [one for one in runs if one in projects and identity.sees(projects[one])]
 
 
 def _check_range(from_step: int | None, to_step: int | None) -> None:

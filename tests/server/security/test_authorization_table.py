@@ -62,6 +62,7 @@ QUERIES: dict[str, dict[str, str]] = {
     "/api/v1/runs/{run}/layers": {"family": "grad_norm"},
     "/api/v1/runs/{run}/media/histograms": {"name": f"{CANARY}-media"},
     "/api/v1/timing": {"run": RUN},
+    "/api/v1/series": {"run": RUN, "name": "loss"},
     "/api/v1/rules": {"project": OURS},
     "/api/v1/rules/{rule}": {"project": OURS},
     **{f"/api/v1/rules/alerts{rest}": {"project": OURS} for rest in ("", "/{name}", "/try")},

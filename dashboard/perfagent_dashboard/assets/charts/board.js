@@ -105,7 +105,7 @@ export class Board {
     if (!chart || this.bare || this.over.length) return;
     const fresh = evaluations.filter((name) => this.charts.has(name) && !chart.lines.some((line) => line.label === name));
     chart.lines.push(...fresh.map((name) => ({ label: name, query: { name } })));
-    if (fresh.length && chart.drawnTo) chart.loadLines();
+    if (fresh.length && !chart.stale) chart.loadLines();
   }
 
   /** The newest value of a name: one on the whole page, whichever came first, the value or its chart. */

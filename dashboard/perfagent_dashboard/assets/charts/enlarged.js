@@ -38,9 +38,9 @@ export function enlargedTools(chart, isLarge) {
     chart.lines = [];
     draw();
   });
-  const shrink = el("button", { type: "button", class: "button small", on: { click: () => board.enlarge("") } }, words.shrink);
+  const leave = el("button", { type: "button", class: "button small leave", "aria-label": words.shrink, title: `${words.shrink} (Esc)`, on: { click: () => board.enlarge("") } }, "✕");
   chart.frame.before(el("div", { class: "chart-tools" }, bound("low", words.y_from), bound("high", words.y_to),
     add(words.add_metric, names, (name) => ({ label: name, query: { name } })),
     board.world > 1 ? add(words.add_rank, ranks, (rank) => ({ label: `${words.rank} ${rank}`, query: { ...chart.query, rank } })) : null,
-    clear, shrink));
+    clear, leave));
 }

@@ -28,9 +28,7 @@ class GroupChart extends Chart {
     for (const edge of [1, 2]) Object.assign(traces[edge], { x: [], y: [] }); // of the first band: the others have none
   }
 
-  loadLines() {
-    this.board.painter.want(this, "draw"); // they came with the first
-  }
+  loadLines() {} // they come with the first
 }
 
 export class GroupBoard extends RunBoard {

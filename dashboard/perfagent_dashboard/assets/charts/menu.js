@@ -1,4 +1,4 @@
-// The menu of a chart: enlarge, pin, move, save.
+// The menu of a chart: enlarge, pin, move, save; and how it is dragged.
 
 import { say, words } from "../lib/config.js";
 import { el, setChildren } from "../lib/dom.js";
@@ -67,11 +67,31 @@ function setAxis(board, name) {
 
 /** One place to the left or right among the cards of its section. */
 function move(chart, by) {
-  const names = [...chart.card.parentElement.children].map((card) => card.chartPart?.name).filter(Boolean);
-  const at = names.indexOf(chart.name);
-  const to = Math.max(0, Math.min(names.length - 1, at + by));
-  names.splice(to, 0, ...names.splice(at, 1));
+  const names = namesBeside(chart);
+  place(chart, Math.max(0, Math.min(names.length - 1, names.indexOf(chart.name) + by)));
+}
+
+const namesBeside = (chart) => [...chart.card.parentElement.children].map((card) => card.chartPart?.name).filter(Boolean);
+
+function place(chart, to) {
+  const names = namesBeside(chart);
+  names.splice(to, 0, ...names.splice(names.indexOf(chart.name), 1));
   moved.splice(0, Infinity, ...moved.filter((name) => !names.includes(name)), ...names);
   remember();
   chart.board.arrange();
+}
+
+/** Lets a chart be dragged by its title to the place of another one of its section. */
+export function letDrag(chart) {
+  const { board, card, title } = chart;
+  title.draggable = true;
+  title.addEventListener("dragstart", ({ dataTransfer }) => {
+    board.dragged = chart;
+    dataTransfer.setDragImage(card, 0, 0);
+  });
+  card.addEventListener("dragover", (event) => board.dragged?.card.parentElement === card.parentElement && event.preventDefault());
+  card.addEventListener("drop", (event) => {
+    event.preventDefault();
+    place(board.dragged, namesBeside(chart).indexOf(chart.name));
+  });
 }

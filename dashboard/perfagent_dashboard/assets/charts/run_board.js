@@ -1,6 +1,6 @@
 // A board of charts in a page: its tools, and what of it stands in the address.
 //
-// data-run: of one run. data-over: [[run, name], ...] of all that are drawn in each chart, this run first. data-sections, data-names: only these. data-axis, data-x: at first. data-bare: no tools, no sections.
+// data-run: of one run. data-over: [[run, name], ...] of all that are drawn in each chart, this run first; data-series: the names of their series. data-sections, data-names: only these. data-axis, data-x: at first. data-bare: no tools, no sections.
 
 import { api } from "../lib/api.js";
 import { say, words } from "../lib/config.js";
@@ -78,7 +78,7 @@ export class RunBoard {
     this.board.started = unixOf(summary.started);
     this.board.project = summary.project;
     this.board.saw(summary.step);
-    this.board.addNames([...named.names, ...(await this.#others())]);
+    this.board.addNames([...named.names, ...JSON.parse(this.root.dataset.series ?? "[]")]);
     this.board.setLosses(named);
     for (const [name, sample] of Object.entries(latest)) this.board.tell(name, numberOf(sample.value));
     if (Object.values(latest).some((sample) => sample.rank === "all")) await this.#ranks();
@@ -86,13 +86,6 @@ export class RunBoard {
     if (this.bare || this.board.over.length) return;
     showNotes(this, annotations);
     if (this.board.hasPanels) this.board.setPanels(panels);
-  }
-
-  /** The series of the runs that are drawn over the first, which may be longer. */
-  async #others() {
-    const found = await Promise.all(this.board.over.slice(1).map(([run]) => api(`/runs/${encodeURIComponent(run)}?with=names`)));
-    for (const summary of found) this.board.saw(summary.step);
-    return found.flatMap(({ names }) => names.names);
   }
 
   /** A run that only its script reports says nowhere how many processes it has. */

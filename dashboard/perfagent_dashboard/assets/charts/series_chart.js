@@ -9,7 +9,7 @@ import { metricOf, scaleOf } from "../lib/metrics.js";
 import { finite, numberOf, si, thousands } from "../lib/numbers.js";
 import { seriesOf } from "../lib/series.js";
 import { colorOf, figureOf } from "./figures.js";
-import { chartMenu } from "./menu.js";
+import { chartMenu, letDrag } from "./menu.js";
 import { DIMMED, drawPlot } from "./plot.js";
 import { bandOf, byStep, empty, lastAtOrBefore, together } from "./samples.js";
 import { linearTicks, logTicks } from "./ticks.js";
@@ -71,6 +71,7 @@ export class Chart {
     this.lines = spec.lines?.map((line) => ({ ...line })) ?? board.over.slice(1).map(([run, label]) => ({ run, label, key: run, query: { name: this.name } }));
     this.own = {}; // log, low, high: of this chart alone
     board.cursor.follow(this);
+    if (!board.bare) letDrag(this);
   }
 
   /** The newest value of the run; null as long as it is not known. */
@@ -93,6 +94,7 @@ export class Chart {
     const abort = (this.abort = new AbortController());
     this.stale = false;
     this.loading = true;
+    this.loadLines(); // in one request with the first
     try {
       const body = await this.read({ ...this.#over(), ...this.query });
       if (abort.signal.aborted) return;
@@ -109,7 +111,6 @@ export class Chart {
     }
     this.board.painter.want(this, "draw");
     this.board.changed(this);
-    this.loadLines();
   }
 
   /** What is drawn, as the API has a series. */
@@ -132,7 +133,9 @@ export class Chart {
     this.linesAt = performance.now();
     await Promise.all(this.lines.map(async (line) => {
       const body = await seriesOf(line.run ?? this.board.run, { ...this.#over(), ...line.query }).catch(() => null);
-      if (body) line.data = { step: body.step, time: body.time ?? [], mean: body.mean.map((value) => finite(numberOf(value))) };
+      if (!body) return;
+      this.board.saw(body.step.at(-1) ?? 0); // another run may be longer
+      line.data = { step: body.step, time: body.time ?? [], mean: body.mean.map((value) => finite(numberOf(value))) };
     }));
     if (this.lines.length) this.board.painter.want(this, "draw");
   }

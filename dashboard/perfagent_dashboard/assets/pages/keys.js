@@ -30,6 +30,7 @@ const ACTS = {
   Enter: () => document.activeElement?.matches(ITEMS) && press(document.activeElement), // a grid keeps it for itself
   a: () => press(document.activeElement?.closest(".alert.card")?.querySelector(":scope > :is(.actions, .tail) :is([id*='\"act\":\"ack\"'], [id*='\"take\"'])")),
   "?": tell,
+  Escape: () => press(document.querySelector(".chart.enlarged .leave")),
 };
 
 function toPage(key) {

@@ -4,7 +4,8 @@ is a group of runs (groups.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -19,6 +20,7 @@ from perfagent_dashboard.components.sweep import choices, parallel, views_menu
 from perfagent_dashboard.pages.compare.groups import grouped
 from perfagent_dashboard.pages.compare.summary import different, headlines, runs_table, step_table
 from perfagent_dashboard.pages.registry import Page
+from perfagent_dashboard.pages.run.facts import run_path
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
 
@@ -110,17 +112,22 @@ class _Compare:
             return [picker], [nothing(say("compare_none" if not asked else "compare_one"))]
         found = await self._server.get("/compare", runs=list(asked))
         sides = found["sides"]
-        swept = await self._server.get("/groups/runs", goal=goal, run=list(dict.fromkeys(one["run"] for one in sides)))
-        return [picker, *choices(swept)], self._content(found, swept)
+        runs = list(dict.fromkeys(side["run"] for side in sides))
+        swept, *listed = await asyncio.gather(
+            self._server.get("/groups/runs", goal=goal, run=runs),
+            *(self._server.get(run_path(run, "names")) for run in runs),
+        )
+        names = dict.fromkeys(name for one in listed for name in one["names"])
+        return [picker, *choices(swept)], self._content(found, swept, names)
 
     @staticmethod
-    def _content(found: Mapping[str, Any], swept: Mapping[str, Any]) -> list[Component]:
+    def _content(found: Mapping[str, Any], swept: Mapping[str, Any], names: Iterable[str]) -> list[Component]:
         sides = found["sides"]
         link = ",".join(quote(side["run"], safe="") for side in sides)
         return [
             headlines(found),
             html.H2(say("compare_charts"), id="compare-charts", **hyphenated(data_runs=link)),
-            overlay([(side["run"], side["name"]) for side in sides]),
+            overlay([(side["run"], side["name"]) for side in sides], names),
             html.H2(say("compare_runs")),
             runs_table(found, (swept["best"] or {}).get("run", "")),
             *parallel(swept, [side["run"] for side in sides]),
