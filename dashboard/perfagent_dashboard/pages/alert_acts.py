@@ -69,7 +69,7 @@ class AlertActs:
             body = {"note": (told.get((alert, pressed["at"])) or "").strip()}
         path = f"/alerts/{quote(alert, safe='')}"
         await self._server.ask("POST", f"{path}/{route}", body)
-        undo = [("POST", f"{path}/{undoes}", {})] if undoes else []
+        undo: list[Any] = [("POST", f"{path}/{undoes}", {})] if undoes else []
         return note(say(f"done_{act.split('-')[0]}"), undo=undo), (tick or 0) + 1
 
     async def _take(self, pressed: Any, asked_for: Sequence[Mapping[str, Any]], tick: int) -> tuple[Any, int]:
