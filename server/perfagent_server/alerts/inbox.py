@@ -16,7 +16,9 @@ from sqlalchemy import Connection, select
 
 from perfagent.wire import SEVERITIES, Alert
 from perfagent_server.alerts.quiet import Quiet
+from perfagent_server.rules.texts import titles_of
 from perfagent_server.rules.texts.alike import alike
+from perfagent_server.rules.texts.reader import reader
 from perfagent_server.store.tables import alert
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -64,8 +66,9 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """view: of VIEWS. severity: "" for any. text: words that must all be in title, message, rule, run or project. key: of one
-    group, whose newest `limit` alerts are wanted. projects: that the reader may see; None: all."""
+    """view: of VIEWS. severity: "" for any. text: words that must all be in title, message, rule, run or project; in another
+    language than English, also in what alerts of the rule are called. key: of one group, whose newest `limit` alerts are
+    wanted. projects: that the reader may see; None: all."""
 
     view: str = "open"
     severity: str = ""
@@ -117,7 +120,9 @@ def _rows(connection: Connection, state: str, asked: Asked) -> list[Any]:
     words = asked.text.lower().split()
     if not words:
         return list(rows)
-    said = (" ".join(getattr(row, name) for name in _SEARCHED).lower() for row in rows)
+    language = reader.get()
+    own = {row.rule: "" if language == "en" else titles_of(row.rule, language) for row in rows}
+    said = (" ".join((*(getattr(row, name) for name in _SEARCHED), own[row.rule])).lower() for row in rows)
     return [row for row, text in zip(rows, said, strict=True) if all(word in text for word in words)]
 
 

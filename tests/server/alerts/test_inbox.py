@@ -60,6 +60,13 @@ def test_a_search_counts_only_what_it_shows(client: TestClient, asked: dict[str,
     assert found["counts"]["open"] == sum(group["count"] for group in found["groups"]) == count
 
 
+def test_a_search_knows_what_alerts_are_called_in_chinese(client: TestClient) -> None:
+    fill(client, [("a", "r1", "warning", "Waiting for a batch")], rule="data_bound")
+    fill(client, [("b", "r1", "warning", "The loss is NaN")], rule="nan_loss")
+    client.headers["Accept-Language"] = "zh"
+    assert [one["rule"] for one in inbox(client, q="等待 batch")["groups"]] == ["data_bound"]
+
+
 def test_each_alert_stands_in_one_of_four_lists(client: TestClient) -> None:
     fill(client, [("open", "r1", "warning", "a")])
     fill(client, [("seen", "r1", "warning", "a")], acknowledged=1.0)

@@ -17,7 +17,7 @@ from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fi
 
 __all__ = [
     "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "outlined", "said",
-    "said_in", "sentence", "text_of",
+    "said_in", "sentence", "text_of", "titles_of",
 ]  # fmt: skip
 
 Language = Literal["en", "zh"]
@@ -75,6 +75,14 @@ def text_of(rule: str, language: Language = "en") -> Text:
     """Raises KeyError for a rule that has no text in English either."""
     table = _table(rule)
     return _texts(language)[0].get(table) or _texts("en")[0][table]
+
+
+@cache
+def titles_of(rule: str, language: Language) -> str:
+    """What its alerts may be called, without figures: to search by. Empty for a rule that is not there any more."""
+    text = _texts(language)[0].get(_table(rule))
+    titles = [text.name, text.title, *(one.get("title", "") for one in text.causes.values())] if text else []
+    return " ".join(map(outline, titles))
 
 
 def grammar_of(language: Language = "en") -> Grammar:
