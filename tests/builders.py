@@ -331,6 +331,7 @@ class RecordingSender:
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
         self.disabled, self.cpu_s, self.asked_cpu_s = False, 0.0, 0.0
         self.closing_at: float | None = None
+        self.clock = time.monotonic
         self.closed = threading.Event()
         self.spool = SimpleNamespace(backlog=False, read_drafts=lambda: None)
         self.ended: dict[str, Any] | None = None

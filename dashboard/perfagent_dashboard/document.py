@@ -55,7 +55,7 @@ class Bundles:
         sources += self.grid if page is not None and page.grid else []
         charts = self.charts if page is not None and page.charts else []
         lines = [f'<script src="{source}"></script>' for source in sources]
-        lines += [f'<link rel="preload" as="script" fetchpriority="low" href="{source}">' for source in charts]
+        lines += [f'<link rel="prefetch" as="script" href="{source}">' for source in charts]
         return "\n".join([*lines, _SCRIPT.sub("", listed)])
 
 
