@@ -358,7 +358,6 @@ def _grid(view: dict[str, Any]) -> Component:
         columnDefs=_columns(view),
         rowModelType="infinite",
         getRowId="params.data.run",
-        columnSize="responsiveSizeToFit",
         defaultColDef={"resizable": True, "suppressHeaderMenuButton": True, "sortingOrder": ["asc", "desc", None]},
         dashGridOptions={
             "cacheBlockSize": _BLOCK, "maxBlocksInCache": 40,
@@ -376,7 +375,7 @@ def _columns(view: dict[str, Any]) -> list[dict[str, Any]]:
     sort, order = view["sort"], view["order"]
     columns: list[dict[str, Any]] = [
         _column("name", "column_run", renderer="RunCell", minWidth=190, flex=2, pinned=None),
-        _column("verdict", "column_verdict", renderer="VerdictCell", minWidth=220, flex=3),
+        _column("verdict", "column_verdict", renderer="VerdictCell", minWidth=250, flex=3),
         _column("state", "column_state", renderer="StateCell", width=130),
         _column("step", "column_step", value="cellStep", width=90, number=True),
         _column("timing.throughput", "column_throughput", value="cellThroughput", width=130, number=True, sortable=False),

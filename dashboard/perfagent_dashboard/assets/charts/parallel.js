@@ -65,7 +65,8 @@ export class Parallel {
     const keyOf = ({ run, group }) => (by ? (group ?? "") : run);
     this.rows = rows.map((i) => ({ ...runs[i], key: keyOf(runs[i]), colour: order.indexOf(keyOf(runs[i])), reached: reached[i] }));
     this.goal = { name: goal.slice(4), higher: goal.startsWith("max:") };
-    const columns = [...settings.slice(0, MOST_AXES - results.length), ...results.toReversed().map((one) => ({ ...one, name: metricOf(one.name).title }))];
+    const differs = ({ values }) => new Set(rows.map((i) => values[i])).size > 1;
+    const columns = [...settings.filter(differs).slice(0, MOST_AXES - results.length), ...results.toReversed().map((one) => ({ ...one, name: metricOf(one.name).title }))];
     this.axes = columns.map(({ name, values }) => axisOf({ name, values: rows.map((i) => values[i]) })).filter(({ values }, i) => new Set(values).size > 1 || i === columns.length - 1);
     this.ranges = new Map(); // axis -> [from, to], of 0 to 1
     this.head = el("div", { class: "parallel-head" }, this.axes.map((axis) => el("button", { type: "button", on: { click: () => this.#scatter(axis) } }, axis.name)));

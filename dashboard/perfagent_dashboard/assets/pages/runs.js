@@ -163,7 +163,6 @@ export class RunsPage {
     }
     const hides = (id) => (narrow.matches ? id !== "name" : !wide.matches && (GIVE_WAY.has(id) || (!middle.matches && GIVES_WAY_FIRST.has(id))));
     table.setColumnsVisible(columns.filter(hides), false);
-    table.sizeColumnsToFit();
     const emptied = Object.keys(SHOWS).filter((id) => !hides(id));
     table.addEventListener("bodyScrollEnd", () => !table.isDestroyed() && sessionStorage.setItem(KEPT_ROW, String(table.getFirstDisplayedRowIndex())));
     table.addEventListener("modelUpdated", () => this.#hideEmpty(table, emptied));
@@ -183,7 +182,6 @@ export class RunsPage {
     if (!changed.length) return;
     table.setColumnsVisible(has, true);
     table.setColumnsVisible(columns.filter((id) => !has.includes(id)), false);
-    table.sizeColumnsToFit();
   }
 
   #message(message) {
