@@ -275,6 +275,11 @@ more_alerts = { $count ->
     [one] +{ $count } alert
    *[other] +{ $count } alerts
 }
+spent_gpu_hours = GPU hours
+spent_cpu_core_hours = CPU core hours
+spent_gpu_energy_kwh = kWh
+spent_gpu_energy_per_token_j = J a token
+spent_an_hour = an hour
 undo = Undo
 done_take = { $count ->
     [one] { $count } alert is acknowledged.

@@ -10,7 +10,7 @@ from dash import html
 
 from perfagent.wire import Spent
 from perfagent_client.models import RunDetails, parse
-from perfagent_client.spent import amounts, money, paused_s
+from perfagent_client.spent import UNITS, amounts, money, paused_s
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.icons import icon
 from perfagent_dashboard.components.marks import state_badge
@@ -65,7 +65,8 @@ def _facts(facts: RunFacts) -> list[Component]:
     parts += [html.Span(say("attempts", count=run["attempts"]))] if run["attempts"] > 1 else []
     parts += [html.Span(run["host"], title=say("host"))] if run["host"] else []
     spent = parse(Spent, run["spent"])
-    taken = [*([money(spent)] if money(spent) else []), *amounts(spent)]
+    cost = money(spent, say("spent_an_hour"))
+    taken = [*([cost] if cost else []), *amounts(spent, {name: say(f"spent_{name}") for name in UNITS})]
     parts += [html.Span(taken[0], title=", ".join(taken))] if taken else []
     parts += [html.Span(tag, className="tag") for tag in run["tags"][:_MOST_TAGS]]
     parts += [html.Span(f"+{len(run['tags']) - _MOST_TAGS}", className="tag")] if len(run["tags"]) > _MOST_TAGS else []

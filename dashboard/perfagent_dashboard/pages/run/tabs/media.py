@@ -118,7 +118,7 @@ async def _tables(server: ServerApi, items: Sequence[Mapping[str, Any]], *, seve
             told = await server.get(item["url"].removeprefix("/api/v1"))
         except Problem:  # it went for newer ones just now
             continue
-        rows = [["" if cell is None else str(cell) for cell in row] for row in told["rows"][:_ROWS]]
+        rows = [[*map(_cell, row)] for row in told["rows"][:_ROWS]]
         shown += [html.P(_caption(item, several), className="quiet")] if _caption(item, several) else []
         whole = table(told["columns"], rows, empty=say("media_no_rows"))
         shown.append(html.Div(whole, className="scrolls", tabIndex=0))
@@ -128,6 +128,10 @@ async def _tables(server: ServerApi, items: Sequence[Mapping[str, Any]], *, seve
                 html.P([say("media_more_rows", count=told["count"] - len(rows)), " ", link], className="quiet")
             )
     return html.Div(shown, className="stack")
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _histograms(found: Sequence[Mapping[str, Any]]) -> Component:
