@@ -5,7 +5,7 @@ import { config } from "../lib/config.js";
 import { connection } from "../lib/connection.js";
 import { setChildren, setText } from "../lib/dom.js";
 import { Feed, showFeed } from "../lib/feed.js";
-import { finite } from "../lib/numbers.js";
+import { finiteOf } from "../lib/numbers.js";
 import { Soonest } from "../lib/soonest.js";
 import { sparkline } from "../lib/sparkline.js";
 import { ago, clockTime, duration, fullTime, shortTime, unixOf } from "../lib/times.js";
@@ -31,7 +31,7 @@ function writeTimes(root) {
 /** Small lines of values that the server sent. */
 function drawTrends(root) {
   for (const node of root.querySelectorAll("[data-values]")) {
-    if (node.drawn !== node.dataset.values) setChildren(node, sparkline(JSON.parse(node.dataset.values).map(finite)));
+    if (node.drawn !== node.dataset.values) setChildren(node, sparkline(JSON.parse(node.dataset.values).map(finiteOf)));
     node.drawn = node.dataset.values;
   }
 }
