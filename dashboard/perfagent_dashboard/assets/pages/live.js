@@ -1,7 +1,6 @@
 // What a page of Dash needs beside Dash: the live connection, times in the reader's zone, and its state in the address.
 
 import { boards } from "../charts/open_boards.js";
-import { config } from "../lib/config.js";
 import { connection } from "../lib/connection.js";
 import { setChildren, setText } from "../lib/dom.js";
 import { Feed, showFeed } from "../lib/feed.js";
@@ -43,7 +42,7 @@ export class LivePage {
   constructor(root) {
     this.root = root;
     this.next = new Soonest((ms) => this.#count(ms));
-    this.#keepTitle(`${root.dataset.title} · ${config.title}`);
+    this.#keepTitle(`${root.dataset.title} · perfagent`);
     setChildren(document.getElementById("crumb"));
     this.times = setInterval(() => writeTimes(root), TIMES_MS);
     const write = () => (writeTimes(root), drawTrends(root));
