@@ -12,7 +12,7 @@ from perfagent.wire import from_json, metric
 from perfagent.wire.quantities import figure, is_share, prefixed
 from perfagent_dashboard.words import say
 
-__all__ = ["count", "filled", "number", "percent", "quantity", "si"]
+__all__ = ["filled", "number", "percent", "quantity", "si"]
 
 _SHORT = {"tokens/s": "tok/s", "tensors": ""}
 
@@ -50,7 +50,3 @@ def quantity(name: str, value: float | None) -> tuple[str, str]:
 def percent(share: float) -> str:
     """Of a part of 1, without the sign."""
     return f"{100 * share:.1f}" if 0 < share < 0.1 else f"{100 * share:.0f}"
-
-
-def count(value: int) -> str:
-    return f"{value:,}"
