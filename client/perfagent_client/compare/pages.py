@@ -89,15 +89,11 @@ def _run(side: Mapping[str, Any]) -> list[str]:
 
 def _speed(found: Mapping[str, Any]) -> Iterator[Table]:
     names = [side["name"] for side in found["sides"]]
-    rows = [[_title(one["name"]), *(_value(one, place) for place in range(len(names)))] for one in found["speed"]]
+    rows = [[metric(one["name"]).title, *(_value(one, place) for place in range(len(names)))] for one in found["speed"]]
     if found["mean_step"] is not None:
         rows.append(["Mean step time", *(_value(found["mean_step"], place) for place in range(len(names)))])
     if rows:
         yield Table(["median; phases: mean a step", *names], rows, right=range(1, len(names) + 1))
-
-
-def _title(name: str) -> str:
-    return metric(name).title
 
 
 def _value(measure: Mapping[str, Any], place: int) -> str:
@@ -121,7 +117,7 @@ def _results(found: Mapping[str, Any]) -> Iterator[list[str]]:
         yield ["lowest loss", *(_best(side) for side in sides)]
     for name in dict.fromkeys(name for side in sides for name in side["peaks"]):
         peaks = [side["peaks"].get(name) for side in sides]
-        yield [f"highest {_title(name).lower()}", *("–" if one is None else size(one) for one in peaks)]
+        yield [f"highest {metric(name).title.lower()}", *("–" if one is None else size(one) for one in peaks)]
     if any(side["only"] for side in sides):
         yield ["alerts that only it has", *(", ".join(side["only"]) or "–" for side in sides)]
 
