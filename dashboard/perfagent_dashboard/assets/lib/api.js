@@ -15,6 +15,9 @@ export function api(path) {
   return underWay.get(path);
 }
 
+/** Whether the server answers, within so many milliseconds. */
+export const isUp = (ms) => fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(ms) }).then(({ ok }) => ok, () => false);
+
 /** Sends something; the answer's JSON, null for an empty one. */
 export const change = (method, path, body) => request(path, { method, body: body && JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 
