@@ -18,7 +18,7 @@ from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
 
-__all__ = ["Facts", "sections", "severity_style"]
+__all__ = ["Facts", "sections"]
 
 Wrap = Callable[[str, int, int], list[str]]
 """A text, the blanks in front of it, and those more in front of its further lines -> lines that fit."""
@@ -42,10 +42,6 @@ class Facts:
     timing: Timing
     losses: Series | None = None
     address: str = ""
-
-
-def severity_style(severity: str) -> str:
-    return _STYLES.get(severity, "")
 
 
 def sections(facts: Facts, wrap: Wrap, *, everything: bool = False, bars: bool = True) -> list[Section]:
@@ -125,7 +121,7 @@ def _sentence(finding: Finding, wrap: Wrap) -> list[Line]:
     since = f" (since step {finding.since_step:,})" if finding.since_step is not None else ""
     ranks = f" (ranks {', '.join(map(str, finding.ranks[:8]))})" if len(finding.ranks) > 1 else ""
     is_well = finding.rule == "healthy" and finding.is_judged
-    style = "green" if is_well else severity_style(finding.severity)
+    style = "green" if is_well else _STYLES.get(finding.severity, "")
     text = f"[{finding.severity}] {finding.rule if finding.is_judged else 'unknown'}: {finding.message}{since}{ranks}"
     return [Line(folded, style) for folded in wrap(text, 0, 4)]
 

@@ -13,8 +13,6 @@ from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Chan
 
 __all__ = ["comparison_page", "headline"]
 
-_HEAD = "bold"
-_STYLES = {"critical": "bold red", "warning": "yellow"}
 _WORDS = {"first": "", "same": "no difference found", "too_short": "too few steps", "unknown": "no steps"}
 _NOT_ALIKE = {
     "world_size": "different numbers of processes", "batch_size": "different batch sizes", "model": "different models",
@@ -25,7 +23,7 @@ _MOST_DIFFERENCES = 40
 def comparison_page(found: Mapping[str, Any], *, everything: bool = False) -> Iterator[Line | Table]:
     sides = found["sides"]
     for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
-        yield Line(headline(side["name"], sides[0]["name"], mean or change), _HEAD)
+        yield Line(headline(side["name"], sides[0]["name"], mean or change), "bold")
         if mean is not None:
             yield Line(_by_median(side["name"], sides[0]["name"], change))
     for gain in found["gains"]:
