@@ -85,12 +85,12 @@ window.dashAgGridComponentFunctions = Object.assign(window.dashAgGridComponentFu
 function writeAddress(view, sortModel) {
   const url = new URL(location);
   const [sorted] = sortModel ?? [];
-  const sort = sorted ? { verdict: "severity" }[sorted.colId] ?? sorted.colId.replace(/^column:/, "") : view.sort;
-  const order = sort === "severity" ? {} : { sort, order: sorted?.sort ?? view.order };
+  const by = sorted ? { verdict: "severity" }[sorted.colId] ?? sorted.colId.replace(/^column:/, "") : view.sort;
+  const [sort, order] = by === "severity" ? [] : [by, sorted?.sort ?? view.order];
+  const values = { ...view, attention: view.attention && "1", sort, order };
   for (const name of ["q", "severity", "state", "project", "attention", "columns", "sort", "order"]) {
     url.searchParams.delete(name);
-    const value = { ...view, attention: view.attention && "1", sort: "", order: "", ...order }[name];
-    for (const one of [value].flat()) if (one) url.searchParams.append(name, one);
+    for (const one of [values[name]].flat()) if (one) url.searchParams.append(name, one);
   }
   if (url.href !== location.href) history.replaceState(null, "", url);
 }
