@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from difflib import get_close_matches
-from types import TracebackType
+from itertools import islice
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -23,7 +23,7 @@ from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
 from perfagent.local_server import server_address, stopped_server
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
-from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
+from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing, plain
 from perfagent_client.models import RunDetails, parse
 
 __all__ = ["ApiError", "AsyncClient", "Client", "RunDetails"]
@@ -32,6 +32,7 @@ T = TypeVar("T")
 Rank = int | Literal["all"]
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_PAGE = 500  # runs
 
 
 class ApiError(PerfagentError):
@@ -44,29 +45,30 @@ class ApiError(PerfagentError):
         self.exit_code = 2 if status in (400, 422) else 1  # what was given is wrong, and not who asked or what there is
 
 
-class _Options:
-    """What both clients are made of: where the server is and who asks."""
+class _Asking:
+    """What both clients are: where the server is and who asks. server: without a slash at the end; api_key: a key, or a proof of
+    knowing the admin token; trust_env: whether the environment's proxies are asked."""
 
     def __init__(self, server: str | None, api_key: str | AdminProof | None) -> None:
         self.server = server_address(server).rstrip("/")
         if not self.server.startswith(("http://", "https://")):
             raise ConfigError(f"the server's address is {self.server!r}; it must begin with http:// or https://")
         self.api_key = api_key or os.environ.get("PERFAGENT_API_KEY") or None
-        self.auth = self.api_key.sign if isinstance(self.api_key, AdminProof) else None
-        self.headers = {"Accept-Language": _language()}
-        if isinstance(self.api_key, str):
-            self.headers["Authorization"] = f"Bearer {self.api_key}"
         # A proxy of the environment is for the outside world; it could not reach this machine's own address.
         self.trust_env = not is_on_this_machine(self.server)
+        self._headers = {"Accept-Language": _language()}
+        if isinstance(self.api_key, str):
+            self._headers["Authorization"] = f"Bearer {self.api_key}"
 
     @property
-    def of_http(self) -> dict[str, Any]:
-        return {"headers": self.headers, "auth": self.auth, "trust_env": self.trust_env}
+    def _of_http(self) -> dict[str, Any]:
+        auth = self.api_key.sign if isinstance(self.api_key, AdminProof) else None
+        return {"headers": self._headers, "auth": auth, "trust_env": self.trust_env, "timeout": _TIMEOUT}
 
-    def url(self, path: str) -> str:
+    def _url(self, path: str) -> str:
         return f"{self.server}/api/v1{path}"
 
-    def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
+    def _unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
         if scheme := wrong_scheme(
             self.server, error, hung_up=isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
         ):
@@ -91,7 +93,7 @@ def _run_path(run: str, rest: str = "") -> str:
 
 
 def _query(**values: Any) -> dict[str, Any]:
-    return {name.rstrip("_"): value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _raise(answer: httpx.Response) -> None:
@@ -113,25 +115,22 @@ def _raise(answer: httpx.Response) -> None:
         raise problem from None
 
 
-def _json(answer: httpx.Response) -> Any:
+def _read(answer: httpx.Response) -> Any:
+    """The JSON, None for an empty answer."""
+    _raise(answer)
+    if not answer.content:
+        return None
     try:
         return json.loads(answer.content)
     except ValueError:
         raise ServerUnreachable(f"{answer.request.url} did not answer with JSON; is that a perfagent server?") from None
 
 
-def _part(kind: type[T], key: str) -> Callable[[Any], list[T]]:
-    def read(data: Any) -> list[T]:
-        try:
-            return [parse(kind, item) for item in data[key]]
-        except (KeyError, TypeError):
-            raise WireError(f"the server's answer has no {key!r}") from None
-
-    return read
-
-
-def _row(line: str) -> LogRow:
-    return parse(LogRow, json.loads(line))
+def _each(kind: type[T], data: Any, key: str) -> list[T]:
+    try:
+        return [parse(kind, item) for item in data[key]]
+    except (KeyError, TypeError):
+        raise WireError(f"the server's answer has no {key!r}") from None
 
 
 def _check_name(name: str, names: Sequence[str]) -> None:
@@ -145,7 +144,7 @@ def _check_name(name: str, names: Sequence[str]) -> None:
     )
 
 
-class Client:
+class Client(_Asking):
     """Everything blocks; one kept connection. Use it as a context manager, or close() it.
 
     Raises ApiError for an answer that is an error, ServerUnreachable for none, WireError for one that is not ours.
@@ -158,18 +157,8 @@ class Client:
         *,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._options = _Options(server, api_key)
-        self.http = httpx.Client(**self._options.of_http, timeout=_TIMEOUT, transport=transport)
-
-    @property
-    def server(self) -> str:
-        """The server's address, without a slash at the end."""
-        return self._options.server
-
-    @property
-    def api_key(self) -> str | AdminProof | None:
-        """What it shows to the server: a key, or a proof that it knows the admin token."""
-        return self._options.api_key
+        super().__init__(server, api_key)
+        self.http = httpx.Client(**self._of_http, transport=transport)
 
     def request(
         self,
@@ -182,11 +171,17 @@ class Client:
     ) -> Any:
         """The JSON below /api/v1, None for an empty answer: for what has no method here."""
         try:
-            answer = self.http.request(method, self._options.url(path), params=params, json=body, headers=headers)
+            answer = self.http.request(method, self._url(path), params=params, json=body, headers=headers)
         except httpx.TransportError as error:
-            raise self._options.unreachable(error) from error
-        _raise(answer)
-        return _json(answer) if answer.content else None
+            raise self._unreachable(error) from error
+        return _read(answer)
+
+    def _table(self, path: str, **query: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self.request("GET", path, params=_query(**query))
+        return found
+
+    def _list(self, path: str, key: str, **query: Any) -> list[Any]:
+        return list(self._table(path, **query)[key])
 
     def runs(
         self,
@@ -198,18 +193,16 @@ class Client:
         limit: int | None = None,
     ) -> Iterator[RunSummary]:
         """Runs, newest first; further pages are fetched as they are asked for. limit: at most so many."""
-        cursor: str | None = None
-        left = limit
-        while left is None or left > 0:
-            size = min(left or 500, 500)
-            params = _query(project=project, name=name, state=state, tag=tag, limit=size, cursor=cursor)
-            page = self.request("GET", "/runs", params=params)
-            rows = _part(RunSummary, "runs")(page)
-            yield from rows
-            left = None if left is None else left - len(rows)
-            cursor = page.get("next")
-            if cursor is None:
+        asked = _query(project=project, name=name, state=state, tag=tag, limit=min(limit or _PAGE, _PAGE))
+        return islice(self._pages_of_runs(asked), limit)
+
+    def _pages_of_runs(self, asked: dict[str, Any]) -> Iterator[RunSummary]:
+        while True:
+            page = self.request("GET", "/runs", params=asked)
+            yield from _each(RunSummary, page, "runs")
+            if page.get("next") is None:
                 return
+            asked = {**asked, "cursor": page["next"]}
 
     def find(self, run: str) -> RunDetails:
         """A run by its id, else the newest one of that name. Raises ApiError 404."""
@@ -225,7 +218,7 @@ class Client:
         )
 
     def run(self, run: str) -> RunDetails:
-        return parse(RunDetails, self.request("GET", _run_path(run)))
+        return parse(RunDetails, self._table(_run_path(run)))
 
     def change(
         self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
@@ -238,30 +231,25 @@ class Client:
         self.request("DELETE", _run_path(run))
 
     def latest(self, run: str) -> dict[str, Latest]:
-        return {name: parse(Latest, item) for name, item in self.request("GET", _run_path(run, "/latest")).items()}
+        return {name: parse(Latest, item) for name, item in self._table(_run_path(run, "/latest")).items()}
 
     def timing(self, run: str, *, steps: int | None = None) -> Timing:
         """Step time, throughput and shares, as every page shows them: of the newest 100 steps, or of the whole run when
         it has ended. steps: of the newest so many instead."""
-        return parse(Timing, self.request("GET", _run_path(run, "/timing"), params=_query(steps=steps)))
+        return parse(Timing, self._table(_run_path(run, "/timing"), steps=steps))
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
         """Runs, or windows of runs (`RUN:FROM-TO`), with the first of them: docs/wire.md, Comparing runs."""
-        found: dict[str, Any] = self.request("GET", "/compare", params={"runs": list(runs)})
-        return found
+        return self._table("/compare", runs=list(runs))
 
     def names(self, run: str) -> list[str]:
-        names: list[str] = self.request("GET", _run_path(run, "/names"))["names"]
-        return names
+        return self._list(_run_path(run, "/names"), "names")
 
     def events(
         self, run: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
         """The newest events, oldest of them first; kind="log" is the console."""
-        found: list[dict[str, Any]] = self.request(
-            "GET", _run_path(run, "/events"), params=_query(kind=kind, rank=rank, limit=limit)
-        )["events"]
-        return found
+        return self._list(_run_path(run, "/events"), "events", kind=kind, rank=rank, limit=limit)
 
     def series(
         self,
@@ -274,8 +262,8 @@ class Client:
         points: int = 1000,
     ) -> Series:
         """Raises ApiError 404 for a name that the run has not sent, while it has sent others."""
-        params = _query(name=name, rank=rank, from_=from_step, to=to_step, points=points)
-        found = parse(Series, self.request("GET", _run_path(run, "/series"), params=params))
+        query = {"name": name, "rank": rank, "from": from_step, "to": to_step, "points": points}
+        found = parse(Series, self._table(_run_path(run, "/series"), **query))
         if not found.step:
             _check_name(name, self.names(run))
         return found
@@ -283,24 +271,21 @@ class Client:
     def ranks(
         self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
     ) -> RankMatrix:
-        params = _query(name=name, from_=from_step, to=to_step, points=points)
-        return parse(RankMatrix, self.request("GET", _run_path(run, "/ranks"), params=params))
+        query = {"name": name, "from": from_step, "to": to_step, "points": points}
+        return parse(RankMatrix, self._table(_run_path(run, "/ranks"), **query))
 
     def verdict(self, run: str) -> Finding:
-        return parse(Finding, self.request("GET", _run_path(run, "/verdict")))
+        return parse(Finding, self._table(_run_path(run, "/verdict")))
 
     def findings(self, run: str) -> list[Finding]:
-        return _part(Finding, "findings")(self.request("GET", _run_path(run, "/findings")))
+        return _each(Finding, self._table(_run_path(run, "/findings")), "findings")
 
     def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
-        return _part(Alert, "alerts")(
-            self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity))
-        )
+        return _each(Alert, self._table("/alerts", run=run, state=state, severity=severity), "alerts")
 
     def history(self, alert: str) -> list[dict[str, str]]:
         """What happened to an alert, oldest first: each with time, event, who and note."""
-        found: list[dict[str, str]] = self.request("GET", f"/alerts/{quote(alert, safe='')}")["history"]
-        return found
+        return self._list(f"/alerts/{quote(alert, safe='')}", "history")
 
     def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
         """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands
@@ -311,18 +296,15 @@ class Client:
 
     def commands(self, run: str) -> list[dict[str, Any]]:
         """What the run was asked for, newest first, with the answers of its processes."""
-        found: list[dict[str, Any]] = self.request("GET", _run_path(run, "/commands"))["commands"]
-        return found
+        return self._list(_run_path(run, "/commands"), "commands")
 
     def profiles(self, run: str) -> list[dict[str, Any]]:
         """Profiles, newest first, with the largest operators of each."""
-        found: list[dict[str, Any]] = self.request("GET", _run_path(run, "/profiles"))["profiles"]
-        return found
+        return self._list(_run_path(run, "/profiles"), "profiles")
 
     def operators(self, run: str, profile: str) -> dict[str, Any]:
         """One profile with all its operators."""
-        found: dict[str, Any] = self.request("GET", _run_path(run, f"/profiles/{quote(profile, safe='')}/operators"))
-        return found
+        return self._table(_run_path(run, f"/profiles/{quote(profile, safe='')}/operators"))
 
     def trace(self, run: str, profile: str) -> Iterator[bytes]:
         """The gzip file of a profile's trace, in pieces."""
@@ -331,14 +313,13 @@ class Client:
 
     def stacks(self, run: str, *, command: str | None = None) -> dict[str, Any]:
         """{"stacks": one a rank, "groups": ranks at the same place}: the newest, or those of one command."""
-        found: dict[str, Any] = self.request("GET", _run_path(run, "/stacks"), params=_query(command=command))
-        return found
+        return self._table(_run_path(run, "/stacks"), command=command)
 
     def export(self, run: str) -> Iterator[LogRow]:
         """Every sample of a run, streamed; floats are exactly those that were logged."""
         with self._stream(_run_path(run, "/export"), format="jsonl") as answer:
             for line in answer.iter_lines():
-                yield _row(line)
+                yield parse(LogRow, json.loads(line))
 
     def export_bytes(self, run: str, format: str = "jsonl") -> Iterator[bytes]:  # noqa: A002 - its name in the API
         """The export as the server writes it, in pieces: "jsonl", "csv" or "parquet"."""
@@ -350,7 +331,7 @@ class Client:
         """An answer that is read in pieces."""
         has_begun = False
         try:
-            with self.http.stream("GET", self._options.url(path), params=params) as answer:
+            with self.http.stream("GET", self._url(path), params=params) as answer:
                 if not answer.is_success:
                     answer.read()
                 _raise(answer)
@@ -358,15 +339,13 @@ class Client:
                 yield answer
         except httpx.TransportError as error:
             broken = f"{self.server} broke off in the middle of its answer: {error}"
-            raise (ServerUnreachable(broken) if has_begun else self._options.unreachable(error)) from error
+            raise (ServerUnreachable(broken) if has_begun else self._unreachable(error)) from error
 
     def log(
         self, run: str, metrics: dict[str, float], *, step: int | None = None, project: str = "default", rank: int = 0,
         time: float | None = None, idempotency_key: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Sends one row of samples to the run of that name; without a step, one more than the last."""
-        from perfagent.wire import plain
-
         body = _query(project=project, run=run, step=step, metrics=plain(metrics), rank=rank, time=time)
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else None
         reply: dict[str, Any] = self.request("POST", "/log", body=body, headers=headers)
@@ -378,13 +357,11 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class AsyncClient:
+class AsyncClient(_Asking):
     """The reading half of Client for asyncio programs."""
 
     def __init__(
@@ -394,60 +371,45 @@ class AsyncClient:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._options = _Options(server, api_key)
-        self.http = httpx.AsyncClient(**self._options.of_http, timeout=_TIMEOUT, transport=transport)
-
-    @property
-    def server(self) -> str:
-        return self._options.server
-
-    @property
-    def api_key(self) -> str | AdminProof | None:
-        """What it shows to the server: a key, or a proof that it knows the admin token."""
-        return self._options.api_key
+        super().__init__(server, api_key)
+        self.http = httpx.AsyncClient(**self._of_http, transport=transport)
 
     def authorization(self, target: str) -> dict[str, str]:
         """The header with the credentials of a GET of this path, for a WebSocket."""
         key = self.api_key
-        return {"Authorization": key.header("GET", target)} if isinstance(key, AdminProof) else self._options.headers
-
-    @property
-    def trust_env(self) -> bool:
-        """Whether the environment's proxies are asked: never for a server on this machine."""
-        return self._options.trust_env
+        return {"Authorization": key.header("GET", target)} if isinstance(key, AdminProof) else self._headers
 
     async def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
         try:
-            answer = await self.http.request(method, self._options.url(path), params=params, json=body)
+            answer = await self.http.request(method, self._url(path), params=params, json=body)
         except httpx.TransportError as error:
-            raise self._options.unreachable(error) from error
-        _raise(answer)
-        return _json(answer) if answer.content else None
+            raise self._unreachable(error) from error
+        return _read(answer)
+
+    async def _get(self, path: str, **query: Any) -> Any:
+        return await self.request("GET", path, params=_query(**query))
 
     async def runs(
         self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None
     ) -> AsyncIterator[RunSummary]:
         """Runs, newest first."""
-        cursor: str | None = None
+        asked = _query(project=project, name=name, state=state, tag=tag, limit=_PAGE)
         while True:
-            params = _query(project=project, name=name, state=state, tag=tag, limit=500, cursor=cursor)
-            page = await self.request("GET", "/runs", params=params)
-            for row in _part(RunSummary, "runs")(page):
+            page = await self.request("GET", "/runs", params=asked)
+            for row in _each(RunSummary, page, "runs"):
                 yield row
-            cursor = page.get("next")
-            if cursor is None:
+            if page.get("next") is None:
                 return
+            asked["cursor"] = page["next"]
 
     async def run(self, run: str) -> RunDetails:
-        return parse(RunDetails, await self.request("GET", _run_path(run)))
+        return parse(RunDetails, await self._get(_run_path(run)))
 
     async def latest(self, run: str) -> dict[str, Latest]:
-        return {
-            name: parse(Latest, item) for name, item in (await self.request("GET", _run_path(run, "/latest"))).items()
-        }
+        return {name: parse(Latest, item) for name, item in (await self._get(_run_path(run, "/latest"))).items()}
 
     async def timing(self, run: str, *, steps: int | None = None) -> Timing:
-        return parse(Timing, await self.request("GET", _run_path(run, "/timing"), params=_query(steps=steps)))
+        return parse(Timing, await self._get(_run_path(run, "/timing"), steps=steps))
 
     async def series(
         self,
@@ -459,20 +421,19 @@ class AsyncClient:
         to_step: int | None = None,
         points: int = 1000,
     ) -> Series:
-        params = _query(name=name, rank=rank, from_=from_step, to=to_step, points=points)
-        found = parse(Series, await self.request("GET", _run_path(run, "/series"), params=params))
+        query = {"name": name, "rank": rank, "from": from_step, "to": to_step, "points": points}
+        found = parse(Series, await self._get(_run_path(run, "/series"), **query))
         if not found.step:
-            _check_name(name, (await self.request("GET", _run_path(run, "/names")))["names"])
+            _check_name(name, (await self._get(_run_path(run, "/names")))["names"])
         return found
 
     async def verdict(self, run: str) -> Finding:
-        return parse(Finding, await self.request("GET", _run_path(run, "/verdict")))
+        return parse(Finding, await self._get(_run_path(run, "/verdict")))
 
     async def alerts(
         self, run: str | None = None, *, state: str | None = None, severity: str | None = None
     ) -> list[Alert]:
-        found = await self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity))
-        return _part(Alert, "alerts")(found)
+        return _each(Alert, await self._get("/alerts", run=run, state=state, severity=severity), "alerts")
 
     async def aclose(self) -> None:
         await self.http.aclose()
@@ -480,7 +441,5 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

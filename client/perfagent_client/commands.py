@@ -126,10 +126,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _moment(text: str) -> str:
-    return text[:19].replace("T", " ")
-
-
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "parquet" and arguments.output is None and sys.stdout.isatty():
         raise ConfigError("a Parquet file is no text for a terminal: name a file with -o FILE, or pipe it")
@@ -188,5 +184,6 @@ def _delete(arguments: argparse.Namespace) -> int:
 
 def _agreed(run: RunDetails) -> bool:
     alive = f" It is {run.state}: what it still sends is lost." if run.state in ("starting", "running") else ""
-    what = f"run {run.name} ({run.run}), {some(run.step, 'step')}, started {_moment(run.started)} UTC"
+    started = run.started[:19].replace("T", " ")
+    what = f"run {run.name} ({run.run}), {some(run.step, 'step')}, started {started} UTC"
     return agreed(f"delete {what}? There is no way back.{alive}")

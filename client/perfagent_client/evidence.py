@@ -36,12 +36,10 @@ def evidence_lines(finding: Finding, *, everything: bool = False) -> list[str]:
     """A line each, the cause that an agent found first. everything: also the batch of a later step."""
     said = f"{finding.message} {finding.fix}"
     lines: list[str] = []
-    causes = finding.evidence.get("causes")
-    for cause in causes if isinstance(causes, list) else []:
-        if isinstance(cause, Mapping):
-            several = len(causes) > 1 if isinstance(causes, list) else False
-            front = f"rank {cause.get('rank')}: " if several else ""
-            lines += [front + line for line in _of_cause(cause, everything=everything)]
+    causes = _tables(finding.evidence.get("causes"))
+    for cause in causes:
+        front = f"rank {cause.get('rank')}: " if len(causes) > 1 else ""
+        lines += [front + line for line in _of_cause(cause, everything=everything)]
     lines += _groups(finding.evidence.get("groups"))
     seen = {"groups", "absent", "judged", *(("step", "since_step") if finding.since_step is not None else ())}
     lines += list(_plain_lines(finding.evidence, leave=seen))
@@ -50,8 +48,8 @@ def evidence_lines(finding: Finding, *, everything: bool = False) -> list[str]:
 
 def _groups(groups: Any) -> Iterator[str]:
     """Where the ranks of a run that hangs stand, a line for each place; what they did not join is in the message."""
-    for group in groups if isinstance(groups, list) else []:
-        if isinstance(group, Mapping) and isinstance(group.get("ranks"), list):
+    for group in _tables(groups):
+        if isinstance(group.get("ranks"), list):
             ranks = ", ".join(map(str, group["ranks"][:8])) + (", ..." if len(group["ranks"]) > 8 else "")
             waits = " (waits for other ranks)" if group.get("waits") is True else ""
             yield f"rank {ranks}: {group.get('at')}{waits}"
@@ -109,9 +107,9 @@ def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
     """The batch, and a line for each of its tensors."""
     origin = f", {batch['from']}" if batch.get("from") else ""
     yield f"{what} of step {batch.get('step')}: fingerprint {batch.get('hash')}{origin}"
-    tensors = batch.get("tensors")
-    known = [tensor for tensor in tensors if isinstance(tensor, Mapping)] if isinstance(tensors, list) else []
-    for tensor in sorted(known, key=lambda tensor: not tensor.get("nonfinite")):  # the damaged ones first
+    for tensor in sorted(
+        _tables(batch.get("tensors")), key=lambda tensor: not tensor.get("nonfinite")
+    ):  # the damaged ones first
         kind = f"{tensor.get('dtype')}{tensor.get('shape')}"
         facts = [f"{tensor['nonfinite']:,} non-finite"] if isinstance(tensor.get("nonfinite"), int) else []
         if "min" in tensor and "max" in tensor:
@@ -120,14 +118,14 @@ def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
 
 
 def _tensors(found: Mapping[str, Any]) -> str:
-    count, bad, first = found.get("of"), found.get("nonfinite"), found.get("first")
-    names = (
-        [str(one["name"]) for one in first if isinstance(one, Mapping) and "name" in one]
-        if isinstance(first, list)
-        else []
-    )
+    names = [str(one["name"]) for one in _tables(found.get("first")) if "name" in one]
     more = f": {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else ""
-    return f"{bad} of {count} tensors are not finite{more}"
+    return f"{found.get('nonfinite')} of {found.get('of')} tensors are not finite{more}"
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    """Those in a list; none where it is something else."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def _plain_lines(evidence: Mapping[str, Any], leave: set[str]) -> Iterator[str]:

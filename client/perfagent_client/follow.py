@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from perfagent.command_line.terminal_output import Screen
 from perfagent.wire import outcome_of
@@ -38,25 +38,25 @@ def _live(client: Client, run: str, screen: Screen, page: Page) -> None:
 
     patience = Patience()
     with Live(console=screen.console, auto_refresh=False, transient=True) as live:
-        while True:
-            found = patience.ask(lambda: client.run(run))
+        for found in _until_it_ends(client, run, patience):
             screen.width, rows = os.get_terminal_size(screen.stream.fileno())  # which changes while somebody looks
             live.update(screen.drawn(flat(patience.ask(lambda: page(found, rows - 1)))), refresh=True)  # noqa: B023 - called at once
-            if found.state in ENDED:
-                return
-            time.sleep(EVERY_S)
 
 
 def _each_change(client: Client, run: str, show: Callable[[RunDetails], None]) -> None:
     patience = Patience()
     seen: tuple[object, ...] | None = None
-    while True:
-        found = patience.ask(lambda: client.run(run))
-        rule = patience.ask(lambda: client.verdict(run)).rule
-        new = (found.state, found.step, rule)
+    for found in _until_it_ends(client, run, patience):
+        new = (found.state, found.step, patience.ask(lambda: client.verdict(run)).rule)
         if new != seen:
             seen = new
             patience.ask(lambda: show(found))  # noqa: B023 - called at once
+
+
+def _until_it_ends(client: Client, run: str, patience: Patience) -> Iterator[RunDetails]:
+    while True:
+        found = patience.ask(lambda: client.run(run))
+        yield found
         if found.state in ENDED:
             return
         time.sleep(EVERY_S)

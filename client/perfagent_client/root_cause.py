@@ -63,13 +63,8 @@ def stacks(parser: argparse.ArgumentParser) -> None:
 
 
 def _waiting(parser: argparse.ArgumentParser, default: float) -> None:
-    parser.add_argument(
-        "--wait",
-        type=number_above(0),
-        default=default,
-        metavar="S",
-        help=f"seconds to wait for it (default {default:g})",
-    )
+    told = f"seconds to wait for it (default {default:g})"
+    parser.add_argument("--wait", type=number_above(0), default=default, metavar="S", help=told)
     add_options(parser)
 
 

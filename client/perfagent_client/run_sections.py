@@ -18,7 +18,7 @@ from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
 from perfagent_client.timing_table import about_figures, timing_head, timing_rows
 
-__all__ = ["Facts", "sections", "severity_style"]
+__all__ = ["Facts", "sections"]
 
 Wrap = Callable[[str, int, int], list[str]]
 """A text, the blanks in front of it, and those more in front of its further lines -> lines that fit."""
@@ -42,10 +42,6 @@ class Facts:
     timing: Timing
     losses: Series | None = None
     address: str = ""
-
-
-def severity_style(severity: str) -> str:
-    return _STYLES.get(severity, "")
 
 
 def sections(facts: Facts, wrap: Wrap, *, everything: bool = False, bars: bool = True) -> list[Section]:
@@ -125,7 +121,7 @@ def _sentence(finding: Finding, wrap: Wrap) -> list[Line]:
     since = f" (since step {finding.since_step:,})" if finding.since_step is not None else ""
     ranks = f" (ranks {', '.join(map(str, finding.ranks[:8]))})" if len(finding.ranks) > 1 else ""
     is_well = finding.rule == "healthy" and finding.is_judged
-    style = "green" if is_well else severity_style(finding.severity)
+    style = "green" if is_well else _STYLES.get(finding.severity, "")
     text = f"[{finding.severity}] {finding.rule if finding.is_judged else 'unknown'}: {finding.message}{since}{ranks}"
     return [Line(folded, style) for folded in wrap(text, 0, 4)]
 
@@ -189,7 +185,7 @@ def _loss_in_words(losses: Series, latest: Mapping[str, Latest]) -> str:
         start = f"in step {first[1]:,}" if losses.exact else f"the mean of the first {losses.bucket_steps:,} steps"
         text += f", {quantity(first[2], '')} {start}, lowest {quantity(lowest[0], '')}"
     bad = sum(losses.nonfinite)
-    return text + (f", {bad:,} value{'' if bad == 1 else 's'} not finite" if bad else "")
+    return text + (f", {some(bad, 'value')} not finite" if bad else "")
 
 
 def _steps(facts: Facts) -> Section:
@@ -208,34 +204,25 @@ def _steps(facts: Facts) -> Section:
 
 def _grid(title: str, cells: Sequence[tuple[str, str]], *, least: int, gives_way: int) -> Section:
     """Two figures a line, where both fit."""
-    section = Section(title, least=least, gives_way=gives_way)
-    line = ""
-    for name, value in cells:
-        text = f"{name} {value}"
-        if line and len(text) <= _CELL:
-            section.parts.append(Line(f"  {line.ljust(_CELL)} {text}"))
-            line = ""
-            continue
-        if line:
-            section.parts.append(Line(f"  {line}"))
-        line = text if len(text) <= _CELL else ""
-        if not line:
-            section.parts.append(Line(f"  {text}"))
-    if line:
-        section.parts.append(Line(f"  {line}"))
-    return section
+    lines: list[str] = []
+    has_room = False  # beside the last one
+    for text in (f"{name} {value}" for name, value in cells):
+        fits = len(text) <= _CELL
+        if has_room and fits:
+            lines[-1] = f"{lines[-1].ljust(_CELL)} {text}"
+        else:
+            lines.append(text)
+        has_room = fits and not has_room
+    return Section(title, [Line(f"  {line}") for line in lines], least=least, gives_way=gives_way)
 
 
 def _cells(latest: Mapping[str, Latest], wanted: Iterable[str]) -> list[tuple[str, str]]:
     """(title, value) of those that are there; `a/b` is written as "a of b", of memory and its size."""
     cells = []
-    for name in wanted:
-        of = _WHOLES.get(name)
-        if name in latest:
-            value = figure(name, latest[name].value)
-            cells.append(
-                (metric(name).title, f"{value} of {figure(of, latest[of].value)}" if of and of in latest else value)
-            )
+    for name in (one for one in wanted if one in latest):
+        of = _WHOLES.get(name, "")
+        whole = f" of {figure(of, latest[of].value)}" if of in latest else ""
+        cells.append((metric(name).title, figure(name, latest[name].value) + whole))
     return cells
 
 
@@ -372,15 +359,9 @@ def _layers(latest: Mapping[str, Latest]) -> Section:
         dict.fromkeys(name.partition("/")[2] for family in families for name in latest if name.startswith(family))
     )
     if layers:
+        newest = {name: figure(name, one.value) for name, one in latest.items()}
         rows = [
-            (
-                layer,
-                *(
-                    figure(family + layer, latest[family + layer].value) if family + layer in latest else ""
-                    for family in families
-                ),
-            )
-            for layer in sorted(layers, key=_natural)
+            (layer, *(newest.get(family + layer, "") for family in families)) for layer in sorted(layers, key=_natural)
         ]
         head = ("layer", *(FAMILIES[family].title.lower() for family in families))
         section.parts.append(Table(head, rows, right=range(1, len(head)), indent=2))

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["sparkline"]
+from perfagent.wire import Series
+
+__all__ = ["curve_of", "sparkline"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "×"
+
+
+def curve_of(series: Series) -> list[float]:
+    """Means; NaN where one of the values is not finite."""
+    return [float("nan") if bad else mean for mean, bad in zip(series.mean, series.nonfinite, strict=True)]
 
 
 def sparkline(values: Sequence[float], width: int | None = None) -> str:

@@ -118,9 +118,8 @@ def _first(
     over = None if timeout_s is None else time.monotonic() + timeout_s
     ended_at: float | None = None
     while True:
-        latest = patience.ask(
-            lambda: client.run(run.run)
-        )  # before the findings: what was said before the end is among them
+        # Before the findings: what was said before the end is among them.
+        latest = patience.ask(lambda: client.run(run.run))
         findings = patience.ask(lambda: client.findings(run.run)) if until.finding else []
         show(latest)
         ended = latest.state in ENDED

@@ -50,27 +50,11 @@ RunNamed = Callable[[Request, str], Awaitable[str | None]]
 """The id of the newest run of this name that whoever asks may see."""
 
 
-async def _any_run(_asked: Request, _run: str) -> bool:
-    return True
-
-
-async def _no_name(_asked: Request, _name: str) -> str | None:
-    return None
-
-
-def mount_on(
-    api: FastAPI,
-    *,
-    server_url: str,
-    title: str = "perfagent",
-    known_run: KnownRun = _any_run,
-    run_named: RunNamed = _no_name,
-    **_later: Any,
-) -> Dash:
+def mount_on(api: FastAPI, *, server_url: str, known_run: KnownRun, run_named: RunNamed) -> Dash:
     """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page,
     which says that there is nothing and has the status 404. known_run, run_named: may wait for a database. The page of
     a run's name leads to the newest run of that name; pages of unknown runs are 404 too. The policy the pages need is
-    left in `api.state.dashboard_csp`. The entry point `perfagent.dashboard`; options of newer servers are ignored."""
+    left in `api.state.dashboard_csp`. The entry point `perfagent.dashboard`."""
     server_api = ServerApi(api)
     pages = all_pages(server_api, server_url)
     assets, mounted, joined = Assets(ASSETS), list[_PagedDash](), dict[str, bytes]()
@@ -83,7 +67,7 @@ def mount_on(
     app = _PagedDash(
         "perfagent_dashboard",
         server=api,  # type: ignore[arg-type]  # Dash's annotation knows Flask only
-        title=title,
+        title="perfagent",
         update_title="",
         serve_locally=True,
         assets_folder=str(ASSETS),
@@ -112,7 +96,7 @@ def mount_on(
     _set_up(app)
     app.bundles = Bundles(app)
     joined.update(app.bundles.joined)
-    add_files(assets, server_url, title, app.bundles, pages)
+    add_files(assets, server_url, app.bundles, pages)
     app.documents = {one: document(one, assets) for one in LANGUAGES}
     app.index_string = app.documents["en"]
     api.add_api_route(

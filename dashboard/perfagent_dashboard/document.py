@@ -65,22 +65,19 @@ def _library(source: str) -> bytes:
     return pkgutil.get_data(package, file) or b""
 
 
-def add_files(assets: Assets, server_url: str, title: str, bundles: Bundles, pages: list[Page]) -> None:
+def add_files(assets: Assets, server_url: str, bundles: Bundles, pages: list[Page]) -> None:
     """The style, and in each language the script, with what it must know from its start."""
     assets.add("page.css", assets.style())
     script = assets.script("start.js")
     for language in LANGUAGES:
-        config = _config(language, script, server_url, title, bundles, pages)
+        config = _config(language, script, server_url, bundles, pages)
         known = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
         assets.add(f"page-{language}.js", f"window.perfagent.config = {known};\n{script}")
 
 
-def _config(
-    language: str, script: str, server_url: str, title: str, bundles: Bundles, pages: list[Page]
-) -> dict[str, Any]:
+def _config(language: str, script: str, server_url: str, bundles: Bundles, pages: list[Page]) -> dict[str, Any]:
     return {
         "server": server_url,
-        "title": title,
         "words": templates(language, script),
         "language": language,
         "shapes": STATE_SHAPES,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_builders import api
@@ -84,12 +85,15 @@ def test_the_modules_of_the_pages_share_no_name(client: TestClient) -> None:
     assert len(names) > 150 and [name for name, count in Counter(names).items() if count > 1] == []
 
 
-def test_two_apps_of_one_process_both_have_callbacks_and_pages(tmp_path: Path) -> None:
+def test_two_apps_of_one_process_both_have_callbacks_and_pages() -> None:
+    async def anything(*_asked: object) -> Any:
+        return "any"
+
     apps = []
     for _ in range(2):
         server = FastAPI()
         server.get("/api/v1/{path:path}")(lambda path: JSONResponse({}, 404))
-        apps.append((dashboard.mount_on(server, server_url="http://127.0.0.1:1"), server))
+        apps.append((dashboard.mount_on(server, server_url="", known_run=anything, run_named=anything), server))
     for mounted, server in apps:
         assert "_pages_content.children" in " ".join(mounted.callback_map)
         with TestClient(server) as started:  # Dash adds a catch-all of its own when the server starts

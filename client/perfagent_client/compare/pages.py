@@ -13,8 +13,6 @@ from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Chan
 
 __all__ = ["comparison_page", "headline"]
 
-_HEAD = "bold"
-_STYLES = {"critical": "bold red", "warning": "yellow"}
 _WORDS = {"first": "", "same": "no difference found", "too_short": "too few steps", "unknown": "no steps"}
 _NOT_ALIKE = {
     "world_size": "different numbers of processes", "batch_size": "different batch sizes", "model": "different models",
@@ -25,7 +23,7 @@ _MOST_DIFFERENCES = 40
 def comparison_page(found: Mapping[str, Any], *, everything: bool = False) -> Iterator[Line | Table]:
     sides = found["sides"]
     for side, change, mean in zip(sides[1:], changes(found), mean_changes(found), strict=True):
-        yield Line(headline(side["name"], sides[0]["name"], mean or change), _HEAD)
+        yield Line(headline(side["name"], sides[0]["name"], mean or change), "bold")
         if mean is not None:
             yield Line(_by_median(side["name"], sides[0]["name"], change))
     for gain in found["gains"]:
@@ -89,15 +87,11 @@ def _run(side: Mapping[str, Any]) -> list[str]:
 
 def _speed(found: Mapping[str, Any]) -> Iterator[Table]:
     names = [side["name"] for side in found["sides"]]
-    rows = [[_title(one["name"]), *(_value(one, place) for place in range(len(names)))] for one in found["speed"]]
+    rows = [[metric(one["name"]).title, *(_value(one, place) for place in range(len(names)))] for one in found["speed"]]
     if found["mean_step"] is not None:
         rows.append(["Mean step time", *(_value(found["mean_step"], place) for place in range(len(names)))])
     if rows:
         yield Table(["median; phases: mean a step", *names], rows, right=range(1, len(names) + 1))
-
-
-def _title(name: str) -> str:
-    return metric(name).title
 
 
 def _value(measure: Mapping[str, Any], place: int) -> str:
@@ -121,7 +115,7 @@ def _results(found: Mapping[str, Any]) -> Iterator[list[str]]:
         yield ["lowest loss", *(_best(side) for side in sides)]
     for name in dict.fromkeys(name for side in sides for name in side["peaks"]):
         peaks = [side["peaks"].get(name) for side in sides]
-        yield [f"highest {_title(name).lower()}", *("–" if one is None else size(one) for one in peaks)]
+        yield [f"highest {metric(name).title.lower()}", *("–" if one is None else size(one) for one in peaks)]
     if any(side["only"] for side in sides):
         yield ["alerts that only it has", *(", ".join(side["only"]) or "–" for side in sides)]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from perfagent.wire import Series
 from perfagent.wire.quantities import scaled_unit
 
-__all__ = ["HEIGHT", "WIDTH", "AlertMark", "Box", "Drawing", "Label", "draw", "last_step"]
+__all__ = ["HEIGHT", "WIDTH", "AlertMark", "Drawing", "Label", "draw", "last_step"]
 
 WIDTH, HEIGHT = 420.0, 160.0
 
@@ -53,11 +53,6 @@ class AlertMark(NamedTuple):
 class DrawnMark(NamedTuple):
     x: float
     alert: AlertMark
-
-
-class Span(NamedTuple):
-    x: float
-    width: float
 
 
 @dataclass(slots=True)
@@ -166,16 +161,16 @@ def _stretches(series: Series) -> list[list[int]]:
     return [stretch for stretch in found if stretch]
 
 
-def _spans(series: Series, across: _Axis) -> list[Span]:
-    """Buckets with NaN or Inf, those beside each other together; at least so wide that one is seen."""
-    spans: list[Span] = []
+def _spans(series: Series, across: _Axis) -> list[tuple[float, float]]:
+    """Where buckets with NaN or Inf begin, and how wide they are, those beside each other together; wide enough to be seen."""
+    spans: list[tuple[float, float]] = []
     previous = False
     for step, bad in zip(series.step, series.nonfinite, strict=True):
         if bad:
             begin, end = across.at(step), across.at(min(step + series.bucket_steps, across.high))
             if previous:
-                begin = spans.pop().x
-            spans.append(Span(begin, max(2.0, round(end - begin, 1))))
+                begin = spans.pop()[0]
+            spans.append((begin, max(2.0, round(end - begin, 1))))
         previous = bool(bad)
     return spans
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from perfagent import __version__
@@ -46,7 +46,7 @@ def report_html(facts: ReportFacts) -> str:
     verdict = _finding(facts.verdict, facts.run.state, message=2000, evidence=30_000, traceback=_TRACEBACK_CHARACTERS)
     others = [finding for finding in facts.findings if finding.rule != facts.verdict.rule]
     style = _style()
-    return _template().render(
+    return _templates().get_template("report.html.j2").render(
         facts=facts, run=facts.run, title=facts.run.name, policy=_policy(style), version=__version__,
         style=Markup(style),  # noqa: S704 - our own file
         state_mark=STATE_SHAPES.get(facts.run.state, "●"), head=_head(facts), marks=_MARKS, verdict=verdict,
@@ -62,7 +62,7 @@ def report_html(facts: ReportFacts) -> str:
 
 
 @cache
-def _environment_of_templates() -> Environment:
+def _templates() -> Environment:
     made = Environment(
         loader=PackageLoader("perfagent_client.report"),
         autoescape=True,
@@ -80,15 +80,11 @@ def _readable(value: Any) -> Any:
     return value.translate(_CONTROL) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _template() -> Template:
-    return _environment_of_templates().get_template("report.html.j2")
-
-
 @cache
 def _style() -> str:
-    loader = _environment_of_templates().loader
+    loader = _templates().loader
     assert loader is not None
-    return loader.get_source(_environment_of_templates(), "report.css")[0]
+    return loader.get_source(_templates(), "report.css")[0]
 
 
 def _policy(style: str) -> str:

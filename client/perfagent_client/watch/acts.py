@@ -12,9 +12,9 @@ from perfagent_client.client import AsyncClient
 from perfagent_client.models import parse
 from perfagent_client.watch.fleet import worst
 
-__all__ = ["MUTE_S", "Acts", "to_acknowledge", "to_mute"]
+__all__ = ["Acts", "to_acknowledge", "to_mute"]
 
-MUTE_S = 3600.0
+_MUTE_S = 3600.0
 
 
 def to_acknowledge(firing: Iterable[Alert]) -> Alert | None:
@@ -41,7 +41,7 @@ class Acts:
         """For an hour; ends the mute where it is muted."""
         if alert.muted_until:
             return await self._do(alert.id, "unmute", "mute", {})
-        return await self._do(alert.id, "mute", "unmute", {"for_s": MUTE_S})
+        return await self._do(alert.id, "mute", "unmute", {"for_s": _MUTE_S})
 
     async def undo(self) -> Alert | None:
         """The alert as it stands then; None where there is nothing to take back."""

@@ -32,9 +32,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     with reader(arguments, asks=True) as client:
         run = found(client, arguments.name_or_id).run if arguments.name_or_id else None
         server, key = client.server, client.api_key
-        if run is None:
-            client.request(
-                "GET", "/runs", params={"limit": 1}
-            )  # an error of the server comes before the screen is cleared
+        if run is None:  # an error of the server comes before the screen is cleared
+            client.request("GET", "/runs", params={"limit": 1})
     WatchApp(server, key, run=run).run()
     return 0

@@ -19,6 +19,7 @@ from perfagent_client.client import AsyncClient
 __all__ = ["POLL_S", "Feed", "Link"]
 
 POLL_S = 3.0
+_PATH = "/ws/live"
 _RETRY_S = 2.0
 _DEAD_AFTER_S = 5.0
 """Without an answer to a ping: a server that stands still keeps its connections open."""
@@ -47,9 +48,8 @@ class Feed:
         refresh: Callable[[], Awaitable[None]],
         on_message: Callable[[dict[str, Any]], None],
         on_link: Callable[[Link], None],
-        path: str = "/ws/live",
     ) -> None:
-        self._client, self._subscription, self._path = client, subscription, path
+        self._client, self._subscription = client, subscription
         self._refresh, self._on_message, self._on_link = refresh, on_message, on_link
         self._link = Link("connecting")
         self._heard = time.time()
@@ -70,10 +70,10 @@ class Feed:
 
     async def _listen(self) -> None:
         """Returns when the connection has ended."""
-        address = "ws" + self._client.server.removeprefix("http") + self._path
+        address = "ws" + self._client.server.removeprefix("http") + _PATH
         async with connect(
             address,
-            additional_headers=self._client.authorization(self._path),
+            additional_headers=self._client.authorization(_PATH),
             proxy=True if self._client.trust_env else None,
             ping_interval=_DEAD_AFTER_S,
             ping_timeout=_DEAD_AFTER_S,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from perfagent.wire import Alert, RunSummary, Timing
 from perfagent_client.client import ApiError, AsyncClient
 from perfagent_client.models import parse
+from perfagent_client.sparkline import curve_of
 from perfagent_client.watch.fleet import LOSSES, RATES, Fleet, FleetRow
 
 __all__ = ["CURVE", "FleetReader"]
@@ -74,9 +75,7 @@ class FleetReader:
             loss = next((name for name in LOSSES if name in latest), None)
             if loss is not None:
                 series = await self._client.series(run, loss, points=CURVE)
-                row.curve = [
-                    float("nan") if bad else mean for mean, bad in zip(series.mean, series.nonfinite, strict=True)
-                ]
+                row.curve = curve_of(series)
                 row.values[loss] = latest[loss].value
         except ApiError as error:
             if error.status != 404:  # deleted in the meantime

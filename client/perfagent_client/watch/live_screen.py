@@ -30,20 +30,12 @@ class LiveScreen(Screen[None]):
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("q", "app.quit", "quit"),
     ]
-    LIVE_PATH = "/ws/live"
 
     def __init__(self, session: Session, subscription: dict[str, Any]) -> None:
         super().__init__()
         self.session = session
         self.is_fetching = self._is_wanted = False
-        self._feed = Feed(
-            session.client,
-            subscription,
-            refresh=self.fetch,
-            on_message=self.take,
-            on_link=self._tell,
-            path=self.LIVE_PATH,
-        )
+        self._feed = Feed(session.client, subscription, refresh=self.fetch, on_message=self.take, on_link=self._tell)
 
     async def fetch(self) -> None:
         """Everything that is shown, anew."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from perfagent_client.client import AsyncClient
 from perfagent_client.models import RunDetails
+from perfagent_client.sparkline import curve_of
 from perfagent_client.watch.run_view import RunView
 
 __all__ = ["read_run"]
@@ -16,27 +17,15 @@ _CONSOLE_EVENTS, _CONSOLE_LINES = 20, 40
 
 
 async def read_run(client: AsyncClient, run: str) -> RunView:
-    details, verdict, timing, latest, alerts, events = await asyncio.gather(
-        client.run(run),
-        client.verdict(run),
-        client.timing(run),
-        client.latest(run),
-        client.alerts(run),
-        _events(client, run),
-    )
-    view = RunView(details, verdict, timing, latest, alerts, console=_lines(events, details))
+    details, verdict, timing, latest, alerts, told = await asyncio.gather(
+        client.run(run), client.verdict(run), client.timing(run), client.latest(run), client.alerts(run),
+        client.request("GET", f"/runs/{run}/events", params={"kind": "log", "limit": _CONSOLE_EVENTS}),
+    )  # fmt: skip
+    view = RunView(details, verdict, timing, latest, alerts, console=_lines(told["events"], details))
     names = view.names_of_curves()
     for series in await asyncio.gather(*(client.series(run, name, points=_POINTS) for name in names)):
-        view.curves[series.name] = [
-            float("nan") if bad else mean for mean, bad in zip(series.mean, series.nonfinite, strict=True)
-        ]
+        view.curves[series.name] = curve_of(series)
     return view
-
-
-async def _events(client: AsyncClient, run: str) -> list[dict[str, Any]]:
-    answer = await client.request("GET", f"/runs/{run}/events", params={"kind": "log", "limit": _CONSOLE_EVENTS})
-    found: list[dict[str, Any]] = answer["events"]
-    return found
 
 
 def _lines(events: list[dict[str, Any]], run: RunDetails) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 from rich.text import Text
 
@@ -14,7 +14,7 @@ from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import paused_s, took_s
 from perfagent_client.timing_table import step_shares
 from perfagent_client.watch.fleet import RATES
-from perfagent_client.watch.run_view import RunView
+from perfagent_client.watch.run_view import NEWEST, RunView
 from perfagent_client.watch.words import MARKS, SEVERITY_STYLES, age, clean, cut, newest, seconds_of
 
 __all__ = ["alert_lines", "console_lines", "curve_lines", "figure_lines", "head_lines", "step_lines", "verdict_lines"]
@@ -23,11 +23,9 @@ _PHASE_STYLES = {
     "data": "magenta", "h2d": "yellow", "forward": "cyan", "backward": "blue", "optimizer": "green", "comm": "red",
     "checkpoint": "bright_yellow", "eval": "bright_cyan",
 }  # fmt: skip
-_OTHER_STYLE = "bright_black"
 _BLOCKS = "█▓▒░"
 """Parts beside each other differ without colors too."""
 _LABEL = 18
-_NEWEST = ("gpu/utilization_pct", "gpu/memory_used_bytes", "process/rss_bytes", "lr")
 
 
 def head_lines(view: RunView, width: int, now: float) -> list[Text]:
@@ -57,8 +55,6 @@ def head_lines(view: RunView, width: int, now: float) -> list[Text]:
 def verdict_lines(view: RunView, width: int) -> list[Text]:
     """Title, the sentence, what it costs and what to do."""
     verdict = view.verdict
-    if verdict is None:
-        return []
     severity = outcome_of(verdict, view.run.state)
     style = SEVERITY_STYLES.get(severity, "")
     title = verdict.title or verdict.message
@@ -73,16 +69,14 @@ def verdict_lines(view: RunView, width: int) -> list[Text]:
 
 def figure_lines(view: RunView, width: int) -> list[Text]:
     """Medians over the server's window, and newest values, side by side as far as they fit."""
-    timing, cells = view.timing, list[str]()
-    if timing is not None:
-        rate = next((name for name in RATES if name in timing.rates), None)
-        fast = [figure(rate, timing.rates[rate].p50)] if rate else []
-        fast += [f"{duration(timing.series['step_time_s'].p50)} a step"] if "step_time_s" in timing.series else []
-        cells += [f"{', '.join(fast)} (median of {timing.window or 'its steps'})"] if fast else []
-        cells += [f"data wait {100 * timing.phase_shares['data']:.3g} %"] if "data" in timing.phase_shares else []
-    for name in _NEWEST:
-        if name in view.latest:
-            cells.append(f"{metric(name).title} {figure(name, view.latest[name].value)}")
+    timing = view.timing
+    rate = next((name for name in RATES if name in timing.rates), None)
+    fast = [figure(rate, timing.rates[rate].p50)] if rate else []
+    fast += [f"{duration(timing.series['step_time_s'].p50)} a step"] if "step_time_s" in timing.series else []
+    cells = [f"{', '.join(fast)} (median of {timing.window or 'its steps'})"] if fast else []
+    cells += [f"data wait {100 * timing.phase_shares['data']:.3g} %"] if "data" in timing.phase_shares else []
+    latest = {name: view.latest[name].value for name in NEWEST if name in view.latest}
+    cells += [f"{metric(name).title} {figure(name, value)}" for name, value in latest.items()]
     return _flowing([(cell, "") for cell in cells], width) if cells else []
 
 
@@ -102,21 +96,17 @@ def curve_lines(view: RunView, width: int) -> list[Text]:
 
 def step_lines(view: RunView, width: int) -> list[Text]:
     """Where a step goes: a bar, and what its parts are."""
-    timing = view.timing
-    shares = step_shares(timing, 0.005) if timing else []
+    shares = step_shares(view.timing, 0.005)
     if not shares:
         return []
     bar, legend = Text(), []
-    whole, drawn = max(100.0, sum(one.pct for one in shares)), 0
-    total = 0.0
-    for number, one in enumerate(shares):
+    whole, total = max(100.0, sum(one.pct for one in shares)), 0.0
+    for one, block in zip(shares, cycle(_BLOCKS), strict=False):
         name = one.series.removeprefix("phase/").removesuffix("_s")
         total += one.pct
-        cells = round(total / whole * width) - drawn
-        drawn += cells
-        style = _PHASE_STYLES.get(name, _OTHER_STYLE)
-        bar.append(_BLOCKS[number % len(_BLOCKS)] * cells, style=style)
-        legend.append((f"{_BLOCKS[number % len(_BLOCKS)]} {clean(name)} {one.pct:.3g} %", style))
+        style = _PHASE_STYLES.get(name, "bright_black")
+        bar.append(block * (round(total / whole * width) - len(bar)), style=style)
+        legend.append((f"{block} {clean(name)} {one.pct:.3g} %", style))
     return [bar, *_flowing(legend, width)]
 
 

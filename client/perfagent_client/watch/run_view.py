@@ -8,23 +8,14 @@ from typing import Any
 
 from perfagent.wire import Alert, Finding, Latest, RunSummary, Timing
 from perfagent_client.models import RunDetails, parse
-from perfagent_client.watch.fleet import LOSSES, RATES, worst
+from perfagent_client.watch.fleet import LOSSES, RATES
 
-__all__ = ["CURVES", "RunView", "Step"]
+__all__ = ["NEWEST", "RunView"]
 
-CURVES = (LOSSES, RATES, ("step_time_s",))
+_CURVES = (LOSSES, RATES, ("step_time_s",))
 """Of each, the first that the run has is drawn."""
-_SHOWN = (
-    "loss",
-    *LOSSES,
-    *RATES,
-    "step_time_s",
-    "gpu/utilization_pct",
-    "gpu/memory_used_bytes",
-    "process/rss_bytes",
-    "lr",
-)
-Step = tuple[str, float]
+NEWEST = ("gpu/utilization_pct", "gpu/memory_used_bytes", "process/rss_bytes", "lr")
+"""Of which the newest value stands beside the curves."""
 
 
 @dataclass(slots=True)
@@ -32,8 +23,8 @@ class RunView:
     """curves: name -> a value a bucket over the whole run; alerts: newest first; console: the last lines."""
 
     run: RunDetails
-    verdict: Finding | None = None
-    timing: Timing | None = None
+    verdict: Finding
+    timing: Timing
     latest: dict[str, Latest] = field(default_factory=dict)
     alerts: list[Alert] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -43,17 +34,13 @@ class RunView:
     def firing(self) -> list[Alert]:
         return [alert for alert in self.alerts if alert.state == "firing"]
 
-    @property
-    def worst(self) -> Alert | None:
-        return worst(self.firing)
-
     def names_of_curves(self) -> list[str]:
-        found = (next((name for name in names if name in self.latest), None) for names in CURVES)
+        found = (next((name for name in names if name in self.latest), None) for names in _CURVES)
         return [name for name in found if name is not None]
 
     @staticmethod
     def subscription(run: str) -> dict[str, Any]:
-        return {"runs": [run], "names": list(dict.fromkeys(_SHOWN)), "bands": True}
+        return {"runs": [run], "names": [*(name for names in _CURVES for name in names), *NEWEST], "bands": True}
 
     def take(self, message: Mapping[str, Any]) -> bool:
         """A message of the WebSocket. Whether verdict and alerts are to be asked for again."""

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["board", "groups_overlay", "overlay"]
 
 
-def board(
-    run: str, *, sections: Sequence[str] = (), names: Sequence[str] = (), axis: str = "", bare: bool = False
-) -> Component:
-    """sections, names: only these, in this order; axis: the horizontal one at first; bare: without tools and headings."""
+def board(run: str, *, sections: Sequence[str] = (), names: Sequence[str] = (), axis: str = "") -> Component:
+    """sections, names: only these, in this order; axis: the horizontal one at first."""
     told = {"data_run": run, "data_sections": ",".join(sections), "data_names": ",".join(names), "data_axis": axis}
-    told |= {"data_bare": "1" if bare else ""}
     return html.Div(className="board", **hyphenated(**{name: value for name, value in told.items() if value}))
 
 

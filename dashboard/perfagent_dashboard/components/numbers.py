@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from perfagent.errors import WireError
@@ -11,7 +12,7 @@ from perfagent.wire import from_json, metric
 from perfagent.wire.quantities import figure, is_share, prefixed
 from perfagent_dashboard.words import say
 
-__all__ = ["count", "number", "percent", "quantity", "si"]
+__all__ = ["filled", "number", "percent", "quantity", "si"]
 
 _SHORT = {"tokens/s": "tok/s", "tensors": ""}
 
@@ -21,6 +22,11 @@ def number(value: Any) -> float | None:
     with contextlib.suppress(WireError):
         return from_json(value)
     return None
+
+
+def filled(fields: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    """Of number fields, (name, value) each, those that somebody has filled in."""
+    return {name: float(value) for name, value in fields if value not in (None, "")}
 
 
 def si(value: float | None) -> str:
@@ -44,7 +50,3 @@ def quantity(name: str, value: float | None) -> tuple[str, str]:
 def percent(share: float) -> str:
     """Of a part of 1, without the sign."""
     return f"{100 * share:.1f}" if 0 < share < 0.1 else f"{100 * share:.0f}"
-
-
-def count(value: int) -> str:
-    return f"{value:,}"

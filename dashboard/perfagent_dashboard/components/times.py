@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from dash import html
 from dash.development.base_component import Component
 
 from perfagent_dashboard.components.attributes import hyphenated
+from perfagent_dashboard.words import say
 
-__all__ = ["UNTIL_UNDONE", "ago", "at_clock", "is_ahead", "moment", "since_then"]
+__all__ = ["UNTIL_UNDONE", "ago", "at_clock", "is_ahead", "moment", "or_never", "since_then"]
 
 UNTIL_UNDONE = "9999"
 """How the times of a quiet begin that has no end."""
@@ -42,6 +44,10 @@ def _time(time: str | float | None, how: str, **more: str) -> Component:
     if not isinstance(time, str):
         time = datetime.fromtimestamp(time, UTC).isoformat()
     return html.Time(time[:16].replace("T", " "), dateTime=time, **hyphenated(data_time=how, **more))
+
+
+def or_never(shown: Callable[[str], Component], time: str | None) -> Component | str:
+    return shown(time) if time else say("never")
 
 
 def is_ahead(time: str | None) -> bool:

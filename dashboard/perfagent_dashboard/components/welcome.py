@@ -12,7 +12,7 @@ __all__ = ["welcome"]
 _USUAL = "http://127.0.0.1:8420"
 
 
-def welcome(server: str = _USUAL) -> Component:
+def welcome(server: str) -> Component:
     """server: the address that training jobs use."""
     other = "" if server.rstrip("/") == _USUAL else f"export PERFAGENT_SERVER={server.rstrip('/')}\n"
     option = f', server="{server.rstrip("/")}"' if other else ""

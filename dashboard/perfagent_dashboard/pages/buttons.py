@@ -36,4 +36,4 @@ def on_press(
         return note(said) if isinstance(said, str) else said, *shown
 
     notes = Output(ids.NOTES, "sendNotifications", allow_duplicate=True)
-    app.callback(notes, *outputs, *inputs, *states, prevent_initial_call=True)(pressed)
+    app.callback([notes, *outputs], inputs, states, prevent_initial_call=True)(pressed)

@@ -118,13 +118,12 @@ def _head(sick: dict[str, Any]) -> list[Component]:
         ill = counts["severities"]["critical"] + counts["severities"]["warning"]
         link = "/runs?severity=critical&severity=warning"
         return [head, html.A(say("ended_ill", count=ill), href=link, **hyphenated(data_nav=link))] if ill else [head]
+    link = "/runs?attention=1"
     critical = sum(row["verdict"]["outcome"] == "critical" for row in sick["runs"])
     split = say("attention_split", critical=critical, others=len(sick["runs"]) - critical)
-    is_whole = sick["total"] == len(sick["runs"])
-    link = "/runs?attention=1"
     return [
         html.H1(say("attention_head", count=counts["attention"], all=counts["all"])),
-        html.Span(split if is_whole else "", className="quiet"),
+        html.Span(split if sick["total"] == len(sick["runs"]) else "", className="quiet"),
         html.A(say("to_table"), href=link, **hyphenated(data_nav=link)),
     ]
 
@@ -185,11 +184,8 @@ def _running(found: dict[str, Any]) -> list[Component]:
     rows = [_row(row) for row in well[:_MOST_RUNNING]]
     above = len(found["runs"]) - len(well)
     left = found["total"] - above - len(rows)
-    title = (
-        say("running_above", count=found["total"], above=above) if above else say("running_now", count=found["total"])
-    )
     return [
-        html.H2(title),
+        html.H2(say("running_above" if above else "running_now", count=found["total"], above=above)),
         html.Div(rows, className="card run-rows") if rows else html.Span(),
         _more("/runs?state=running", left) if left > 0 else html.Span(),
     ]

@@ -14,6 +14,7 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, 
 
 from perfagent_dashboard.components.attributes import OPENS, hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
+from perfagent_dashboard.components.fields import search_field
 from perfagent_dashboard.components.sweep import FILTERS, address, choices, group_table, link, views_menu
 from perfagent_dashboard.components.welcome import welcome
 from perfagent_dashboard.pages.buttons import on_press
@@ -33,16 +34,6 @@ _BLOCK = 100
 """Rows that the grid asks for at once."""
 _WITH = "verdict,latest,timing,trend"
 _SEVERITIES = ("critical", "warning", "info", "healthy", "unknown")
-_SORTED_BY = {
-    "verdict": "severity",
-    "name": "name",
-    "state": "state",
-    "step": "step",
-    "started": "started",
-    "updated": "updated",
-    "project": "project",
-}
-"""Column of the grid -> what the server sorts by."""
 
 
 def page(server: ServerApi, address: str) -> Page:
@@ -171,18 +162,14 @@ class _Table:
             return no_update, no_update, no_update, no_update
         model = asked.get("sortModel") or []
         column, order = (model[0]["colId"], model[0]["sort"]) if model else ("", None)
-        sort = _SORTED_BY.get(column, column.removeprefix("column:"))
+        sort = _sorted_by(column)
         if sort == "severity" and order:
             order = "asc" if order == "desc" else "desc"  # ascending: the worst first, as a verdict is read
         try:
             found = await self._rows(view, asked["startRow"], asked["endRow"], sort, order)
         except Problem as problem:
-            return (
-                {"rowData": [], "rowCount": 0},
-                html.P(problem.message, className="hint", role="alert"),
-                no_update,
-                None,
-            )
+            told = html.P(problem.message, className="hint", role="alert")
+            return {"rowData": [], "rowCount": 0}, told, no_update, None
         rows = {"rowData": found["runs"], "rowCount": found["total"]}
         now = _shown(view, found["counts"])
         if now == shown:
@@ -246,6 +233,11 @@ def _tags(run: str, tags: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
     return "PATCH", run_path(run), {"tags": [*tags]}
 
 
+def _sorted_by(column: str) -> str:
+    """What the server sorts by, for a column of the grid."""
+    return "severity" if column == "verdict" else column.removeprefix("column:")
+
+
 def _many(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and value else list(value or ())
 
@@ -268,10 +260,7 @@ def _grouped(found: dict[str, Any], view: dict[str, Any]) -> list[Component]:
 def _toolbar(view: dict[str, Any], groups: dict[str, Any]) -> list[Component]:
     chosen = [name for name in view["columns"].split(",") if name]
     return [
-        dmc.TextInput(
-            id="runs-search", value=view["q"], placeholder=say("runs_search"), debounce=250, size="sm", className="search",
-            **{"aria-label": say("runs_search")},
-        ),
+        search_field("runs-search", say("runs_search"), view["q"]),
         dmc.TextInput(
             id="runs-project", value=view["project"] or "", placeholder=say("project"), debounce=400, size="sm", w=140,
             **{"aria-label": say("project")},
@@ -313,39 +302,21 @@ def _chip(kind: str, value: str, label: str, count: int, *, pressed: bool) -> Co
 
 
 def _picked(rows: Sequence[dict[str, Any]], *, may_change: bool, may_delete: bool) -> Component:
+    told: list[Component] = [html.B(say("picked", count=len(rows)))]
+    if 2 <= len(rows) <= MOST_COMPARED:
+        runs = ",".join(quote(row["run"], safe="") for row in rows)
+        told.append(link(say("nav_compare"), f"/compare?runs={runs}"))
     if not may_change:
-        told = [
-            html.B(say("picked", count=len(rows))),
-            _compare_link(rows),
-            html.Span(say("may_not_change"), className="quiet"),
-        ]
-        return html.Div(told, className="picked card")
-    return html.Div(
-        [
-            html.B(say("picked", count=len(rows))),
-            _compare_link(rows),
-            dmc.TextInput(id={"bulk-tag": "tag"}, placeholder=say("tag"), size="xs", w=120, **{"aria-label": say("tag")}),
-            _bulk_button("tag"),
-            _bulk_button("ack"),
-            dmc.Popover(
-                [
-                    dmc.PopoverTarget(say("bulk_delete"), boxWrapperProps=OPENS),
-                    dmc.PopoverDropdown([html.P(say("delete_sure", count=len(rows))), _bulk_button("delete", color="red")]),
-                ],
-                withArrow=True,
-            )
-            if may_delete
-            else None,
-        ],
-        className="picked card",
-    )  # fmt: skip
-
-
-def _compare_link(rows: Sequence[dict[str, Any]]) -> Component | None:
-    if not 2 <= len(rows) <= MOST_COMPARED:
-        return None
-    link = "/compare?runs=" + ",".join(quote(row["run"], safe="") for row in rows)
-    return html.A(say("nav_compare"), href=link, className="button small", **hyphenated(data_nav=link))
+        return html.Div([*told, html.Span(say("may_not_change"), className="quiet")], className="picked card")
+    tag = dmc.TextInput(
+        id={"bulk-tag": "tag"}, placeholder=say("tag"), size="xs", w=120, **hyphenated(aria_label=say("tag"))
+    )
+    told += [tag, _bulk_button("tag"), _bulk_button("ack")]
+    if may_delete:
+        sure = [html.P(say("delete_sure", count=len(rows))), _bulk_button("delete", color="red")]
+        target = dmc.PopoverTarget(say("bulk_delete"), boxWrapperProps=OPENS)
+        told.append(dmc.Popover([target, dmc.PopoverDropdown(sure)], withArrow=True))
+    return html.Div(told, className="picked card")
 
 
 def _bulk_button(act: str, **look: Any) -> Component:
@@ -374,46 +345,35 @@ def _grid(view: dict[str, Any]) -> Component:
 def _columns(view: dict[str, Any]) -> list[dict[str, Any]]:
     sort, order = view["sort"], view["order"]
     columns: list[dict[str, Any]] = [
-        _column("name", "column_run", renderer="RunCell", minWidth=190, flex=2, pinned=None),
-        _column("verdict", "column_verdict", renderer="VerdictCell", minWidth=250, flex=3),
-        _column("state", "column_state", renderer="StateCell", width=130),
-        _column("step", "column_step", value="cellStep", width=90, number=True),
-        _column("timing.throughput", "column_throughput", value="cellThroughput", width=130, number=True, sortable=False),
-        _column("loss", "column_loss", value="cellLoss", width=95, number=True),
-        _column("trend", "column_trend", renderer="TrendCell", width=136, sortable=False),
-        _column("gpu/utilization_pct", "column_gpu", value="cellMetric", width=80, number=True),
-        _column("updated", "column_seen", renderer="SeenCell", width=115, number=True),
+        _column("name", say("column_run"), renderer="RunCell", minWidth=190, flex=2, pinned=None),
+        _column("verdict", say("column_verdict"), renderer="VerdictCell", minWidth=250, flex=3),
+        _column("state", say("column_state"), renderer="StateCell", width=130),
+        _column("step", say("column_step"), value="cellStep", width=90, number=True),
+        _column("timing.throughput", say("column_throughput"), value="cellThroughput", width=130, number=True, sortable=False),
+        _column("loss", say("column_loss"), value="cellLoss", width=95, number=True),
+        _column("trend", say("column_trend"), renderer="TrendCell", width=136, sortable=False),
+        _column("gpu/utilization_pct", say("column_gpu"), value="cellMetric", width=80, number=True),
+        _column("updated", say("column_seen"), renderer="SeenCell", width=115, number=True),
     ]  # fmt: skip
-    chosen = []
-    for name in (one for one in view["columns"].split(",") if one):
-        is_setting = name.startswith("config:")
-        title = name.removeprefix("config:") if is_setting else title_of(name)
-        value = "cellSetting" if is_setting else "cellMetric"
-        chosen.append({
-            "colId": f"column:{name}", "headerName": title, "valueGetter": {"function": f"{value}(params)"}, "width": 120,
-            "minWidth": 96,
-            "sortable": True,
-            "type": "rightAligned", "headerTooltip": name,
-        })  # fmt: skip
-    columns[2:2] = chosen  # beside the verdict: who chose them looks for them
+    # Beside the verdict: who chose them looks for them.
+    columns[2:2] = [_chosen_column(name) for name in view["columns"].split(",") if name]
     for column in columns:
-        of = _SORTED_BY.get(column["colId"], column["colId"].removeprefix("column:"))
-        if of == sort:
-            column["initialSort"] = "asc" if of == "severity" else (order or "desc")
+        if _sorted_by(column["colId"]) == sort:
+            column["initialSort"] = "asc" if sort == "severity" else (order or "desc")
     return columns
 
 
+def _chosen_column(name: str) -> dict[str, Any]:
+    """Of a metric, or of a setting of the runs."""
+    setting = name.removeprefix("config:")
+    title, value = (title_of(name), "cellMetric") if setting == name else (setting, "cellSetting")
+    return _column(f"column:{name}", title, value=value, width=120, minWidth=96, number=True, headerTooltip=name)
+
+
 def _column(
-    name: str,
-    title: str,
-    *,
-    renderer: str = "",
-    value: str = "",
-    number: bool = False,
-    sortable: bool = True,
-    **look: Any,
+    name: str, title: str, *, renderer: str = "", value: str = "", number: bool = False, **look: Any
 ) -> dict[str, Any]:
-    made = {"colId": name, "headerName": say(title), "sortable": sortable, "minWidth": look.get("width"), **look}
+    made = {"colId": name, "headerName": title, "sortable": True, "minWidth": look.get("width"), **look}
     if renderer:
         made |= {"cellRenderer": renderer, "field": name}
     if value:

@@ -5,7 +5,8 @@ audit log and one's own login: settings_people.py."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -13,14 +14,15 @@ import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update, set_props
 from dash.development.base_component import Component
 
+from perfagent.wire import SEVERITIES
 from perfagent.wire.quantities import size
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.feedback import note, nothing, trouble
 from perfagent_dashboard.components.fields import form_row, number_field, select_field, small_button, text_field
-from perfagent_dashboard.components.numbers import number
+from perfagent_dashboard.components.numbers import filled, number
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
-from perfagent_dashboard.components.times import ago, moment
+from perfagent_dashboard.components.times import ago, moment, or_never
 from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.pages.settings_alerts import OwnAlerts
@@ -32,7 +34,6 @@ from perfagent_dashboard.words import LANGUAGES, language, say, sentence
 __all__ = ["page"]
 
 _KINDS = ("webhook", "slack", "discord", "teams", "feishu", "dingtalk", "wecom", "email", "heartbeat")
-_SEVERITIES = ("info", "warning", "critical")
 _SCOPES = ("read", "operate", "ingest", "admin")
 _SECTIONS = ("channels", "rules", "keys", "users", "prices", "storage", "audit", "account")
 _AMOUNTS = ("gpu_hour", "cpu_core_hour", "kwh")
@@ -120,16 +121,13 @@ class _Settings:
         """What is in a tab; how to come in, where it is shown to somebody who has not logged in as a user."""
         if not _may_see(name, session):
             return html.P(prose(say("admin_only")), className="hint")
-        if name == "account":
-            return await self._people.account(session)
-        if name in ("rules", "prices"):
-            shown = self._rules if name == "rules" else self._prices
-            return await shown(may_change=may_in(session, "admin"))
-        of_who_may_change = {
+        may_change = may_in(session, "admin")
+        shown: dict[str, Callable[[], Awaitable[Any]]] = {
             "channels": self._channels, "keys": self._keys, "storage": self._storage, "users": self._people.users,
-            "audit": self._people.audit,
+            "audit": self._people.audit, "account": partial(self._people.account, session),
+            "rules": partial(self._rules, may_change=may_change), "prices": partial(self._prices, may_change=may_change),
         }  # fmt: skip
-        return await of_who_may_change[name]()
+        return await shown[name]()
 
     # ---- channels
 
@@ -149,7 +147,7 @@ class _Settings:
             ]
             for one in known
         ]  # fmt: skip
-        severities = {one: say(f"severity_{one}") for one in _SEVERITIES}
+        severities: dict[str, str] = {one: say(f"severity_{one}") for one in SEVERITIES}
         languages = {one: sentence(one, "language_name") for one in LANGUAGES}
         form = form_row(
             select_field("channel-kind", say("channel_kind"), {one: say(f"kind_{one}") for one in _KINDS}, "webhook"),
@@ -194,8 +192,7 @@ class _Settings:
         rows = [
             [
                 html.B(one["name"] or one["id"]), one["scope"], one["project"] or say("all_projects"), _own_limits(one["limits"]),
-                moment(one["created"]), ago(one["used"]) if one["used"] else say("never"),
-                moment(one["expires"]) if one["expires"] else say("never"),
+                moment(one["created"]), or_never(ago, one["used"]), or_never(moment, one["expires"]),
                 say("key_revoked") if one["revoked"] else small_button(say("key_revoke"), {"key": one["id"]}),
             ]
             for one in known
@@ -255,14 +252,13 @@ class _Settings:
                 return no_update, no_update
         elif "rule-save" in pressed:
             rule = pressed["rule-save"]
-            given = zip(values, value_ids, strict=True)
-            body = {
-                "enabled": next(bool(one) for one, which in zip(on, on_ids, strict=True) if which["rule-on"] == rule),
-                "thresholds": {
-                    which["threshold"]: float(value)
-                    for value, which in given if which["of"] == rule and value not in (None, "")
-                },
-            }  # fmt: skip
+            of_rule = [
+                (which["threshold"], value)
+                for value, which in zip(values, value_ids, strict=True)
+                if which["of"] == rule
+            ]
+            enabled = next(bool(one) for one, which in zip(on, on_ids, strict=True) if which["rule-on"] == rule)
+            body = {"enabled": enabled, "thresholds": filled(of_rule)}
             await self._server.ask("PUT", f"/rules/{rule}", body, query={"project": project})
             said = say("rule_saved")
         else:
@@ -297,24 +293,19 @@ class _Settings:
         if pressed != "price-set":
             await self._server.ask("DELETE", "/prices", query={"project": pressed["price"]})
             return say("price_removed"), await self._prices(may_change=True)
-        given = zip(_AMOUNTS, amounts, strict=True)
-        body = {name: float(value) for name, value in given if value not in (None, "")} | {"currency": currency.strip()}
+        body = {**filled(zip(_AMOUNTS, amounts, strict=True)), "currency": currency.strip()}
         await self._server.ask("PUT", "/prices", body, query={"project": project.strip()})
         return say("price_is_set"), await self._prices(may_change=True)
 
     async def _storage(self) -> list[Component]:
         about = await self._server.get("/self")
         storage, kept, most = about["storage"], about["retention_days"], about["max_bytes"]
-        facts = [
-            *(
-                (say(f"storage_{name}"), size(storage[f"{name}_bytes"]))
-                for name in ("database", "free")
-                if storage  # it tells of all projects, which not everybody may see
-            ),
-            *(
-                (say(f"kept_{name}"), say("for_ever") if days is None else say("days", count=days))
-                for name, days in kept.items()
-            ),
+        facts = []
+        if storage:  # it tells of all projects, which not everybody may see
+            facts += [(say(f"storage_{name}"), size(storage[f"{name}_bytes"])) for name in ("database", "free")]
+        for name, days in kept.items():
+            facts.append((say(f"kept_{name}"), say("for_ever") if days is None else say("days", count=days)))
+        facts += [
             (say("storage_budget"), say("no_limit") if most is None else size(most)),
             (say("version"), about["version"]),
         ]

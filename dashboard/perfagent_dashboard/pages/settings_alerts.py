@@ -11,6 +11,7 @@ import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from perfagent.wire import SEVERITIES
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import form_row, number_field, select_field, small_button, text_field
 from perfagent_dashboard.components.tables import table
@@ -24,10 +25,7 @@ _FUNCTIONS = ("value", "mean", "min", "max", "rise", "fall", "missing")
 _COMPARED = _FUNCTIONS[:4]
 _COMPARISONS = (">", ">=", "<", "<=")
 _UNITS = {"steps": 0, "seconds": 1, "minutes": 60, "hours": 3600}
-_SEVERITIES = ("info", "warning", "critical")
-_FIELDS = (
-    "name", "metric", "function", "comparison", "threshold", "duration", "unit", "severity", "tags", "note",
-)  # fmt: skip
+_FIELDS = ("name", "metric", "function", "comparison", "threshold", "duration", "unit", "severity", "tags", "note")
 _RUNS = 50  # to choose from
 
 
@@ -46,9 +44,8 @@ class OwnAlerts:
             Output("own-tried", "children"), Input("own-try", "n_clicks"), State("own-run", "value"), where, *form,
             prevent_initial_call=True,
         )(self._try)  # fmt: skip
-        app.callback(
-            Output("own-comparison", "disabled"), Output("own-threshold", "disabled"), Input("own-function", "value")
-        )(_is_not_compared)
+        unused = [Output(f"own-{name}", "disabled") for name in ("comparison", "threshold")]
+        app.callback(unused, Input("own-function", "value"))(lambda function: (function not in _COMPARED,) * 2)
 
     async def section(self, project: str, *, may_change: bool, edited: Sequence[str] = ()) -> list[Component]:
         """edited: project and name of the alert that the form shows."""
@@ -83,7 +80,7 @@ class OwnAlerts:
         )
         rest = form_row(
             _text("name", values, w=180, disabled=edited is not None),
-            _select("severity", {one: say(f"severity_{one}") for one in _SEVERITIES}, values, w=140),
+            _select("severity", {one: say(f"severity_{one}") for one in SEVERITIES}, values, w=140),
             _text("tags", values, w=180, placeholder=say("own_tags_how")),
             _text("note", values, w=300, placeholder=say("own_note_how")),
         )
@@ -134,19 +131,13 @@ def _tried(found: dict[str, Any], run: str) -> list[Component]:
     if not found["series"]:
         return [nothing(say("own_no_series"))]
     rows = [[f"{one['step']:,}", f"{one['until_step']:,}", one["message"]] for one in found["fired"]]
-    left_out = [nothing(say("own_left_out", count=found["left_out"]))] if found["left_out"] else []
     said = say("own_would_have", count=found["count"], samples=found["samples"])
-    listed = [table([say(f"own_{name}") for name in ("fired_at", "until", "what")], rows, empty="")] if rows else []
+    heads = [say(f"own_{name}") for name in ("fired_at", "until", "what")]
     return [
         html.P([html.B(said), " ", html.A(say("own_show_run"), href=f"/run/{quote(run, safe='')}")]),
-        *left_out,
-        *listed,
+        *([nothing(say("own_left_out", count=found["left_out"]))] if found["left_out"] else []),
+        *([table(heads, rows, empty="")] if rows else []),
     ]
-
-
-def _is_not_compared(function: str) -> tuple[bool, bool]:
-    is_not = function not in _COMPARED
-    return is_not, is_not
 
 
 def _values(alert: dict[str, Any]) -> dict[str, Any]:

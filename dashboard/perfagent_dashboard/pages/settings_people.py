@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import form_row, select_field, small_button, text_field
 from perfagent_dashboard.components.tables import table
-from perfagent_dashboard.components.times import ago, moment
+from perfagent_dashboard.components.times import ago, moment, or_never
 from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.server_api import Problem, ServerApi
 from perfagent_dashboard.words import say
@@ -51,7 +51,7 @@ class People:
             [
                 html.B(one["name"]), _roles(one["roles"]),
                 html.Span(say("user_disabled"), className="bad") if one["disabled"] else say(f"login_{one['login']}"),
-                ago(one["used"]) if one["used"] else say("never"),
+                or_never(ago, one["used"]),
                 html.Div(
                     [
                         small_button(say(f"user_{act}"), {"user-act": act, "user": one["name"]})
@@ -105,8 +105,7 @@ class People:
         page = await self._server.get("/audit", who=who, action=action, before=before or None, limit=_ENTRIES)
         rows = [
             [
-                moment(one["time"]), html.B(one["who"]), one["origin"], one["action"],
-                _thing(one["thing"], one["project"]),
+                moment(one["time"]), html.B(one["who"]), one["origin"], one["action"], _thing(one["thing"], one["project"]),
                 one["detail"],
             ]
             for one in page["entries"]

@@ -81,7 +81,7 @@ export class Board {
       const chart = this.charts.get(name);
       if (chart && this.values.has(name)) chart.latest = this.values.get(name);
     }
-    this.#arrange();
+    this.arrange();
     return true;
   }
 
@@ -96,7 +96,7 @@ export class Board {
       this.charts.delete(name);
     }
     for (const spec of specs) if (!this.charts.has(spec.name)) this.charts.set(spec.name, new Chart(this, spec));
-    this.#arrange();
+    this.arrange();
   }
 
   /** loss, evaluations: names as the server knows them. Losses of evaluations are drawn beside the loss that is trained on, too. */
@@ -134,13 +134,8 @@ export class Board {
     return !sections.length || sections.includes(section.split(":")[0]);
   }
 
-  #section(key) {
-    if (!this.sections.has(key)) this.sections.set(key, new Section(this, key));
-    return this.sections.get(key);
-  }
-
   /** Puts every card into its section, in the order of the catalogue. */
-  #arrange() {
+  arrange() {
     const place = (name) => {
       if (name === this.first) return -1;
       const at = KNOWN.findIndex((known) => known.name === name);
@@ -161,7 +156,8 @@ export class Board {
     const keys = [...cards.keys()].toSorted((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
     for (const [key, section] of this.sections) if (!cards.has(key)) section.put([]);
     keys.forEach((key, at) => {
-      const section = this.#section(key);
+      const section = this.sections.get(key) ?? new Section(this, key);
+      this.sections.set(key, section);
       if (this.host.children[at] !== section.node) this.host.insertBefore(section.node, this.host.children[at] ?? null);
       section.put(cards.get(key));
     });
@@ -173,11 +169,6 @@ export class Board {
       this.sight.observe(part.card);
     }
     this.applyFilter();
-  }
-
-  /** After a pin, or when somebody has moved a chart. */
-  arrange() {
-    this.#arrange();
   }
 
   parts() {
@@ -203,7 +194,7 @@ export class Board {
     if (!found.length) return;
     this.hiddenNames = this.hiddenNames.filter((name) => !found.includes(name));
     for (const name of found) this.charts.set(name, new this.kind(this, { name, group: "logged", from_zero: false }));
-    this.#arrange();
+    this.arrange();
   }
 
   applyFilter() {
@@ -241,8 +232,10 @@ export class Board {
   /** One chart over the whole width, with a range of its own; "" for none. */
   enlarge(name) {
     this.enlarged = name;
-    for (const chart of this.charts.values()) chart.card.classList.toggle("enlarged", chart.name === name);
-    for (const chart of this.charts.values()) enlargedTools(chart, chart.name === name);
+    for (const chart of this.charts.values()) {
+      chart.card.classList.toggle("enlarged", chart.name === name);
+      enlargedTools(chart, chart.name === name);
+    }
     this.redraw();
     if (name) this.show(name);
     this.onRange();
@@ -348,7 +341,7 @@ export class Board {
   #arrangeSoon() {
     this.arranging ??= setTimeout(() => {
       this.arranging = 0;
-      if (!this.closed) this.#arrange();
+      if (!this.closed) this.arrange();
     }, 200);
   }
 

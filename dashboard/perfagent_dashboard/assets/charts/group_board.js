@@ -4,12 +4,11 @@
 // data-first: of these the one whose chart comes first.
 
 import { api } from "../lib/api.js";
-import { finite, numberOf } from "../lib/numbers.js";
+import { finiteOf } from "../lib/numbers.js";
 import { RunBoard } from "./run_board.js";
 import { Chart } from "./series_chart.js";
 
 const AGAIN_AFTER_MS = 60000;
-const numbers = (column) => column.map((value) => finite(numberOf(value)));
 
 class GroupChart extends Chart {
   async read(query) {
@@ -17,7 +16,7 @@ class GroupChart extends Chart {
     const [first, ...others] = this.board.over.map(([key]) => groups.find((one) => (one.value ?? "") === key)?.band);
     this.lines.forEach((line, i) => {
       const band = others[i];
-      line.data = band && { step: band.step, time: [], mean: numbers(band.mean), low: numbers(band.low), high: numbers(band.high) };
+      line.data = band && { step: band.step, time: [], mean: band.mean.map(finiteOf), low: band.low.map(finiteOf), high: band.high.map(finiteOf) };
     });
     const { step, mean, low, high } = first ?? { step: [], mean: [], low: [], high: [] };
     return { step, mean, min: low, max: high, count: step.map(() => 1), nonfinite: step.map(() => 0) };

@@ -2,6 +2,7 @@
 
 import { say, words } from "../lib/config.js";
 import { el, setChildren } from "../lib/dom.js";
+import { dropDown } from "../lib/drop_down.js";
 import { moved, pins, remember } from "../lib/remembered.js";
 import { saveCsv } from "./download.js";
 import { writeNote } from "./notes.js";
@@ -12,18 +13,9 @@ const item = (text, act, pressed) => el("button", { type: "button", role: "menui
 
 export function chartMenu(chart) {
   const list = el("div", { class: "chart-items", role: "menu" });
-  const menu = el("details", { class: "chart-menu" }, el("summary", { "aria-label": say("chart_menu", { name: chart.metric.title }), title: words.chart_menu_title }, "⋯"), list);
-  menu.addEventListener("toggle", () => {
-    if (!menu.open) return;
-    for (const other of document.querySelectorAll(".chart-menu[open]")) if (other !== menu) other.open = false;
-    setChildren(list, itemsOf(chart, () => (menu.open = false)));
-  });
-  menu.addEventListener("keydown", (event) => event.key === "Escape" && ((menu.open = false), menu.firstElementChild.focus()));
-  return menu;
+  const head = el("summary", { "aria-label": say("chart_menu", { name: chart.metric.title }), title: words.chart_menu_title }, "⋯");
+  return dropDown(head, list, (close) => setChildren(list, itemsOf(chart, close)));
 }
-document.addEventListener("pointerdown", (event) => {
-  for (const menu of document.querySelectorAll(".chart-menu[open]")) if (!menu.contains(event.target)) menu.open = false;
-});
 
 function itemsOf(chart, close) {
   const { board } = chart;

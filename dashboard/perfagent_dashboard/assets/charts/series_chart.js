@@ -6,7 +6,7 @@
 import { say, words } from "../lib/config.js";
 import { el, setText } from "../lib/dom.js";
 import { metricOf, scaleOf } from "../lib/metrics.js";
-import { finite, numberOf, si, thousands } from "../lib/numbers.js";
+import { finiteOf, numberOf, si, thousands } from "../lib/numbers.js";
 import { seriesOf } from "../lib/series.js";
 import { colorOf, figureOf } from "./figures.js";
 import { chartMenu, letDrag } from "./menu.js";
@@ -135,7 +135,7 @@ export class Chart {
       const body = await seriesOf(line.run ?? this.board.run, { ...this.#over(), ...line.query }).catch(() => null);
       if (!body) return;
       this.board.saw(body.step.at(-1) ?? 0); // another run may be longer
-      line.data = { step: body.step, time: body.time ?? [], mean: body.mean.map((value) => finite(numberOf(value))) };
+      line.data = { step: body.step, time: body.time ?? [], mean: body.mean.map(finiteOf) };
     }));
     if (this.lines.length) this.board.painter.want(this, "draw");
   }
@@ -158,13 +158,12 @@ export class Chart {
 
   #replace(body) {
     this.failed = "";
-    const numbers = (column) => column.map((value) => finite(numberOf(value)));
     this.data = { // of its own: the answer may be another chart's, too
       step: [...body.step],
       time: body.time?.length === body.step.length ? [...body.time] : [],
-      min: numbers(body.min),
-      max: numbers(body.max),
-      mean: numbers(body.mean),
+      min: body.min.map(finiteOf),
+      max: body.max.map(finiteOf),
+      mean: body.mean.map(finiteOf),
       count: [...body.count],
       bad: [...body.nonfinite],
     };
@@ -175,8 +174,7 @@ export class Chart {
     this.covered = end >= 0 ? Math.max(this.data.step[end], Math.min(this.data.step[end] + inside - 1, this.board.lastStep)) : -1;
     // The mean of many samples is not the newest of them, and the last one of a part of the run is not the run's.
     if ((this.panel && end >= 0) || (this.latest == null && body.count[end] === 1 && !this.board.fixed())) this.latest = this.data.mean[end];
-    const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs);
-    typical.sort((a, b) => a - b);
+    const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs).toSorted((a, b) => a - b);
     this.scale = scaleOf(this.metric, typical.length ? typical[typical.length >> 1] : 0);
     const largest = this.data.max.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
     if (largest >= 1000 * this.scale.by) this.scale = scaleOf(this.metric, largest); // an axis to 40 ms, not to 40k µs
@@ -213,11 +211,11 @@ export class Chart {
     const single = this.metric.over === "sum"; // over ranks the line is their sum: the band of single ranks is another quantity
     for (let i = 0; i < band.step.length; i++) {
       if (band.step[i] <= this.covered) continue;
-      const mean = finite(numberOf(band.mean[i]));
+      const mean = finiteOf(band.mean[i]);
       d.step.push(band.step[i]);
       if (d.time.length === d.step.length - 1) d.time.push(band.time[i]);
-      d.min.push(single ? mean : finite(numberOf(band.min[i])));
-      d.max.push(single ? mean : finite(numberOf(band.max[i])));
+      d.min.push(single ? mean : finiteOf(band.min[i]));
+      d.max.push(single ? mean : finiteOf(band.max[i]));
       d.mean.push(mean);
       d.count.push(band.count?.[i] ?? 1);
       d.bad.push(band.nonfinite?.[i] ?? (mean == null ? 1 : 0));
@@ -311,8 +309,7 @@ export class Chart {
   /** The extremes without spikes: what lies further from the middle nine tenths than three times their width is left out. */
   usual(low, high) {
     const shown = this.shown();
-    const values = [...this.data.min.slice(...shown), ...this.data.max.slice(...shown)].filter((value) => value != null);
-    values.sort((a, b) => a - b);
+    const values = [...this.data.min.slice(...shown), ...this.data.max.slice(...shown)].filter((value) => value != null).toSorted((a, b) => a - b);
     const at = (share) => values[Math.min(values.length - 1, Math.floor(share * values.length))];
     const [a, b] = [at(0.05), at(0.95)];
     const reach = 3 * (b - a);
@@ -477,33 +474,30 @@ export class Chart {
     setText(this.flag, [...(this.clipped ?? []), ...told].join(" · "));
   }
 
+  /** Lines at steps: what the page marks, what people wrote, and where alerts began. */
   marks(layout) {
-    const color = getComputedStyle(document.documentElement);
-    const window = this.board.window();
-    layout.annotations = [];
-    layout.shapes = this.board.marked.map((step) => this.board.axis.ofStep(step)).filter((x) => x != null)
-      .map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color.getPropertyValue("--critical"), width: 1.2, dash: "dot" } }));
+    const { axis, marked, notes } = this.board;
+    const [from, to] = this.board.window() ?? [-Infinity, Infinity];
+    Object.assign(layout, { shapes: [], annotations: [] });
+    const mark = (step, color, look, noteAt) => {
+      const x = step >= from && step <= to ? axis.ofStep(step) : null;
+      if (x == null) return;
+      layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 1.2, dash: "dot" }, ...look });
+      if (noteAt) layout.annotations.push({ x: axis.isLog ? Math.log10(x) : x, yref: "paper", showarrow: false, captureevents: true, ...noteAt(x) });
+    };
+    for (const step of marked) mark(step, colorOf("critical"));
     if (this.board.bare) return;
-    for (const { step, text } of this.board.notes) {
-      const x = this.board.axis.ofStep(step);
-      if (x == null || (window && (step < window[0] || step > window[1]))) continue;
-      const paint = color.getPropertyValue("--accent");
-      layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: paint, width: 1 }, opacity: 0.6 });
-      layout.annotations.push({ name: "note", x: this.board.axis.isLog ? Math.log10(x) : x, yref: "paper", y: 0, yanchor: "bottom", showarrow: false, text: "◆", hovertext: text.replace(/[<>&]/g, ""), captureevents: true, font: { size: 11, color: paint } });
+    for (const { step, text } of notes) {
+      const color = colorOf("accent");
+      mark(step, color, { line: { color, width: 1 }, opacity: 0.6 }, () => ({ name: "note", y: 0, yanchor: "bottom", text: "◆", hovertext: text.replace(/[<>&]/g, ""), font: { size: 11, color } }));
     }
-    for (const alert of this.board.marksOf(this.name)) {
-      const step = alert.since_step;
-      if (window && (step < window[0] || step > window[1])) continue;
-      const x = this.board.axis.ofStep(step);
-      if (x == null) continue;
-      const paint = color.getPropertyValue(alert.severity === "critical" ? "--critical" : alert.severity === "warning" ? "--warning" : "--info");
-      layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: paint, width: 1.2, dash: "dot" } });
-      const range = this.board.axis.range();
-      const right = range && x > range[0] + (range[1] - range[0]) * 0.5;
-      layout.annotations.push({
-        x: this.board.axis.isLog ? Math.log10(x) : x, yref: "paper", y: this.data.bad.some(Boolean) ? 0.88 : 1, yanchor: "top", xanchor: right ? "right" : "left", showarrow: false, borderpad: 1,
-        captureevents: true, text: `▼ ${alert.rule.replaceAll("_", " ").replace(/[<>&]/g, "")}`, font: { size: 10, color: paint }, bgcolor: color.getPropertyValue("--card"), opacity: 0.95,
-      });
+    for (const { rule, severity, since_step } of this.board.marksOf(this.name)) {
+      const color = colorOf(severity);
+      const [low, high] = axis.range() ?? [-Infinity, Infinity];
+      mark(since_step, color, null, (x) => ({
+        y: this.data.bad.some(Boolean) ? 0.88 : 1, yanchor: "top", xanchor: x > low + (high - low) * 0.5 ? "right" : "left", borderpad: 1,
+        text: `▼ ${rule.replaceAll("_", " ").replace(/[<>&]/g, "")}`, font: { size: 10, color }, bgcolor: colorOf("card"), opacity: 0.95,
+      }));
     }
   }
 

@@ -15,22 +15,17 @@ export function api(path) {
   return underWay.get(path);
 }
 
+/** Whether the server answers, within so many milliseconds. */
+export const isUp = (ms) => fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(ms) }).then(({ ok }) => ok, () => false);
+
 /** Sends something; the answer's JSON, null for an empty one. */
 export const change = (method, path, body) => request(path, { method, body: body && JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 
 async function request(path, options) {
-  let response;
-  try {
-    response = await fetch("/api/v1" + path, { credentials: "same-origin", ...options });
-  } catch (error) {
+  const response = await fetch("/api/v1" + path, { credentials: "same-origin", ...options }).catch((error) => {
     throw new Problem(0, error.message);
-  }
-  let body = null;
-  try {
-    body = await response.json();
-  } catch {
-    // Not JSON: a proxy's page. The status says enough.
-  }
+  });
+  const body = await response.json().catch(() => null); // not JSON: a proxy's page; the status says enough
   if (response.ok) return body;
   throw new Problem(response.status, body?.error?.message ?? `${response.status} ${response.statusText}`);
 }

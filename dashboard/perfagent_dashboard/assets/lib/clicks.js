@@ -1,6 +1,7 @@
 // No click is lost: it is pending until its answer is there, said to have failed when that does not come, and not taken
 // while the server cannot be reached.
 
+import { isUp } from "./api.js";
 import { el } from "./dom.js";
 import { say, words } from "./config.js";
 import { clockTime } from "./times.js";
@@ -16,7 +17,7 @@ let asking = 0;
 
 /** The live connection is gone, since Unix seconds: a proxy may have closed it, while the server answers. */
 export async function suspect(since) {
-  if (!(await answers())) offline(since);
+  if (!(await isUp(AGAIN_MS))) offline(since);
 }
 
 /** The server does not answer, since Unix seconds. */
@@ -36,14 +37,9 @@ export function online() {
   document.body.classList.remove("is-offline");
 }
 
-async function answers() {
-  const up = await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(AGAIN_MS) }).catch(() => null);
-  return Boolean(up?.ok);
-}
-
 /** A page without a live connection has nobody else who notices that the server is back. */
 async function ask() {
-  if (await answers()) online();
+  if (await isUp(AGAIN_MS)) online();
   else if (bar) asking = setTimeout(ask, AGAIN_MS);
 }
 

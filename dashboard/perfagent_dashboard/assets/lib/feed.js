@@ -80,12 +80,7 @@ export class Feed {
     });
     socket.addEventListener("message", (event) => {
       this.lastSeen = Date.now() / 1000;
-      let message;
-      try {
-        message = JSON.parse(event.data);
-      } catch {
-        return; // not ours
-      }
+      const message = JSON.parse(event.data);
       this.onMessage(message);
       if (message.subscribed && !this.listening) {
         this.listening = true;
@@ -106,11 +101,9 @@ export class Feed {
         this.onState("paused");
         this.socket?.close();
       }, HIDDEN_GRACE_MS);
-    } else if (this.paused) {
+    } else if (this.paused || !this.socket) {
+      if (this.paused) this.delay = FIRST_DELAY_MS;
       this.paused = false;
-      this.delay = FIRST_DELAY_MS;
-      this.#connect();
-    } else if (!this.socket) {
       clearTimeout(this.timer);
       this.#connect();
     }

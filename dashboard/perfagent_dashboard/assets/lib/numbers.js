@@ -5,26 +5,16 @@ import { words } from "./config.js";
 const SPELLED = { NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity };
 
 /** A number of the API: absent stays null, "NaN" and "Infinity" are values. */
-export function numberOf(value) {
-  if (typeof value === "number") return value;
-  return typeof value === "string" && value in SPELLED ? SPELLED[value] : null;
-}
+export const numberOf = (value) => (typeof value === "number" ? value : (SPELLED[value] ?? null));
 
 const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
-
-function plain(value) {
-  if (value == null) return null;
-  if (Number.isNaN(value)) return "NaN";
-  if (!Number.isFinite(value)) return value > 0 ? "Inf" : "−Inf";
-  return undefined;
-}
 
 const minus = (text) => text.replace("-", "−");
 
 /** Three significant digits with an SI prefix: 51.8k, 2.15, 0.0123, 3.00e−5; more just below 1. */
 export function si(value) {
-  const special = plain(value);
-  if (special !== undefined) return special ?? words.na;
+  if (value == null) return words.na;
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "Inf" : "−Inf";
   const size = Math.abs(value);
   if (size >= 999.5) {
     const [unit, prefix] = PREFIXES.find(([one]) => size >= one * 0.9995) || PREFIXES[PREFIXES.length - 1];
@@ -41,4 +31,5 @@ export function si(value) {
 /** 50,321 */
 export const thousands = (value) => (value == null ? words.na : Math.round(value).toLocaleString("en-US"));
 
-export const finite = (value) => (value != null && Number.isFinite(value) ? value : null);
+/** The same number, null where it is not finite. */
+export const finiteOf = (value) => (Number.isFinite(value) ? value : null);

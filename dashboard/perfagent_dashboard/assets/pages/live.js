@@ -1,11 +1,10 @@
 // What a page of Dash needs beside Dash: the live connection, times in the reader's zone, and its state in the address.
 
 import { boards } from "../charts/open_boards.js";
-import { config } from "../lib/config.js";
 import { connection } from "../lib/connection.js";
 import { setChildren, setText } from "../lib/dom.js";
 import { Feed, showFeed } from "../lib/feed.js";
-import { finite } from "../lib/numbers.js";
+import { finiteOf } from "../lib/numbers.js";
 import { Soonest } from "../lib/soonest.js";
 import { sparkline } from "../lib/sparkline.js";
 import { ago, clockTime, duration, fullTime, shortTime, unixOf } from "../lib/times.js";
@@ -31,7 +30,7 @@ function writeTimes(root) {
 /** Small lines of values that the server sent. */
 function drawTrends(root) {
   for (const node of root.querySelectorAll("[data-values]")) {
-    if (node.drawn !== node.dataset.values) setChildren(node, sparkline(JSON.parse(node.dataset.values).map(finite)));
+    if (node.drawn !== node.dataset.values) setChildren(node, sparkline(JSON.parse(node.dataset.values).map(finiteOf)));
     node.drawn = node.dataset.values;
   }
 }
@@ -43,7 +42,7 @@ export class LivePage {
   constructor(root) {
     this.root = root;
     this.next = new Soonest((ms) => this.#count(ms));
-    this.#keepTitle(`${root.dataset.title} · ${config.title}`);
+    this.#keepTitle(`${root.dataset.title} · perfagent`);
     setChildren(document.getElementById("crumb"));
     this.times = setInterval(() => writeTimes(root), TIMES_MS);
     const write = () => (writeTimes(root), drawTrends(root));

@@ -42,8 +42,7 @@ window.dashAgGridFunctions = Object.assign(window.dashAgGridFunctions ?? {}, {
   cellStep: ({ data }) => (data ? thousands(data.step) : ""),
   cellThroughput: ({ data }) => (data?.timing?.throughput_name ? shown(data.timing.throughput_name, data.timing.throughput) : ""),
   cellLoss: ({ data }) => {
-    if (!data?.latest) return "";
-    const value = numberOf(data.latest[data.loss]);
+    const value = numberOf(data?.latest?.[data.loss]);
     return value == null ? "" : si(value);
   },
   cellMetric: ({ data, colDef }) => {
@@ -85,19 +84,13 @@ window.dashAgGridComponentFunctions = Object.assign(window.dashAgGridComponentFu
 
 function writeAddress(view, sortModel) {
   const url = new URL(location);
-  for (const name of ["q", "severity", "state", "project", "attention", "columns", "sort", "order"]) url.searchParams.delete(name);
-  const set = (name, value) => value && url.searchParams.append(name, value);
-  set("q", view.q);
-  for (const one of view.severity ?? []) set("severity", one);
-  for (const one of view.state ?? []) set("state", one);
-  set("project", view.project);
-  set("attention", view.attention ? "1" : "");
-  set("columns", view.columns);
   const [sorted] = sortModel ?? [];
-  const sort = sorted ? { verdict: "severity" }[sorted.colId] ?? sorted.colId.replace(/^column:/, "") : view.sort;
-  if (sort !== "severity") {
-    set("sort", sort);
-    set("order", sorted?.sort ?? view.order);
+  const by = sorted ? { verdict: "severity" }[sorted.colId] ?? sorted.colId.replace(/^column:/, "") : view.sort;
+  const [sort, order] = by === "severity" ? [] : [by, sorted?.sort ?? view.order];
+  const values = { ...view, attention: view.attention && "1", sort, order };
+  for (const name of ["q", "severity", "state", "project", "attention", "columns", "sort", "order"]) {
+    url.searchParams.delete(name);
+    for (const one of [values[name]].flat()) if (one) url.searchParams.append(name, one);
   }
   if (url.href !== location.href) history.replaceState(null, "", url);
 }

@@ -1,5 +1,6 @@
 // Which page is up: links stay inside the page, and what a page needs is loaded once.
 
+import { isUp } from "../lib/api.js";
 import { need } from "../lib/bundles.js";
 import { config } from "../lib/config.js";
 
@@ -32,8 +33,7 @@ export function arrived() {
 async function insist() {
   clearTimeout(arriving);
   if (arrived()) return;
-  const up = await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(ARRIVE_MS) }).catch(() => null);
-  if (!up?.ok) {
+  if (!(await isUp(ARRIVE_MS))) {
     await new Promise((done) => setTimeout(done, ARRIVE_MS));
     return insist();
   }

@@ -3,6 +3,7 @@
 import { api, change } from "../lib/api.js";
 import { say, words } from "../lib/config.js";
 import { el, setChildren } from "../lib/dom.js";
+import { dropDown } from "../lib/drop_down.js";
 
 const button = (text, act, more) => el("button", { type: "button", class: "button quiet small", on: { click: act }, ...more }, text);
 const onViews = (method, { name, project }, body) => change(method, `/views/${encodeURIComponent(name)}?${new URLSearchParams(project ? { project } : {})}`, body);
@@ -14,10 +15,7 @@ export function findViews() {
 
 function menuOf(page) {
   const list = el("div", { class: "chart-items views-items" });
-  const menu = el("details", { class: "chart-menu" }, el("summary", { class: "button" }, words.views), list);
-  menu.addEventListener("toggle", () => menu.open && show(list, page));
-  menu.addEventListener("keydown", (event) => event.key === "Escape" && ((menu.open = false), menu.firstElementChild.focus()));
-  return menu;
+  return dropDown(el("summary", { class: "button" }, words.views), list, () => show(list, page));
 }
 
 async function show(list, page, note = "") {

@@ -13,7 +13,7 @@ from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Chan
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import severity_mark, state_badge
-from perfagent_dashboard.components.numbers import count, percent, quantity, si
+from perfagent_dashboard.components.numbers import percent, quantity, si
 from perfagent_dashboard.components.sweep import swatch
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.words import say, title_of
@@ -78,19 +78,11 @@ def headline(name: str, first: str, change: Change) -> str:
         )  # fmt: skip
     if change.word == "same":
         return say("change_same", name=name, first=first, most=short(change.high))
-    if change.times:
-        return _with_cause(
-            say(f"change_about_{change.word}", name=name, first=first, times=short(change.times)), change
-        )
     kind = change.word if change.measure != "step_time_s" else f"{change.word}_step"
     told = say(
-        f"change_{kind}", name=name, first=first, percent=short(change.percent), low=short(change.low),
-        high=short(change.high),
+        f"change_{kind}" if not change.times else f"change_about_{change.word}", name=name, first=first,
+        percent=short(change.percent), low=short(change.low), high=short(change.high), times=short(change.times),
     )  # fmt: skip
-    return _with_cause(told, change)
-
-
-def _with_cause(told: str, change: Change) -> str:
     if not change.phase:
         return say("change_plain", told=told)
     why = "change_shorter" if change.word == "faster" else "change_longer"
@@ -114,7 +106,7 @@ def runs_table(found: Mapping[str, Any], best: str) -> Component:
     peaks = list(dict.fromkeys(name for side in sides for name in side["peaks"]))
     heads = [
         say("column_run"), say("column_verdict"), *(title_of(name) for name in measures),
-        say("loss_near", step=count(found["common_step"] or 0)), say("loss_best"),
+        say("loss_near", step=f"{found['common_step'] or 0:,}"), say("loss_best"),
         *(say("highest", what=title_of(name)) for name in peaks), say("compare_steps"),
     ]  # fmt: skip
     rows = [
@@ -173,17 +165,14 @@ def _whisker(low: float, high: float, word: str) -> Component:
 
 
 def _best(side: Mapping[str, Any]) -> str:
-    return (
-        ""
-        if side["loss_best"] is None
-        else say("best_in", value=si(side["loss_best"]), step=count(side["loss_best_step"]))
-    )
+    best = side["loss_best"]
+    return "" if best is None else say("best_in", value=si(best), step=f"{side['loss_best_step']:,}")
 
 
 def _steps(side: Mapping[str, Any]) -> str:
     if side["begin"] is None:
         return say("na")
-    return f"{count(side['begin'])}–{count(side['end'])}"
+    return f"{side['begin']:,}–{side['end']:,}"
 
 
 def step_table(found: Mapping[str, Any]) -> list[Component]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, no_update
+from dash import ALL, Dash, Input, Output, State, dcc, no_update
 
-from perfagent_dashboard import ids
-from perfagent_dashboard.components.feedback import note
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.pages.run.facts import run_path
 from perfagent_dashboard.pages.run.tabs.console import console_text
-from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.server_api import ServerApi
 from perfagent_dashboard.words import say
 
 if TYPE_CHECKING:
@@ -48,73 +46,34 @@ class Actions:
         self._server = server
 
     def register(self, app: Dash) -> None:
-        notes = Output(ids.NOTES, "sendNotifications", allow_duplicate=True)
-        tick = Output("alerts-tick", "data", allow_duplicate=True)
-        run = State("run-id", "data")
-        app.callback(notes, Input({"command": ALL, "at": ALL}, "n_clicks"), run, prevent_initial_call=True)(
-            self._command
-        )
-        app.callback(
-            Output("run-editor", "opened"), Output("run-name", "value"), Output("run-tags", "value"),
-            Input("run-edit", "n_clicks"), run, prevent_initial_call=True,
-        )(self._edit)  # fmt: skip
-        app.callback(
-            notes, tick, Output("run-editor", "opened", allow_duplicate=True), Input("run-save", "n_clicks"),
-            State("run-name", "value"), State("run-tags", "value"), run, State("alerts-tick", "data"),
-            prevent_initial_call=True,
-        )(self._save)  # fmt: skip
+        run, tick = State("run-id", "data"), State("alerts-tick", "data")
+        counts_up = Output("alerts-tick", "data", allow_duplicate=True)
+        editor = Output("run-editor", "opened", allow_duplicate=True)
+        named = [Output("run-name", "value"), Output("run-tags", "value")]
+        on_press(app, [], [{"command": ALL, "at": ALL}], [run], self._command)
+        on_press(app, [editor, *named], ["run-edit"], [run], self._edit)
+        on_press(app, [editor, counts_up], ["run-save"], ["run-name", "run-tags", run, tick], self._save)
         app.callback(Output("run-deleter", "opened"), Input("run-delete", "n_clicks"), prevent_initial_call=True)(bool)
-        app.callback(
-            notes, Output("_pages_location", "href", allow_duplicate=True), Input("run-really-delete", "n_clicks"), run,
-            prevent_initial_call=True,
-        )(self._delete)  # fmt: skip
-        app.callback(
-            Output("console-file", "data"), Input("console-download", "n_clicks"), run, prevent_initial_call=True
-        )(self._download)
+        address = Output("_pages_location", "href", allow_duplicate=True)
+        on_press(app, [address], ["run-really-delete"], [run], self._delete)
+        on_press(app, [Output("console-file", "data")], ["console-download"], [run], self._download)
 
-    async def _command(self, clicks: Sequence[int | None], run: str) -> Any:
-        asked = ctx.triggered_id
-        if not asked or not any(clicks):
-            return no_update
-        try:
-            await self._server.ask("POST", run_path(run, "commands"), _COMMANDS[asked["command"]])
-        except Problem as problem:
-            return note(problem.message, failed=True)
-        return note(say(f"asked_{asked['command']}"))
+    async def _command(self, pressed: dict[str, str], run: str) -> tuple[Any, ...]:
+        await self._server.ask("POST", run_path(run, "commands"), _COMMANDS[pressed["command"]])
+        return (say(f"asked_{pressed['command']}"),)
 
-    async def _edit(self, clicks: int | None, run: str) -> Any:
-        if not clicks:
-            return (no_update,) * 3
-        try:
-            summary = await self._server.get(run_path(run))
-        except Problem:
-            return (no_update,) * 3
-        return True, summary["name"], summary["tags"]
+    async def _edit(self, _pressed: str, run: str) -> tuple[Any, ...]:
+        summary = await self._server.get(run_path(run))
+        return no_update, True, summary["name"], summary["tags"]
 
-    async def _save(self, clicks: int | None, name: str, tags: list[str], run: str, tick: int) -> Any:
-        if not clicks:
-            return (no_update,) * 3
-        try:
-            await self._server.ask("PATCH", run_path(run), {"name": name.strip(), "tags": tags or []})
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update, True
-        return note(say("saved")), tick + 1, False
+    async def _save(self, _pressed: str, name: str, tags: list[str], run: str, tick: int) -> tuple[Any, ...]:
+        await self._server.ask("PATCH", run_path(run), {"name": name.strip(), "tags": tags or []})
+        return say("saved"), False, tick + 1
 
-    async def _delete(self, clicks: int | None, run: str) -> Any:
-        if not clicks:
-            return no_update, no_update
-        try:
-            await self._server.ask("DELETE", run_path(run))
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update
-        return note(say("run_deleted")), "/runs"
+    async def _delete(self, _pressed: str, run: str) -> tuple[Any, ...]:
+        await self._server.ask("DELETE", run_path(run))
+        return say("run_deleted"), "/runs"
 
-    async def _download(self, clicks: int | None, run: str) -> Any:
-        if not clicks:
-            return no_update
-        try:
-            return dcc.send_string(  # type: ignore[attr-defined, no-untyped-call]
-                await console_text(self._server, run), f"{quote(run, safe='')}-console.txt"
-            )
-        except Problem:
-            return no_update
+    async def _download(self, _pressed: str, run: str) -> tuple[Any, ...]:
+        text = await console_text(self._server, run)
+        return no_update, dcc.send_string(text, f"{quote(run, safe='')}-console.txt")  # type: ignore[attr-defined, no-untyped-call]

@@ -15,12 +15,7 @@ from perfagent_dashboard.server_api import Problem, ServerApi
 
 __all__ = ["RunFacts", "read_facts", "run_path"]
 
-_PARTS = {
-    "verdict": "verdict", "findings": "findings", "timing": "timing", "latest": "latest", "alerts": "alerts", "names": "names",
-    "profiles": "profiles",
-}  # fmt: skip
-
-
+_PARTS = ("verdict", "findings", "timing", "latest", "alerts", "names", "profiles")
 _PATIENCE_S = 1.5
 _NOT_YET: dict[str, Any] = {
     "rule": "", "severity": "info", "message": "", "title": "", "cause": "", "cost": "", "fix": "", "since": None,
@@ -76,12 +71,13 @@ class RunFacts:
         known = {**self.timing["series"], **self.timing["rates"]}.get(name)
         return None if known is None else number(known["p50"])
 
-    def has_family(self, family: str) -> bool:
-        return any(name.startswith(family) for name in self.names)
+    def has(self, *prefixes: str) -> bool:
+        """Whether the name of a series begins so."""
+        return any(name.startswith(prefixes) for name in self.names)
 
     @property
     def families(self) -> list[str]:
-        return [family for family in FAMILIES if self.has_family(family)]
+        return [family for family in FAMILIES if self.has(family)]
 
     def alert_of(self, rule: str) -> Mapping[str, Any] | None:
         """The open alert of a rule."""

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+from dash import ALL, Dash, Output, State, html, no_update
 
-from perfagent_dashboard import ids
-from perfagent_dashboard.components.feedback import note
 from perfagent_dashboard.components.prose import linked
+from perfagent_dashboard.pages.buttons import on_press
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
-from perfagent_dashboard.server_api import Problem, ServerApi
+from perfagent_dashboard.server_api import ServerApi
 from perfagent_dashboard.words import say
 
 if TYPE_CHECKING:
@@ -43,23 +42,16 @@ class NotesForm:
         self._server = server
 
     def register(self, app: Dash) -> None:
-        app.callback(
-            Output(ids.NOTES, "sendNotifications", allow_duplicate=True), Output("alerts-tick", "data", allow_duplicate=True),
-            Output("notes-form", "children"), Input({"notes": ALL}, "n_clicks"), State({"notes-text": ALL}, "value"),
-            State("run-id", "data"), State("alerts-tick", "data"), prevent_initial_call=True,
-        )(self._pressed)  # fmt: skip
+        on_press(
+            app, [Output("alerts-tick", "data", allow_duplicate=True), Output("notes-form", "children")], [{"notes": ALL}],
+            [State({"notes-text": ALL}, "value"), State("run-id", "data"), State("alerts-tick", "data")], self._pressed,
+        )  # fmt: skip
 
-    async def _pressed(self, _clicks: Sequence[int | None], written: Sequence[str], run: str, tick: int) -> Any:
-        if not ctx.triggered[0]["value"]:  # newly drawn
-            return (no_update,) * 3
-        pressed = ctx.triggered_id["notes"]
-        try:
-            if pressed == "save":
-                await self._server.ask("PATCH", run_path(run), {"notes": written[0].strip()})
-                return note(say("saved")), tick + 1, []
-            form = [] if pressed == "cancel" else _form((await self._server.get(run_path(run)))["notes"])
-        except Problem as problem:
-            return note(problem.message, failed=True), no_update, no_update
+    async def _pressed(self, pressed: Any, written: Sequence[str], run: str, tick: int) -> tuple[Any, ...]:
+        if pressed["notes"] == "save":
+            await self._server.ask("PATCH", run_path(run), {"notes": written[0].strip()})
+            return say("saved"), tick + 1, []
+        form = [] if pressed["notes"] == "cancel" else _form((await self._server.get(run_path(run)))["notes"])
         return no_update, no_update, form
 
 

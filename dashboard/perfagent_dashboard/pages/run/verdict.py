@@ -63,15 +63,10 @@ def verdict_band(facts: RunFacts) -> Component:
         html.P([html.B(say("first")), " ", *prose(what_to_do[0])], className="first") if what_to_do else None,
     ]
     proof = _proof(facts, verdict, tone)
+    doing = html.Div(_doing(facts, verdict, alert), className="actions")
     return html.Section(
         [
-            html.Header(
-                [
-                    severity_mark(tone),
-                    html.H2(prose(title)),
-                    html.Div(_doing(facts, verdict, alert), className="actions"),
-                ]
-            ),
+            html.Header([severity_mark(tone), html.H2(prose(title)), doing]),
             html.Div(says, className="says"),
             html.Div(proof, className="proves") if proof is not None else None,
             _rest(facts, rest, alert),
@@ -140,9 +135,7 @@ def _named(text: str, run: str) -> str:
 
 def _doing(facts: RunFacts, finding: Mapping[str, Any], alert: Mapping[str, Any] | None) -> list[Component]:
     """What can be done about it from here."""
-    parts: list[Any] = []
-    if alert is not None and "operate" in facts.may:
-        parts.append(alert_actions(dict(alert), "verdict"))
+    parts: list[Any] = [_acts(facts, alert, "verdict")]
     fix = _named(finding["fix"], facts.id)
     if facts.has_stacks and finding["rule"] in HANGS:
         goes = hyphenated(data_goto="tab:ranks")
@@ -152,6 +145,10 @@ def _doing(facts: RunFacts, finding: Mapping[str, Any], alert: Mapping[str, Any]
     if "perfagent profile" in fix or _is_slow(facts, finding):
         parts.append(ask_button(facts, "profile", "verdict"))
     return [part for part in parts if part is not None]
+
+
+def _acts(facts: RunFacts, alert: Mapping[str, Any] | None, at: str) -> Component | None:
+    return alert_actions(dict(alert), at) if alert is not None and "operate" in facts.may else None
 
 
 def _commands(facts: RunFacts) -> Component | None:
@@ -193,15 +190,11 @@ def _proof(facts: RunFacts, finding: Mapping[str, Any], tone: str) -> Component 
 def _why(finding: Mapping[str, Any]) -> Component | None:
     """All that the finding rests on: figures, causes that the agent found, the batch, the memory."""
     known = parse(Finding, dict(finding))
-    lines = evidence_lines(replace(known, evidence=_without(known.evidence)), everything=True)
+    evidence = {name: value for name, value in known.evidence.items() if name not in _ELSEWHERE}
+    lines = evidence_lines(replace(known, evidence=evidence), everything=True)
     if not lines:
         return None
     return html.Details([html.Summary(say("all_evidence", count=len(lines))), _evidence(lines)], className="why")
-
-
-def _without(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what stands elsewhere in the band."""
-    return {name: value for name, value in evidence.items() if name not in _ELSEWHERE}
 
 
 def _evidence(lines: Sequence[str]) -> Component:
@@ -227,23 +220,11 @@ def _others(facts: RunFacts) -> Component | None:
         return None
     rows: list[Component] = []
     for one in told[:_MOST_OTHERS]:
-        alert = facts.alert_of(one["rule"])
-        rows.append(
-            html.Div(
-                [
-                    severity_mark(tone_of(one)),
-                    html.Details(
-                        [
-                            html.Summary(prose(one["title"] or one["message"])),
-                            html.P(prose(beyond(one["title"], one["message"]))),
-                            advice(_named(one["fix"], facts.id)),
-                        ]
-                    ),
-                    alert_actions(dict(alert), "other") if alert is not None and "operate" in facts.may else None,
-                ],
-                className="other",
-            )
-        )
+        summary = html.Summary(prose(one["title"] or one["message"]))
+        rest = html.P(prose(beyond(one["title"], one["message"])))
+        more = html.Details([summary, rest, advice(_named(one["fix"], facts.id))])
+        acts = _acts(facts, facts.alert_of(one["rule"]), "other")
+        rows.append(html.Div([severity_mark(tone_of(one)), more, acts], className="other"))
     if (left := len(told) - len(rows)) > 0:
         rows.append(html.P(say("and_more", count=left), className="quiet"))
     return html.Div([html.H3(say("also")), *rows], className="also")
@@ -253,17 +234,8 @@ def _earlier(facts: RunFacts) -> Component | None:
     """What a run that is well now has recovered from."""
     past = [alert for alert in facts.alerts if alert["state"] == "resolved" and alert["severity"] != "info"][:3]
     told = {one["rule"] for one in facts.findings}
-    rows = [
-        html.P(
-            [
-                severity_mark(alert["severity"]),
-                " ",
-                *prose(alert["title"] or alert["message"]),
-                " · ",
-                ago(alert["resolved"]),
-            ]
-        )
-        for alert in past
-        if alert["rule"] not in told
-    ]
+    rows = []
+    for alert in (one for one in past if one["rule"] not in told):
+        said = prose(alert["title"] or alert["message"])
+        rows.append(html.P([severity_mark(alert["severity"]), " ", *said, " · ", ago(alert["resolved"])]))
     return html.Div([html.H3(say("earlier")), *rows], className="also") if rows else None

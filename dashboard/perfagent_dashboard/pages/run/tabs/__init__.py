@@ -27,14 +27,14 @@ __all__ = ["TABS", "Tab"]
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """is_there: whether the run has something for it. content: asks the server for more than the facts; None, where the tab
-    is a board of charts, which keeps itself fresh. count: a number beside its name, "" for none. marks: what the names of
+    """content: asks the server for more than the facts. is_there: whether the run has something for it. count: a number beside
+    its name, "" for none. marks: what the names of
     series begin with whose alerts set a mark at the tab; rules: whose alerts set it here, and at no other.
     title: where it varies; is_kept: a callback of its own keeps it fresh."""
 
     name: str
-    is_there: Callable[[RunFacts], bool]
     content: Callable[[ServerApi, RunFacts], Awaitable[list[Component]]]
+    is_there: Callable[[RunFacts], bool] = lambda _facts: True
     count: Callable[[RunFacts], str] = lambda _facts: ""
     marks: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
@@ -43,19 +43,17 @@ class Tab:
 
 
 TABS = (
-    Tab("charts", charts.is_there, charts.content, marks=("loss", "grad/", "lr", "update/", "dead/", "amp/")),
+    Tab("charts", charts.content, marks=("loss", "grad/", "lr", "update/", "dead/", "amp/")),
     Tab(
-        "time",
-        time.is_there,
-        time.content,
+        "time", time.content, time.is_there,
         marks=("step_time_s", "phase/", "tokens_per_s", "samples_per_s", "mfu", "compile/"),
     ),
-    Tab("memory", memory.is_there, memory.content, marks=("memory/", "cuda/", "gpu/memory", "process/rss")),
-    Tab("hardware", hardware.is_there, hardware.content, marks=("gpu/", "host/", "disk/")),
-    Tab("layers", layers.is_there, layers.content),
-    Tab("media", media.is_there, media.content, is_kept=True),
-    Tab("ranks", ranks.is_there, ranks.content, count=ranks.count, rules=ranks.RULES, title=ranks.title),
-    Tab("console", console.is_there, console.content),
-    Tab("config", config.is_there, config.content),
-    Tab("alerts", alerts.is_there, alerts.content, count=alerts.count),
-)
+    Tab("memory", memory.content, memory.is_there, marks=("memory/", "cuda/", "gpu/memory", "process/rss")),
+    Tab("hardware", hardware.content, hardware.is_there, marks=("gpu/", "host/", "disk/")),
+    Tab("layers", layers.content, lambda facts: bool(facts.families)),
+    Tab("media", media.content, lambda facts: bool(facts.run.get("media")), is_kept=True),
+    Tab("ranks", ranks.content, ranks.is_there, ranks.count, rules=ranks.RULES, title=ranks.title),
+    Tab("console", console.content),
+    Tab("config", config.content, lambda facts: bool(facts.run["config"] or facts.run["meta"])),
+    Tab("alerts", alerts.content, lambda facts: bool(facts.alerts), alerts.count),
+)  # fmt: skip

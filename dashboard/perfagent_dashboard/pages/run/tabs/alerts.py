@@ -13,13 +13,9 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["content", "count", "is_there"]
+__all__ = ["content", "count"]
 
 _MOST = 100
-
-
-def is_there(facts: RunFacts) -> bool:
-    return bool(facts.alerts)
 
 
 def count(facts: RunFacts) -> str:

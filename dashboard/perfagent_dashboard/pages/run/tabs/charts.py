@@ -16,16 +16,9 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["content", "is_there"]
-
-
-def is_there(_facts: RunFacts) -> bool:
-    return True
+__all__ = ["content"]
 
 
 async def content(_server: ServerApi, facts: RunFacts) -> list[Component]:
-    return (
-        [board(facts.id, sections=["pinned", "own", "training", "logged"])]
-        if facts.names
-        else [html.Div(nothing(say("no_charts")))]
-    )
+    shown = board(facts.id, sections=["pinned", "own", "training", "logged"])
+    return [shown if facts.names else html.Div(nothing(say("no_charts")))]

@@ -22,13 +22,9 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["content", "is_there", "sections"]
+__all__ = ["content", "sections"]
 
 _LONG = 90
-
-
-def is_there(facts: RunFacts) -> bool:
-    return bool(facts.run["config"] or facts.run["meta"])
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:

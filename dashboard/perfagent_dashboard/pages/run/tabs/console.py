@@ -11,6 +11,7 @@ from dash import dcc, html
 
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.fields import choice, search_field
+from perfagent_dashboard.components.parts import part
 from perfagent_dashboard.components.times import at_clock
 from perfagent_dashboard.components.traceback import traceback_text
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
@@ -20,19 +21,15 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["console_lines", "console_text", "content", "is_there"]
+__all__ = ["console_text", "content", "refreshed"]
 
 _EVENTS = 400
 _LINES = 2000
 
 
-def is_there(_facts: RunFacts) -> bool:
-    return True
-
-
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
-    events = await _events(server, facts.id)
-    lines = console_lines(events, "", "", "", several=facts.ranks > 1)
+    events = await _events(server, facts.id, "log", _EVENTS)
+    lines = _lines_of(events, "", "", "", several=facts.ranks > 1)
     return [
         *_ending(facts, await _exception(server, facts.id)),
         html.Div(_tools(sorted({event["rank"] for event in events})), className="tab-tools"),
@@ -54,32 +51,32 @@ def _tools(ranks: Sequence[int]) -> list[Component]:
     ]
 
 
-async def _events(server: ServerApi, run: str, limit: int = _EVENTS) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await server.get(run_path(run, "events"), kind="log", limit=limit))["events"]
+async def _events(
+    server: ServerApi, run: str, kind: str, limit: int, before: int | None = None
+) -> list[dict[str, Any]]:
+    told = await server.get(run_path(run, "events"), kind=kind, limit=limit, before=before)
+    found: list[dict[str, Any]] = told["events"]
     return found
 
 
 async def console_text(server: ServerApi, run: str) -> str:
     """Every line that the server still has, for a file."""
-    pieces: list[list[dict[str, Any]]] = []
-    before: int | None = None
-    while True:
-        found = (await server.get(run_path(run, "events"), kind="log", limit=1000, before=before))["events"]
-        if not found:
-            break
-        pieces.append(found)
-        before = found[0]["id"]
-    lines = [line for events in reversed(pieces) for event in events for line in event["data"].get("lines") or []]
+    events = older = await _events(server, run, "log", 1000)
+    while older:
+        older = await _events(server, run, "log", 1000, events[0]["id"])
+        events = older + events
+    lines = [line for event in events for line in event["data"].get("lines") or []]
     return "\n".join(map(str, lines)) + "\n"
 
 
 async def refreshed(
     server: ServerApi, run: str, search: str, rank: str, stream: str, *, several: bool
 ) -> list[Component]:
-    return console_lines(await _events(server, run), search, rank, stream, several=several)
+    events = await _events(server, run, "log", _EVENTS)
+    return _lines_of(events, search, rank, stream, several=several)
 
 
-def console_lines(
+def _lines_of(
     events: Sequence[Mapping[str, Any]], search: str, rank: str, stream: str, *, several: bool
 ) -> list[Component]:
     """The newest lines that fit. search: words, or `/regex/`; a bad expression matches nothing and is said."""
@@ -119,8 +116,7 @@ def _block(event: Mapping[str, Any], lines: Sequence[str], *, several: bool) -> 
 
 async def _exception(server: ServerApi, run: str) -> str:
     """The traceback of the process that ended last with one."""
-    events = (await server.get(run_path(run, "events"), kind="state", limit=200))["events"]
-    for event in reversed(events):
+    for event in reversed(await _events(server, run, "state", 200)):
         told = event["data"].get("traceback")
         text = "".join(told) if isinstance(told, list) else told
         if isinstance(text, str) and text:
@@ -131,5 +127,5 @@ async def _exception(server: ServerApi, run: str) -> str:
 def _ending(facts: RunFacts, trace: str) -> list[Component]:
     if not trace:
         return []
-    head = html.H2([say("ending"), f": {facts.run['reason']}" if facts.run["reason"] else ""])
-    return [html.Section([head, traceback_text(trace.splitlines())], className="part")]
+    head = [say("ending"), f": {facts.run['reason']}" if facts.run["reason"] else ""]
+    return [part(head, traceback_text(trace.splitlines()))]

@@ -9,6 +9,7 @@ from dash import html
 
 from perfagent.wire.quantities import size
 from perfagent_dashboard.components.board import board
+from perfagent_dashboard.components.parts import part
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
@@ -23,7 +24,7 @@ _PREFIXES = ("gpu/", "node_gpu", "cuda/", "host/", "disk/", "process/")
 
 
 def is_there(facts: RunFacts) -> bool:
-    return any(name.startswith(_PREFIXES) for name in facts.names)
+    return facts.has(*_PREFIXES)
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
@@ -35,21 +36,18 @@ def _gpus(events: list[dict[str, Any]]) -> list[Component]:
     """The GPUs that each rank found."""
     rows = [
         [
-            str(event["rank"]),
-            str(gpu.get("index", "")),
-            str(gpu.get("name", "")),
-            _bytes(gpu.get("memory_total_bytes")),
+            str(event["rank"]), str(gpu.get("index", "")), str(gpu.get("name", "")), _bytes(gpu.get("memory_total_bytes")),
             str(event["data"].get("driver", "")),
         ]
         for event in events
         if event["data"].get("what") == "found"
         for gpu in event["data"].get("gpus") or []
         if isinstance(gpu, Mapping)
-    ]
+    ]  # fmt: skip
     if not rows:
         return []
     heads = [say("rank"), say("index"), say("gpu"), say("memory"), say("driver")]
-    return [html.Section([html.H2(say("gpus")), table(heads, rows, empty="")], className="part")]
+    return [part(say("gpus"), table(heads, rows, empty=""))]
 
 
 def _bytes(value: Any) -> str:

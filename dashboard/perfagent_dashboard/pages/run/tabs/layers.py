@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc
-from dash import dcc, html
+from dash import html
 
 from perfagent_dashboard.components.feedback import nothing
+from perfagent_dashboard.components.parts import graph
 from perfagent_dashboard.figures.layers import layer_figure
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
@@ -16,13 +17,9 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["content", "heat_map", "is_there"]
+__all__ = ["content", "heat_map"]
 
 _POINTS = 120
-
-
-def is_there(facts: RunFacts) -> bool:
-    return bool(facts.families)
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
@@ -38,13 +35,6 @@ async def heat_map(server: ServerApi, run: str, family: str) -> Component:
     found: dict[str, Any] = await server.get(run_path(run, "layers"), family=family.rstrip("/"), points=_POINTS)
     if not found["layers"]:
         return nothing(say("layers_none"))
-    rows = len(found["layers"])
-    return html.Div(
-        [
-            html.P(say(f"family_{family.rstrip('/')}_hint"), className="quiet"),
-            dcc.Graph(
-                figure=layer_figure(found, family.rstrip("/")), config={"displayModeBar": False},
-                style={"height": f"{min(1400, 90 + 16 * rows)}px"}, className="card",
-            ),
-        ]
-    )  # fmt: skip
+    hint = html.P(say(f"family_{family.rstrip('/')}_hint"), className="quiet")
+    height_px = min(1400, 90 + 16 * len(found["layers"]))
+    return html.Div([hint, graph(layer_figure(found, family.rstrip("/")), height_px)])

@@ -15,6 +15,7 @@ from perfagent.wire.quantities import size
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import nothing
+from perfagent_dashboard.components.parts import graph
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.figures.histograms import histogram_figure
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
@@ -24,14 +25,10 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["SLIDER", "content", "is_there", "sections"]
+__all__ = ["SLIDER", "content", "sections"]
 
 SLIDER = "media-at"
 _NAMES, _ROWS, _POINTS = 30, 100, 120
-
-
-def is_there(facts: RunFacts) -> bool:
-    return bool(facts.run.get("media"))
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
@@ -136,10 +133,8 @@ def _cell(value: Any) -> str:
 
 def _histograms(found: Sequence[Mapping[str, Any]]) -> Component:
     bad = sum(one["nonfinite"] for one in found)
-    graph = dcc.Graph(
-        figure=histogram_figure(found), config={"displayModeBar": False}, style={"height": "240px"}, className="card"
-    )
-    return html.Div([graph, *([html.P(say("media_nonfinite", count=bad), className="quiet")] if bad else [])])
+    told = html.P(say("media_nonfinite", count=bad), className="quiet") if bad else None
+    return html.Div([graph(histogram_figure(found), 240), told])
 
 
 def _caption(item: Mapping[str, Any], several: bool) -> str:

@@ -11,6 +11,7 @@ from perfagent.wire.quantities import size
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.marks import severity_mark
 from perfagent_dashboard.components.numbers import percent
+from perfagent_dashboard.components.parts import part
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
@@ -33,17 +34,14 @@ _EDGES = ("_total_bytes", "_min_bytes", "_max_bytes")
 
 
 def is_there(facts: RunFacts) -> bool:
-    return any(name.startswith(_PREFIXES) for name in facts.names)
+    return facts.has(*_PREFIXES)
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     events = (await server.get(run_path(facts.id, "events"), kind="memory", limit=1))["events"]
     told = events[-1]["data"] if events else {}
-    return [*_forecast(facts), *_breakdown(facts, told), *_groups(told), board(facts.id, names=_charted(facts))]
-
-
-def _charted(facts: RunFacts) -> list[str]:
-    return [name for name in facts.names if name.startswith(_PREFIXES) and not name.endswith(_EDGES)]
+    charted = [name for name in facts.names if name.startswith(_PREFIXES) and not name.endswith(_EDGES)]
+    return [*_forecast(facts), *_breakdown(facts, told), *_groups(told), board(facts.id, names=charted)]
 
 
 def _forecast(facts: RunFacts) -> list[Component]:
@@ -59,35 +57,22 @@ def _breakdown(facts: RunFacts, told: Mapping[str, Any]) -> list[Component]:
     if not parts:
         return []
     limit = facts.newest("gpu/memory_total_bytes") or 0.0
-    whole = max(sum(parts.values()), limit)
+    free = max(0.0, limit - sum(parts.values()))
+    whole = free + sum(parts.values())
     segments = [
         html.I(title=f"{say(f'memory_{name}')} {size(value)}", className=f"memory-{name}", style={"flexGrow": value})
         for name, value in parts.items()
     ]
-    if limit > sum(parts.values()):
-        segments.append(
-            html.I(title=say("memory_free"), className="memory-free", style={"flexGrow": limit - sum(parts.values())})
-        )
-    rows = [
-        [
-            html.Span([html.I(className=f"swatch memory-{name}"), say(f"memory_{name}")]),
-            size(value),
-            f"{percent(value / whole)} %",
-        ]
-        for name, value in parts.items()
-    ]
+    if free:
+        segments.append(html.I(title=say("memory_free"), className="memory-free", style={"flexGrow": free}))
+    rows = []
+    for name, value in parts.items():
+        named = html.Span([html.I(className=f"swatch memory-{name}"), say(f"memory_{name}")])
+        rows.append([named, size(value), f"{percent(value / whole)} %"])
     if limit:
         rows.append([html.B(say("memory_limit")), size(limit), ""])
-    return [
-        html.Section(
-            [
-                html.H2(say("memory_of")),
-                html.Div(segments, className="segments tall"),
-                table([say("part"), say("size"), say("share_of_limit" if limit else "share_of_all")], rows, empty=""),
-            ],
-            className="part",
-        )
-    ]
+    heads = [say("part"), say("size"), say("share_of_limit" if limit else "share_of_all")]
+    return [part(say("memory_of"), html.Div(segments, className="segments tall"), table(heads, rows, empty=""))]
 
 
 def _groups(told: Mapping[str, Any]) -> list[Component]:
@@ -102,13 +87,8 @@ def _groups(told: Mapping[str, Any]) -> list[Component]:
         ]
         for place, one in enumerate(groups)
     ]  # fmt: skip
-    heads = [
-        say("parameter_group"),
-        say("numbers"),
-        say("learning_rate"),
-        *(say(f"memory_{name}") for name in _PARTS[:3]),
-    ]
-    return [html.Section([html.H2(say("parameter_groups")), table(heads, rows, empty="")], className="part")]
+    heads = ["parameter_group", "numbers", "learning_rate", *(f"memory_{name}" for name in _PARTS[:3])]
+    return [part(say("parameter_groups"), table([*map(say, heads)], rows, empty=""))]
 
 
 def _rate(value: Any) -> str:

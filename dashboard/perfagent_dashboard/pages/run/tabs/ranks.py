@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from dash import dcc, html
+from dash import html
 
 from perfagent.wire.quantities import duration
 from perfagent_dashboard.components.feedback import nothing
 from perfagent_dashboard.components.marks import state_badge
 from perfagent_dashboard.components.numbers import number
+from perfagent_dashboard.components.parts import graph, part
 from perfagent_dashboard.components.rank_bars import own_work_of
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.figures.ranks import rank_figure
@@ -32,7 +33,6 @@ _NEWEST = 100
 """Steps over which a rank's work is compared with the others', where no finding has done so."""
 _COLUMNS = 120
 _SLOW = 1.1
-
 
 RULES = ("straggler", "load_imbalance", "stage_imbalance", "hang", "rank_absent")
 """Their findings are about ranks, and what those do is seen here."""
@@ -55,18 +55,15 @@ async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
     if facts.ranks == 1:
         return _stacks(facts, stacks)
     newest = {"from": max(0, facts.run["step"] - _NEWEST + 1), "points": 1}
-    map_of_all = server.get(run_path(facts.id, "ranks"), name="own_work_s", points=_COLUMNS)
     own, took, states, matrix = await asyncio.gather(
         server.get(run_path(facts.id, "ranks"), name="own_work_s", **newest),
         server.get(run_path(facts.id, "ranks"), name="step_time_s", **newest),
         server.get(run_path(facts.id, "events"), kind="state", limit=1000),
-        map_of_all,
+        server.get(run_path(facts.id, "ranks"), name="own_work_s", points=_COLUMNS),
     )
     work = _by_rank(own) | own_work_of([facts.verdict, *facts.findings])
-    ranks = html.Section(
-        [html.H2(say("ranks_title")), _table(work, _by_rank(took), states["events"])], className="part"
-    )
-    return [ranks, *_map(matrix), *_stacks(facts, stacks)]
+    ranks = _table(work, _by_rank(took), states["events"])
+    return [part(say("ranks_title"), ranks), *_map(matrix), *_stacks(facts, stacks)]
 
 
 def _map(matrix: Mapping[str, Any]) -> list[Component]:
@@ -74,10 +71,8 @@ def _map(matrix: Mapping[str, Any]) -> list[Component]:
     if not matrix["step"]:
         return []
     figure = rank_figure(matrix, say("rank_told", rank="%{y}", share="%{z:.2f}"))
-    height = f"{min(600, 160 + 10 * len(matrix['ranks']))}px"
-    graph = dcc.Graph(figure=figure, config={"displayModeBar": False}, style={"height": height}, className="card")
     unit = html.P(say("rank_map_unit"), className="quiet")
-    return [html.Section([html.H2(say("rank_map")), unit, graph], className="part")]
+    return [part(say("rank_map"), unit, graph(figure, min(600, 160 + 10 * len(matrix["ranks"]))))]
 
 
 def _by_rank(matrix: Mapping[str, Any]) -> dict[int, float]:
@@ -121,8 +116,7 @@ def _stacks(facts: RunFacts, stacks: Mapping[str, Any]) -> list[Component]:
     groups = [_group(group, is_open=place == 0) for place, group in enumerate(stacks["groups"])]
     if not groups and ask is None:
         return []
-    shown = groups or [nothing(say("stacks_none"))]
-    return [html.Section([html.H2(say("stacks_title")), ask, *shown], className="part")]
+    return [part(say("stacks_title"), ask, *(groups or [nothing(say("stacks_none"))]))]
 
 
 def _group(group: Mapping[str, Any], *, is_open: bool) -> Component:

@@ -16,6 +16,7 @@ from perfagent_client.timing_table import about_figures, timing_head, timing_row
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
+from perfagent_dashboard.components.parts import part
 from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.components.times import ago
@@ -60,14 +61,8 @@ def _spread(facts: RunFacts) -> Component:
     latest = {name: parse(Latest, dict(one)) for name, one in facts.latest.items()}
     first, *rest = timing_head(timing)
     note = about_figures(timing, facts.run.get("world_size"))
-    return html.Section(
-        [
-            html.H2(say("where_over", over=first)),
-            table([say("part"), *rest], timing_rows(timing, latest), empty=say("where_empty")),
-            html.P(note, className="quiet") if note else None,
-        ],
-        className="part",
-    )
+    shown = table([say("part"), *rest], timing_rows(timing, latest), empty=say("where_empty"))
+    return part(say("where_over", over=first), shown, html.P(note, className="quiet") if note else None)
 
 
 def _lines(events: Sequence[Mapping[str, Any]], title: str, counted: str) -> list[Component]:
@@ -80,32 +75,23 @@ def _lines(events: Sequence[Mapping[str, Any]], title: str, counted: str) -> lis
         for one in told
         if isinstance(one, Mapping)
     ]
-    heads = [say("line"), say("function"), say(counted)]
-    return [
-        html.Section(
-            [html.H2(say(title)), html.P(say(f"{title}_hint"), className="quiet"), table(heads, rows, empty="")],
-            className="part",
-        )
-    ]
+    shown = table([say("line"), say("function"), say(counted)], rows, empty="")
+    return [part(say(title), html.P(say(f"{title}_hint"), className="quiet"), shown)]
 
 
 async def _profiles(server: ServerApi, facts: RunFacts) -> list[Component]:
     ask = ask_button(facts, "profile", "time")
     if not facts.profiles and ask is None:
         return []
-    shown = facts.profiles[:_MOST_PROFILES]
-    full = await asyncio.gather(
-        *(server.get(run_path(facts.id, "profiles", quote(one["id"], safe=""), "operators")) for one in shown[:1])
-    )
-    cards = [
-        _profile(one, full[0] if place == 0 and full else one, is_open=place == 0) for place, one in enumerate(shown)
-    ]
-    return [
-        html.Section([html.H2(say("profiles")), ask, *(cards or [nothing(say("profiles_none"))])], className="part")
-    ]
+    cards = [_profile(one, one) for one in facts.profiles[:_MOST_PROFILES]]
+    if cards:
+        newest = facts.profiles[0]
+        full = await server.get(run_path(facts.id, "profiles", quote(newest["id"], safe=""), "operators"))
+        cards[0] = _profile(newest, full, is_open=True)
+    return [part(say("profiles"), ask, *(cards or [nothing(say("profiles_none"))]))]
 
 
-def _profile(listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: bool) -> Component:
+def _profile(listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: bool = False) -> Component:
     """listed: with its five largest operators; full: with all of them."""
     steps = listed["first_step"]
     head: list[Any] = [f"{say('steps')} {steps:,}–{listed['last_step']:,}, "] if steps is not None else []
