@@ -35,7 +35,7 @@ def bare_layout(**more: Any) -> dict[str, Any]:
     return {
         "template": {}, "margin": {"l": 8, "r": 8, "t": 8, "b": 28}, "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)", "font": {"family": _FONT, "size": 11, "color": "#808890"},
-        "xaxis": {"fixedrange": True, "showgrid": False}, **more,
+        "xaxis": {"fixedrange": True, "showgrid": False, "zeroline": False}, **more,
     }  # fmt: skip
 
 

@@ -27,7 +27,8 @@ def rank_figure(matrix: Mapping[str, Any], hover: str) -> go.Figure:
     ]
     heat = go.Heatmap(
         x=matrix["step"], y=matrix["ranks"], z=shares, zmin=0.8, zmax=1.2, colorscale=_FASTER_MEDIAN_SLOWER,
-        colorbar={"thickness": 10, "outlinewidth": 0}, hovertemplate=f"{hover}<br>%{{x}}<extra></extra>",
+        colorbar={"thickness": 10, "outlinewidth": 0, "tickvals": [0.8, 1, 1.2], "ticktext": ["≤ 0.8", "1", "≥ 1.2"]},
+        hovertemplate=f"{hover}<br>%{{x}}<extra></extra>",
     )  # fmt: skip
     whole_numbers = {
         "tickformat": "d",

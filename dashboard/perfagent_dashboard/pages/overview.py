@@ -198,7 +198,7 @@ def _row(row: dict[str, Any]) -> Component:
         [
             severity_mark(verdict["outcome"]),
             html.B(row["name"] or row["run"]),
-            html.Span(verdict["title"] or verdict["message"], className="says"),
+            html.Span([verdict["title"] or verdict["message"], _taken(row)], className="says"),
             html.Span(_figures(row), className="quiet"),
             html.Span(f"{say('step')} {row['step']:,}", className="quiet"),
             html.Span(ago(row["updated"]), className="quiet"),
@@ -206,6 +206,12 @@ def _row(row: dict[str, Any]) -> Component:
         ],
         href=link, className="run-row", **hyphenated(data_nav=link),
     )  # fmt: skip
+
+
+def _taken(row: dict[str, Any]) -> str:
+    """That somebody works on what is wrong."""
+    firing = row["alerts"].get("firing", {})
+    return f" · {say('view_acknowledged')}" if {"critical", "warning"} & {*firing} else ""
 
 
 def _figures(row: dict[str, Any]) -> str:

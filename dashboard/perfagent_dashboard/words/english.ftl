@@ -73,7 +73,7 @@ column_run = { run }
 column_state = State
 column_verdict = { verdict }
 column_step = Step
-column_throughput = { kpi_throughput }
+column_throughput = Throughput
 window_newest = { $count ->
     [one] newest { $count } step
    *[other] newest { $count } steps
@@ -146,8 +146,8 @@ severity_unknown = unknown
 
 ## Run: figures
 
-kpi_throughput = Throughput
-kpi_step_time = Step time
+kpi_throughput = Median throughput
+kpi_step_time = Median step time
 kpi_gpu = GPU utilization
 kpi_cpu = Host CPU
 kpi_gpu_memory = GPU memory
@@ -205,7 +205,7 @@ where_over = Where a step goes, { $over }
 where_unit = mean of the steps shown
 where_empty = No step times yet
 rank_map = Own work of each rank
-rank_map_unit = own work ÷ median of the ranks
+rank_map_unit = own work ÷ median of the ranks, step by step
 unit_s = s
 unit_min = min
 unit_h = h
@@ -485,9 +485,9 @@ runs_summary = { $all ->
     [one] { $attention } needs attention
    *[other] { $attention } need attention
 }
-runs_search = Words, val/acc > 0.6, /regex/
+runs_search = Words, val/acc > 0.6
 columns = More columns
-columns_hint = val/loss, config:lr
+columns_hint = Columns: val/loss, config:lr
 needs_attention = Needs attention
 pick = Pick
 picked = { $count } picked
@@ -932,6 +932,7 @@ groups_summary = { $runs ->
 }. Best first; ± is the standard deviation.
 groups_runs = Show them as a table of runs
 groups_no_best = No run has a value of what makes it the best.
+runs_best = Best: { $name }, { $metric } { $figures }.
 groups_best = { $count ->
     [one] Best: { $name }, { $metric } { $figures } in one run.
    *[other] Best: { $name }, { $metric } { $figures } over { $count } runs.
@@ -939,8 +940,8 @@ groups_best = { $count ->
 compare_groups = Compare these groups
 compare_these = Compare these
 change_same_of = { $count ->
-    [one] No difference in speed was found between { $first } and { $count } run; any is at most { $most } %.
-   *[other] No difference in speed was found between { $first } and { $count } runs; any is at most { $most } %.
+    [one] { $first } and { $count } other run are equally fast: any difference is at most { $most } %.
+   *[other] { $first } and { $count } other runs are equally fast: any difference is at most { $most } %.
 }
 band_how = Line: mean of a group's newest runs, 20 at most. Band: from the lowest to the highest of them.
 parallel_how = Each line is a run. Draw along an axis to pick runs; click on it to let them go. Press its name to see it against the goal.
@@ -950,6 +951,7 @@ parallel_all = { $count ->
    *[other] { $count } runs.
 }
 parallel_picked = { $count } of { $all } runs picked.
+parallel_newest = Of { $all } runs, the newest { $count } are looked at.
 parallel_missing = { $count ->
     [one] { $count } without a finite { $name } is not drawn.
    *[other] { $count } without a finite { $name } are not drawn.

@@ -171,6 +171,7 @@ export class Parallel {
       say(isAll ? "parallel_all" : "parallel_picked", { count: picked.length, all: this.rows.length }),
       best && [el("b", { class: "best" }, `★ ${words.best}`), el("a", { href: runPath(best.run), "data-nav": runPath(best.run) }, best.name), el("span", null, `${metricOf(this.goal.name).title} ${si(best.reached)}`)],
       !isAll && picked.length > 1 && picked.length <= MOST_COMPARED ? el("a", { class: "button small", href: link, "data-nav": link }, words.compare_these) : null,
+      this.found.total > this.found.runs.length ? el("span", null, say("parallel_newest", { count: this.found.runs.length, all: this.found.total })) : null,
       missing ? el("span", null, say("parallel_missing", { count: missing, name: metricOf(this.goal.name).title })) : null);
   }
 

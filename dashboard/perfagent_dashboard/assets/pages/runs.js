@@ -60,10 +60,12 @@ const facts = (data) => [data.project, data.world_size > 1 ? say("ranks", { coun
 function verdictOf(data) {
   const verdict = data.verdict ?? {};
   const tone = SHAPES[verdict.outcome] ? verdict.outcome : "unknown"; // of the verdict that stands beside it, as on the run's page
-  const more = Object.values(data.alerts?.firing ?? {}).reduce((sum, count) => sum + count, 0) - 1;
+  const firing = data.alerts?.firing ?? {};
+  const more = Object.values(firing).reduce((sum, count) => sum + count, 0) - 1;
+  const isTaken = !data.needs_attention && (firing.critical || firing.warning);
   return e("span", { className: "cell-verdict", title: verdict.message },
     e("span", { className: `severity ${tone}`, title: words[`severity_${tone}`] }, SHAPES[tone]), " ", verdict.title || verdict.message || "",
-    more > 0 ? e("small", null, ` +${more}`) : null, data.alerts?.acknowledged ? e("small", null, ` · ${words.view_acknowledged}`) : null);
+    more > 0 ? e("small", null, ` +${more}`) : null, isTaken ? e("small", null, ` · ${words.view_acknowledged}`) : null);
 }
 
 window.dashAgGridComponentFunctions = Object.assign(window.dashAgGridComponentFunctions ?? {}, {

@@ -43,8 +43,11 @@ async def grouped(
     drawn = found["groups"][:_MOST_DRAWN]
     if not drawn:
         return choices(found), [nothing(say("no_match"))]
+    # What is in no group has nothing in common, and its band would press the others flat.
+    drawn.sort(key=lambda group: group["value"] is None)
+    with_lines = [group for group in drawn if group["value"] is not None] or drawn
     query = address("", asked, by=by, goal=found["goal"], run=asked["run"]).removeprefix("?")
-    lines = [(group["value"] or "", group_name(found["by"], group["value"])) for group in drawn]
+    lines = [(group["value"] or "", group_name(found["by"], group["value"])) for group in with_lines]
     more = len(found["groups"]) + found["more"] - len(drawn)
     told = [say("groups_summary", runs=found["runs"], groups=len(drawn) + more), " "]
     back = None if asked["run"] else link(say("groups_runs"), address("/runs", asked, by=by, goal=goal))
@@ -53,7 +56,7 @@ async def grouped(
             [html.P(_headline(found), className="headline"), html.P([*told, back], className="quiet")],
             className="card headlines",
         ),
-        group_table({**found, "groups": drawn, "more": more}, asked, colored=len(drawn)),
+        group_table({**found, "groups": drawn, "more": more}, asked, colored=len(lines)),
         *parallel(swept, [key for key, _ in lines]),
         html.H2(say("compare_charts")),
         html.P(say("band_how"), className="quiet"),

@@ -125,11 +125,11 @@ class _Compare:
         sides = found["sides"]
         link = ",".join(quote(side["run"], safe="") for side in sides)
         return [
-            headlines(found),
+            headlines(found, swept),
             html.H2(say("compare_charts"), id="compare-charts", **hyphenated(data_runs=link)),
             overlay([(side["run"], side["name"]) for side in sides], names),
             html.H2(say("compare_runs")),
-            runs_table(found, (swept["best"] or {}).get("run", "")),
+            runs_table(found, swept),
             *parallel(swept, [side["run"] for side in sides]),
             *step_table(found),
             html.Div(

@@ -29,8 +29,9 @@ _FEW = 4  # runs: of each there is a sentence
 _WIDEST = 0.5  # of a ratio, to either side: a whisker that goes further is cut
 
 
-def headlines(found: Mapping[str, Any]) -> Component:
-    """One line a run of which something can be said, and what to know before one believes them."""
+def headlines(found: Mapping[str, Any], swept: Mapping[str, Any]) -> Component:
+    """Which run is the best, one line a run of which something can be said, and what to know before one believes them.
+    swept: of GET /groups/runs."""
     sides = found["sides"]
     first = sides[0]["name"]
     lines: list[Component] = []
@@ -47,7 +48,7 @@ def headlines(found: Mapping[str, Any]) -> Component:
         if mean is not None:
             lines.append(html.P(_by_median(side["name"], first, change)))
     if same:
-        told = say("change_same_of", count=len(same), first=first, most=short(max(same)))
+        told = say("change_same_of", count=len(same), first=first, most=short(max(same), 2))
         lines.append(html.P(told, className="headline" if not lines else ""))
     if unknown:
         lines.append(html.P(say("change_unknown_of", count=len(unknown)), title=", ".join(unknown), className="quiet"))
@@ -55,6 +56,11 @@ def headlines(found: Mapping[str, Any]) -> Component:
     if found["not_alike"]:
         alike = ", ".join(say(f"not_alike_{one}") for one in found["not_alike"])
         lines.append(html.P([severity_mark("warning"), " ", say("not_alike", what=alike)]))
+    if best := swept["best"]:
+        name = swept["goal"][4:]
+        value = " ".join(quantity(name, best["value"])).strip()
+        told = say("runs_best", name=best["name"], metric=title_of(name), figures=value)
+        lines.append(html.P(told, className="headline"))
     return html.Section(lines, className="card headlines")
 
 
@@ -98,14 +104,17 @@ def _gain(sides: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-def runs_table(found: Mapping[str, Any], best: str) -> Component:
-    """One row a run: verdict, speed with its interval, loss, memory. best: the run that reached its goal best."""
+def runs_table(found: Mapping[str, Any], swept: Mapping[str, Any]) -> Component:
+    """One row a run: verdict, goal, speed with its interval, loss, memory. swept: of GET /groups/runs."""
+    best = (swept["best"] or {}).get("run", "")
+    runs, goals = [one["run"] for one in swept["runs"]], swept["results"][:1]
+    reached = [(one["name"], dict(zip(runs, one["values"], strict=True))) for one in goals if one["name"] != "loss"]
     speed = {one["name"]: one for one in found["speed"]}
     measures = [name for name in (*_RATES, "step_time_s") if name in speed]
     sides = found["sides"]
     peaks = list(dict.fromkeys(name for side in sides for name in side["peaks"]))
     heads = [
-        say("column_run"), say("column_verdict"), *(title_of(name) for name in measures),
+        say("column_run"), say("column_verdict"), *map(title_of, [*(name for name, _ in reached), *measures]),
         say("loss_near", step=f"{found['common_step'] or 0:,}"), say("loss_best"),
         *(say("highest", what=title_of(name)) for name in peaks), say("compare_steps"),
     ]  # fmt: skip
@@ -113,6 +122,7 @@ def runs_table(found: Mapping[str, Any], best: str) -> Component:
         [
             _name(side, place, is_best=side["run"] == best),
             html.Span([severity_mark(side["severity"]), " ", side["title"]], className="cell-verdict"),
+            *(" ".join(quantity(name, values.get(side["run"]))).strip() for name, values in reached),
             *(_speed(speed[name], place, found["mean_step"] if name == "step_time_s" else None) for name in measures),
             si(side["loss_at"]), _best(side),
             *(" ".join(quantity(name, side["peaks"].get(name))) for name in peaks),

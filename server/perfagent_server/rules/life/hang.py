@@ -75,7 +75,7 @@ class Hang(Rule):
         cause, told = _told(seen)
         return self.found(
             "critical",
-            cause=cause,
+            cause=cause or ("one process" if window.world_size == 1 else ""),
             since_step=window.step,
             ranks=told.get("awaited_ranks") or sorted(window.heard - window.done - window.lost.keys()),
             evidence={

@@ -21,7 +21,7 @@ from perfagent_dashboard.figures.ranks import rank_figure
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -93,8 +93,8 @@ def _table(work: Mapping[int, float], took: Mapping[int, float], states: Sequenc
     rows = [_row(rank, work.get(rank), took.get(rank), middle, told.get(rank, {})) for rank in ranks[:_MOST]]
     if (left := len(ranks) - len(rows)) > 0:
         rows.append([say("and_more", count=left), *[""] * 6])
-    heads = ["rank", "column_state", "own_work", "over_median", "kpi_step_time", "host_word"]
-    return table([*map(say, heads), "pid"], rows, empty=say("ranks_none"))
+    heads = [say("rank").title(), say("column_state"), say("own_work"), say("over_median"), title_of("step_time_s")]
+    return table([*heads, say("host_word"), "PID"], rows, empty=say("ranks_none"))
 
 
 def _row(rank: int, own: float | None, took: float | None, middle: float, told: Mapping[str, Any]) -> list[Any]:
