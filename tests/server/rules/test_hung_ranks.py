@@ -146,7 +146,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_then_named() -> None:
 @pytest.mark.parametrize(
     ("frames", "groups", "cause"),
     [
-        ([IN_READ], [], ""),
+        ([IN_READ], [], "one process"),
         ([IN_LOADER], [], "it waits for its loader"),
         ([IN_ALL_REDUCE] * 2, [group(57, waits=True)], "all ranks wait"),
     ],

@@ -56,7 +56,7 @@ def headlines(found: Mapping[str, Any], swept: Mapping[str, Any]) -> Component:
     if found["not_alike"]:
         alike = ", ".join(say(f"not_alike_{one}") for one in found["not_alike"])
         lines.append(html.P([severity_mark("warning"), " ", say("not_alike", what=alike)]))
-    if best := swept["best"]:
+    if len(sides) > 2 and (best := swept["best"]):
         name = swept["goal"][4:]
         value = " ".join(quantity(name, best["value"])).strip()
         told = say("runs_best", name=best["name"], metric=title_of(name), figures=value)
