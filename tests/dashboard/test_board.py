@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from PIL import Image
 from recorded import record_run, send, training
 
 from perfagent.wire import Event
@@ -141,4 +142,6 @@ def test_a_chart_is_saved_as_csv_and_as_png(site: ServerProcess, tab: OpenTab, r
     with page.page.expect_download() as saved:
         choose(page, "loss", "Save as PNG")
     saved.value.save_as(tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    with Image.open(tmp_path / "loss.png") as picture:
+        assert picture.size == (2000, 1000)
+        assert picture.convert("RGBA").getpixel((2, 2)) == (255, 255, 255, 255), "no background"

@@ -4,7 +4,7 @@ import { say, words } from "../lib/config.js";
 import { el, setChildren } from "../lib/dom.js";
 import { dropDown } from "../lib/drop_down.js";
 import { moved, pins, remember } from "../lib/remembered.js";
-import { saveCsv } from "./download.js";
+import { saveCsv, savePng } from "./download.js";
 import { writeNote } from "./notes.js";
 import { boards } from "./open_boards.js";
 import { deletePanel, editPanel } from "./panels.js";
@@ -33,7 +33,7 @@ function itemsOf(chart, close) {
     ...(board.mayChange ? [item(words.chart_note_menu, after(() => writeNote(board, board.lastStep)))] : []),
     ...(board.mayChange && chart.panel ? [item(words.panel_change, after(() => editPanel(board, chart.panel))), item(words.panel_delete, after(() => deletePanel(chart)))] : []),
     item(words.as_axis, after(() => setAxis(board, chart.name))),
-    item(words.save_png, after(() => window.Plotly.downloadImage(chart.plot, { format: "png", scale: 2, width: 1000, height: 500, filename: chart.name.replaceAll("/", "_") }))),
+    item(words.save_png, after(() => savePng(chart))),
     item(words.save_csv, after(() => saveCsv(chart))),
   ];
 }
