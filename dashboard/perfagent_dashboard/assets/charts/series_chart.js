@@ -86,10 +86,14 @@ export class Chart {
 
   /** Loads unless it is loaded or about to be; what is on its way for steps that are no longer asked for is given up. */
   fetch() {
-    if (this.stale) this.load();
+    return this.stale ? this.load() : this.loaded;
   }
 
-  async load() {
+  load() {
+    return (this.loaded = this.#load());
+  }
+
+  async #load() {
     this.abort?.abort();
     const abort = (this.abort = new AbortController());
     this.stale = false;
@@ -128,10 +132,17 @@ export class Chart {
     }, LINES_MS);
   }
 
-  /** Further lines: other metrics, or single ranks. Fetched with the chart, and anew now and then while the run goes on. */
+  /** Further lines: other metrics, or single ranks. Fetched with the chart, and anew now and then while the run goes on. Of
+   * what has a chart of its own, that one's samples are drawn. */
   async loadLines() {
     this.linesAt = performance.now();
     await Promise.all(this.lines.map(async (line) => {
+      const own = !line.run && Object.keys(line.query).length === 1 && this.board.charts.get(line.query.name);
+      if (own) {
+        await own.fetch();
+        line.data = own.data;
+        return;
+      }
       const body = await seriesOf(line.run ?? this.board.run, { ...this.#over(), ...line.query }).catch(() => null);
       if (!body) return;
       this.board.saw(body.step.at(-1) ?? 0); // another run may be longer
