@@ -16,7 +16,7 @@ from perfagent_client.page import Section
 from perfagent_client.sparkline import sparkline
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
-from perfagent_client.timing_table import about_figures, timing_head, timing_rows
+from perfagent_client.timing_table import about_figures, part_of_step, timing_head, timing_rows
 
 __all__ = ["Facts", "sections"]
 
@@ -193,7 +193,7 @@ def _steps(facts: Facts) -> Section:
     timing = facts.timing
     section = Section("WHERE A STEP GOES", least=5, gives_way=3)
     if timing.series:
-        rows = timing_rows(timing, facts.latest)
+        rows = [(part_of_step(name), *row) for name, *row in timing_rows(timing, facts.latest)]
         section.parts.append(Table(timing_head(timing), rows, right=range(1, 7), indent=2))
         section.parts += [Line(f"  ({note})", "dim") for note in [about_figures(timing, facts.run.world_size)] if note]
     return section

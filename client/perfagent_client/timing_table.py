@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perfagent.wire import PHASES, Latest, Timing, metric
 from perfagent.wire.quantities import duration
 
-__all__ = ["Share", "about_figures", "step_shares", "timing_head", "timing_rows"]
+__all__ = ["Share", "about_figures", "part_of_step", "step_shares", "timing_head", "timing_rows"]
 
 
 class Share(NamedTuple):
@@ -43,15 +43,18 @@ def timing_head(timing: Timing) -> tuple[str, ...]:
 
 
 def timing_rows(timing: Timing, latest: Mapping[str, Latest]) -> list[tuple[str, ...]]:
-    """The whole step, then its phases, the longest first."""
+    """Of the whole step, then of its phases, the longest first: the name of the series, and the other columns."""
     rows = []
     for name, phase in sorted(timing.series.items(), key=lambda item: (item[0] != "step_time_s", -item[1].mean)):
-        title = "whole step" if name == "step_time_s" else name.removeprefix("phase/").removesuffix("_s")
-        share = 1.0 if name == "step_time_s" else timing.phase_shares.get(title)
+        share = 1.0 if name == "step_time_s" else timing.phase_shares.get(part_of_step(name))
         newest = duration(latest[name].value) if name in latest else ""
         figures = [duration(value) for value in (phase.p50, phase.mean, phase.p90, phase.p99)]
-        rows.append((title, "" if share is None else f"{100 * share:.1f} %", *figures, newest))
+        rows.append((name, "" if share is None else f"{100 * share:.1f} %", *figures, newest))
     return rows
+
+
+def part_of_step(series: str) -> str:
+    return "whole step" if series == "step_time_s" else series.removeprefix("phase/").removesuffix("_s")
 
 
 def about_figures(timing: Timing, ranks: int | None) -> str:

@@ -59,7 +59,7 @@ class ServerApi:
         if body is not None:
             content, headers["content-type"] = to_json(body), "application/json"
         address = (viewer.client.host, viewer.client.port) if viewer.client else ("127.0.0.1", 0)
-        transport = httpx.ASGITransport(app=self._api, client=address)
+        transport = httpx.ASGITransport(app=self._api, client=address, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=str(viewer.base_url)) as client:
             return await client.request(method, path, params=query, content=content, headers=headers)
 

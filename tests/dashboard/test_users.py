@@ -144,4 +144,4 @@ def test_viewer_reads_what_others_wrote_and_changes_none(shared_server: ServerPr
     assert page.page.locator(":is(#run-notes, .chart-notes) button, .panel-add").count() == 0
     page.page.get_by_label("Menu of Twice").click()
     items = page.page.locator(".chart-menu[open] [role=menuitem]").all_inner_texts()
-    assert not {"Change this panel", "Delete this panel", "Add a note at a step"} & set(items)
+    assert not {"Change this panel", "Delete this panel", "Annotate a step"} & set(items)

@@ -84,7 +84,7 @@ def _history(client: Client, alert: str) -> Sequence[Mapping[str, str]]:
 
 def _asked(names: Sequence[str], panels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Of the charts, as queries: first the expressions in people's panels whose series a run has."""
-    lines = [line for panel in panels for line in panel["lines"] if len(line["names"]) > 1]
+    lines = [line for panel in panels for line in panel["lines"] if line["expression"] not in line["names"]]
     found = dict.fromkeys(line["expression"] for line in lines if set(names).issuperset(line["names"]))
     return [*({"expression": one} for one in found), *({"name": name} for name in names_of_charts(names))]
 

@@ -26,7 +26,7 @@ from perfagent_client.report.facts import ReportFacts
 from perfagent_client.report.line_chart import HEIGHT, WIDTH
 from perfagent_client.spent import amounts, money, took_s
 from perfagent_client.techniques import sentences
-from perfagent_client.timing_table import about_figures, step_shares, timing_head, timing_rows
+from perfagent_client.timing_table import about_figures, part_of_step, step_shares, timing_head, timing_rows
 
 __all__ = ["report_html"]
 
@@ -54,7 +54,7 @@ def report_html(facts: ReportFacts) -> str:
         alerts=[_alert(number, told.alert, told.history) for number, told in enumerate(facts.alerts, 1)],
         charts=charts_of(facts.series, facts.latest, [told.alert for told in facts.alerts], facts.annotations),
         width=WIDTH, height=HEIGHT,
-        bar=step_shares(facts.timing), timing_head=timing_head(facts.timing), timing=timing_rows(facts.timing, facts.latest),
+        bar=step_shares(facts.timing), timing_head=timing_head(facts.timing), timing=_timing(facts),
         timing_note=about_figures(facts.timing, facts.run.world_size),
         spent=_spent(facts), config=_config(facts), environment=_environment(facts), packages=_packages(facts),
         console=_console(facts), traceback="" if verdict["traceback"] else _traceback(facts),
@@ -142,6 +142,10 @@ def _alert(number: int, alert: Alert, history: Sequence[Mapping[str, str]]) -> d
     words += [word for word in ("muted", "snoozed", "silenced") if getattr(alert, f"{word}_until")]
     title = alert.title or alert.message
     return {"number": number, "alert": alert, "title": title, "state": ", ".join(words), "history": history[-_HISTORY:]}
+
+
+def _timing(facts: ReportFacts) -> list[tuple[str, ...]]:
+    return [(part_of_step(name), *row) for name, *row in timing_rows(facts.timing, facts.latest)]
 
 
 def _spent(facts: ReportFacts) -> list[Row]:

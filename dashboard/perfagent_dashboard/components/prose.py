@@ -14,7 +14,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=[^\s）�
 _ADDRESS = re.compile(r"(https?://[^\s<>\"'`，。；：！？）」]*[^\s<>\"'`，。；：！？）」.,;:!?)\]])")
 _CODE = re.compile(
     r"`([^`]+)`"
-    r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]*\([^()\s]*\)|[A-Za-z_]\w*=[^\s,;)]*[^\s,;).:])"
+    r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]{0,80}\([^()\s]{0,80}\)|[A-Za-z_]\w{0,80}=[^\s,;)]{0,80}[^\s,;).:])"
 )
 """What stands in backticks; and flags, calls and settings: --nproc-per-node, clip_grad_norm_(), num_workers=4."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import dash_mantine_components as dmc
 from dash import html
@@ -127,7 +127,7 @@ def _best_run(best: Mapping[str, Any] | None, found: Mapping[str, Any]) -> Compo
         return html.Span(say("na"), className="quiet")
     star = html.B(f"★ {say('best')} ", className="best") if best == found["best"] else None
     value = " ".join(quantity(found["goal"][4:], best["value"])).strip()
-    to = f"/run/{best['run']}"
+    to = f"/run/{quote(best['run'], safe='')}"
     return html.Span([star, html.A(best["name"], href=to, **hyphenated(data_nav=to)), html.Small(f" {value}")])
 
 

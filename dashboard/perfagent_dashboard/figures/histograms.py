@@ -14,6 +14,7 @@ from perfagent_dashboard.figures.layers import bare_layout
 __all__ = ["histogram_figure"]
 
 _BINS = 64
+_NARROW = 1e-9  # of a bin
 _LEAST_PCT = 0.01
 """Colors are of decades, so that the zeros of an activation do not make all else look alike; less than this is blank."""
 
@@ -21,7 +22,7 @@ _LEAST_PCT = 0.01
 def histogram_figure(found: Sequence[Mapping[str, Any]]) -> go.Figure:
     """found: histograms, each with bins between its own `low` and `high`. They are laid over bins that all share."""
     low, high = min(one["low"] for one in found), max(one["high"] for one in found)
-    width = (high - low) / _BINS
+    width = high / _BINS - low / _BINS  # the difference of both may be too large for a float
     middles = [low + (at + 0.5) * width for at in range(_BINS)]
     columns = [_shares(one, low, width) for one in found]
     if len(found) == 1:
@@ -43,11 +44,16 @@ def histogram_figure(found: Sequence[Mapping[str, Any]]) -> go.Figure:
 def _shares(one: Mapping[str, Any], low: float, width: float) -> list[float]:
     """Percent of the values in each of the shared bins: a bin counts for those that it lies over, as far as it does."""
     shares = [0.0] * _BINS
-    counts, own = one["counts"], (one["high"] - one["low"]) / len(one["counts"])
+    counts = one["counts"]
     whole = sum(counts) or 1
+    first = one["low"] / width - low / width
+    own = (one["high"] / width - one["low"] / width) / len(counts)
     for at, count in enumerate(counts):
-        begin = (one["low"] + at * own - low) / width
-        end = begin + own / width
-        for bin_ in range(int(begin), min(_BINS, int(end) + 1) if count else 0):
+        begin, end = first + at * own, first + (at + 1) * own
+        bins = range(int(begin), min(_BINS, int(end) + 1)) if count else ()
+        if end - begin < _NARROW:  # beside a histogram that is a billion times as wide
+            shares[min(_BINS - 1, int(begin))] += 100 * count / whole
+            continue
+        for bin_ in bins:
             shares[bin_] += 100 * count / whole * max(0.0, min(end, bin_ + 1) - max(begin, bin_)) / (end - begin)
     return shares

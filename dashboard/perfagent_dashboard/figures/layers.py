@@ -23,7 +23,7 @@ def layer_figure(matrix: Mapping[str, Any], family: str) -> go.Figure:
     shown = [[_decade(value) for value in row] for row in rows] if is_log else rows
     heat = go.Heatmap(
         x=matrix["step"], y=[_short(name) for name in matrix["layers"]], z=shown, customdata=rows, colorscale="Cividis",
-        colorbar={"thickness": 10, "outlinewidth": 0, **({"tickprefix": "1e"} if is_log else {})},
+        colorbar={"thickness": 10, "outlinewidth": 0, **({"tickprefix": "1e", "dtick": 1} if is_log else {})},
         hovertemplate="%{y}<br>%{x}: %{customdata:.4g}<extra></extra>",
     )  # fmt: skip
     rows_down = {"autorange": "reversed", "automargin": True, "fixedrange": True, "dtick": 1}

@@ -111,6 +111,7 @@ def _do(
     found = [row for row in _named(asked, services, identity) if row.state == "firing" and which(row)]
     for project in {row.project for row in found}:
         check_project(identity, "operate", project)
+    changed: set[str] = set()
     for begin in range(0, len(found), _OF_A_JOB):
         some = found[begin : begin + _OF_A_JOB]
 
@@ -126,11 +127,11 @@ def _do(
                 note_change(connection, "alert", row.id)
                 act(connection, row.id, time.time())
             note_change(connection, "delivery")
+            changed.update(still)
 
         services.database.write(job)
         _publish(services, [row.id for row in some])
-    changed = [row.id for row in found]
-    return reply(Several(alerts=changed))
+    return reply(Several(alerts=[row.id for row in found if row.id in changed]))
 
 
 def _named(asked: SeveralRequest, services: Services, identity: Identity) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from perfagent.wire.limits import MAX_STEP
@@ -28,6 +28,7 @@ _FOR_EVER = "private, max-age=31536000, immutable"
 Name = Annotated[str | None, Query(max_length=256)]
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
 Id = Annotated[int | None, Query(ge=1, le=MAX_STEP)]
+MediaId = Annotated[int, Path(ge=1, le=MAX_STEP)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
@@ -73,7 +74,7 @@ def histograms(
     response_class=Response,
     responses={200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def media_bytes(run: SeenRun, media: int, request: Request, services: ServicesDep) -> Response:
+def media_bytes(run: SeenRun, media: MediaId, request: Request, services: ServicesDep) -> Response:
     """The bytes of one: PNG, JPEG, WebP or GIF; WAV, MP3 or OGG; JSON of a table or a histogram. They never change."""
     tag = f'"{media}"'
     headers = {

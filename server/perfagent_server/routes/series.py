@@ -54,7 +54,7 @@ def series(
     (`?name=loss&name=lr`, at most 20) are answered together, by name.
 
     Or of an `expression` of up to 8 series, with numbers, brackets and `+ - * /` between spaces, a name with spaces in
-    backticks: at the buckets that all of them have, of their means, with a gap where it divides by zero."""
+    backticks: at the buckets of the one that has fewest, of their means, with a gap where it divides by zero."""
     if rank != "all" and not (rank.isascii() and rank.isdigit() and int(rank) < 2**31):
         raise ApiError(422, "invalid", f"rank is {rank!r}; allowed are all and 0 to {2**31 - 1}", "rank")
     _check_range(from_step, to_step)

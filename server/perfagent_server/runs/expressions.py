@@ -1,11 +1,12 @@
 """Arithmetic over series: `train/loss - val/loss`, `2 * (a + b)`. A sign stands between spaces, since names hold `/` and `-`.
 
-It is computed of the buckets that charts are drawn of, at the steps that all its series have."""
+It is computed of the buckets that charts are drawn of, at those of the series that has fewest, such as an evaluation's; of
+another one the value there lies on the line between its neighbors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -148,14 +149,12 @@ def calculated(read: Callable[[str], Series], expression: Expression, names: Cal
             raise ExpressionError(f"this run has no series `{absent}`{hint}")
     width = max(one.bucket_steps for one in found.values())
     columns = {name: _in_buckets(one, width) for name, one in found.items()}
-    buckets = np.array(sorted(set.intersection(*(set(one) for one in columns.values()))), np.int64)
-    first = columns[expression.names[0]]
-    rows = [first[at] for at in buckets.tolist()]
+    fewest = min(columns.values(), key=len)
+    buckets = np.array([*fewest], np.int64)
+    rows = [*fewest.values()]
 
     def value_of(one: str | float) -> Column:
-        if isinstance(one, float):
-            return np.full(len(buckets), one)
-        return np.array([columns[one][at].mean for at in buckets.tolist()], np.float64)
+        return np.full(len(buckets), one) if isinstance(one, float) else _at(buckets, columns[one])
 
     with np.errstate(all="ignore"):
         value = expression.over(value_of, _combined)
@@ -165,6 +164,17 @@ def calculated(read: Callable[[str], Series], expression: Expression, names: Cal
         step=[one.step for one in rows], time=[one.time for one in rows], min=mean, max=mean, mean=mean,
         count=[one.count for one in rows], nonfinite=[0] * len(rows),
     )  # fmt: skip
+
+
+def _at(buckets: npt.NDArray[np.int64], known: Mapping[int, _Bucket]) -> Column:
+    """Not a number before the first and behind the last, and where the series itself is none."""
+    own, mean = np.array([*known], np.int64), np.array([one.mean for one in known.values()], np.float64)
+    is_finite = np.isfinite(mean)
+    if not is_finite.any():
+        return np.full(len(buckets), np.nan)
+    between = np.interp(buckets, own[is_finite], mean[is_finite], left=np.nan, right=np.nan)
+    places = np.minimum(np.searchsorted(own, buckets), len(own) - 1)
+    return np.where(own[places] == buckets, mean[places], between)
 
 
 def _combined(sign: str, left: Column, right: Column) -> Column:

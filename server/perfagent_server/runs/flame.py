@@ -19,7 +19,8 @@ MOST_NODES = 2000
 _MOST_LANES = 16
 _MOST_PLAIN_BYTES = 128 * 2**20
 _KEPT = 8
-_PATIENCE_S = 20.0
+_PATIENCE_S = 3.0
+"""A waiting viewer keeps one of the server's few threads."""
 _NAME_CHARACTERS = 200
 _ROUNDING_US = 0.002
 _STEP = "ProfilerStep#"
@@ -86,10 +87,12 @@ class Flames:
 
     def of(self, run: str, profile: str) -> list[Lane]:
         """The thread of the steps first. Raises FlameError."""
+        if (kept := self._kept.get((run, profile))) is not None:
+            return kept
         if not self._working.acquire(timeout=_PATIENCE_S):
             raise BusyError("traces of others are being read; try again in some seconds")
         try:
-            found = self._kept.pop((run, profile), None) or lanes(_plain(self._profiles.trace(run, profile)))
+            found = self._kept.get((run, profile)) or lanes(_plain(self._profiles.trace(run, profile)))
             self._kept[run, profile] = found
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)

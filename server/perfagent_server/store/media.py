@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -21,6 +21,7 @@ from perfagent.wire.events import HistogramMedia, media_type_of
 from perfagent.wire.limits import MAX_COUNT
 from perfagent_server.database import Database
 from perfagent_server.store.read.view import visible_attempts
+from perfagent_server.store.statements import among
 from perfagent_server.store.tables import event, media
 
 __all__ = ["HistogramOfStep", "MediaItem", "MediaName", "MediaStore", "store_media"]
@@ -29,6 +30,7 @@ RUN_BYTES, RUN_ITEMS = 512 * 2**20, 20_000
 """Of one run. Above this, steps between the first and the newest go, so that those that stay are evenly spaced."""
 _KEPT_SHARE = 15 / 16
 """What is left when some had to go, so that the next frames need not delete again."""
+_MOST_STOPS = 200
 _OF_ALL = (func.count(), func.coalesce(func.sum(media.c.bytes), 0))
 
 
@@ -58,49 +60,78 @@ def _sides(payload: bytes) -> dict[str, int | None]:
 
 
 def _keep_within(connection: Connection, run: str) -> None:
-    while True:
-        count, size = connection.execute(select(*_OF_ALL).where(media.c.run == run)).one()
-        if count <= RUN_ITEMS and size <= RUN_BYTES:
-            return
-        if not _thin(connection, run, count - RUN_ITEMS * _KEPT_SHARE, size - RUN_BYTES * _KEPT_SHARE):
-            # thousands of names with a step or two each: the oldest go
-            oldest = select(media.c.id).where(media.c.run == run).order_by(media.c.id).limit(count // 16 + 1)
-            connection.execute(delete(media).where(media.c.id.in_(oldest)))
-
-
-def _thin(connection: Connection, run: str, items: float, size: float) -> bool:
-    """Deletes steps of the name that has most: those closest to their neighbors first, and of these the oldest; no two
-    neighbors at once. So many items and bytes are to go. False where no name has a step between others."""
+    count, size = connection.execute(select(*_OF_ALL).where(media.c.run == run)).one()
+    if count <= RUN_ITEMS and size <= RUN_BYTES:
+        return
     steps = media.c.name, media.c.step
-    rows = connection.execute(
-        select(*steps, *_OF_ALL).where(media.c.run == run).group_by(*steps).order_by(*steps)
-    ).all()
-    by_name: dict[str, list[tuple[int, int, int]]] = {}
-    for name, step, count, held in rows:
-        by_name.setdefault(name, []).append((step, count, held))
-    long = [one for one in by_name.items() if len(one[1]) > 2]
-    if not long:
-        return False
-    name, found = max(long, key=lambda one: sum(held / RUN_BYTES + count / RUN_ITEMS for _, count, held in one[1]))
-    gaps = sorted((found[at + 1][0] - found[at - 1][0], at) for at in range(1, len(found) - 1))
-    going: set[int] = set()
-    gone_items = gone_bytes = 0
-    for _, at in gaps:
-        if gone_items >= items and gone_bytes >= size:
-            break
-        if not going & {at - 1, at + 1}:
-            going.add(at)
-            gone_items, gone_bytes = gone_items + found[at][1], gone_bytes + found[at][2]
-    its = and_(media.c.run == run, media.c.name == name)
-    for at in going:
-        connection.execute(delete(media).where(its, media.c.step == found[at][0]))
-    return True
+    rows = connection.execute(select(*steps, *_OF_ALL).where(media.c.run == run).group_by(*steps).order_by(*steps))
+    by_name: dict[str, list[_Step]] = {}
+    for name, *step in rows:
+        by_name.setdefault(name, []).append(_Step(*step))
+    going = _Going(count - RUN_ITEMS * _KEPT_SHARE, size - RUN_BYTES * _KEPT_SHARE)
+    while not going.are_enough and going.thin(by_name):
+        pass
+    for name, numbers in going.steps.items():
+        its = and_(media.c.run == run, media.c.name == name)
+        connection.execute(delete(media).where(its, among(connection, media.c.step, numbers)))
+    if not going.are_enough:  # thousands of names with a step or two each: the oldest go
+        oldest = (
+            select(media.c.id)
+            .where(media.c.run == run)
+            .order_by(media.c.id)
+            .limit(math.ceil(going.items) + count // 16)
+        )
+        connection.execute(delete(media).where(media.c.id.in_(oldest)))
+
+
+class _Step(NamedTuple):
+    """Of one name: how many items it has, and their bytes."""
+
+    number: int
+    items: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Going:
+    """items, bytes: how many are still to go; steps: that go, by name."""
+
+    items: float
+    bytes: float
+    steps: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def are_enough(self) -> bool:
+        return self.items <= 0 and self.bytes <= 0
+
+    def thin(self, by_name: dict[str, list[_Step]]) -> bool:
+        """Takes steps out of the names that have most, until enough go. False where no name has a step between others."""
+        long = [name for name, found in by_name.items() if len(found) > 2]
+        weights = {name: sum(one.bytes / RUN_BYTES + one.items / RUN_ITEMS for one in by_name[name]) for name in long}
+        for name in sorted(long, key=lambda one: -weights[one]):
+            by_name[name] = self._thinned(name, by_name[name])
+            if self.are_enough:
+                break
+        return bool(long)
+
+    def _thinned(self, name: str, found: list[_Step]) -> list[_Step]:
+        """Without those closest to their neighbors, of these the oldest first; no two neighbors at once."""
+        gaps = sorted((found[at + 1].number - found[at - 1].number, at) for at in range(1, len(found) - 1))
+        going: set[int] = set()
+        for _, at in gaps:
+            if self.are_enough:
+                break
+            if not going & {at - 1, at + 1}:
+                going.add(at)
+                self.items, self.bytes = self.items - found[at].items, self.bytes - found[at].bytes
+        self.steps.setdefault(name, []).extend(found[at].number for at in going)
+        return [one for at, one in enumerate(found) if at not in going]
 
 
 @dataclass(slots=True, kw_only=True)
 class MediaName:
     """What was logged under one name. items, bytes: how many there are, and their size; steps: how many steps have some,
-    between the first and the last of them."""
+    between the first and the last of them; at: these steps, of more than 200 so many evenly spaced ones."""
 
     name: str
     kind: str
@@ -109,6 +140,7 @@ class MediaName:
     steps: int
     first_step: int
     last_step: int
+    at: list[int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,23 +190,15 @@ class MediaStore:
     def names(self, run: str) -> list[MediaName]:
         """In the order of the alphabet."""
         by = media.c.name, media.c.kind
-        steps = func.count(media.c.step.distinct()), func.min(media.c.step), func.max(media.c.step)
         with self._database.read() as connection:
-            rows = connection.execute(
-                select(*by, *_OF_ALL, *steps).where(_seen(connection, run)).group_by(*by).order_by(*by)
-            )
-            return [
-                MediaName(
-                    name=row[0],
-                    kind=row[1],
-                    items=row[2],
-                    bytes=int(row[3]),
-                    steps=row[4],
-                    first_step=row[5],
-                    last_step=row[6],
-                )
-                for row in rows
-            ]
+            seen = _seen(connection, run)
+            sizes = connection.execute(select(*by, *_OF_ALL).where(seen).group_by(*by).order_by(*by)).all()
+            steps: dict[tuple[str, str], list[int]] = {}
+            for name, kind, step in connection.execute(
+                select(*by, media.c.step).where(seen).distinct().order_by(*by, media.c.step)
+            ):
+                steps.setdefault((name, kind), []).append(step)
+        return [_named(name, kind, items, int(held), steps[name, kind]) for name, kind, items, held in sizes]
 
     def items(self, run: str, name: str | None, at: int | None, before: int | None, limit: int) -> list[MediaItem]:
         """Newest first. name: None is any; at: only of the last step of that name up to this one, in their order; before:
@@ -219,6 +243,14 @@ class MediaStore:
         with self._database.read() as connection:
             told = connection.execute(select(event.c.data).where(event.c.id.in_(newest))).scalars().all()
         return sum(msgspec.msgpack.decode(data).get("left_out") or 0 for data in told)
+
+
+def _named(name: str, kind: str, items: int, held: int, steps: Sequence[int]) -> MediaName:
+    every = math.ceil(len(steps) / _MOST_STOPS)
+    at = sorted({steps[0], *steps[::-1][::every]})  # the newest is among them
+    return MediaName(
+        name=name, kind=kind, items=items, bytes=held, steps=len(steps), first_step=steps[0], last_step=steps[-1], at=at
+    )
 
 
 def _fields(data: bytes) -> dict[str, Any]:

@@ -462,7 +462,7 @@ saved_view = Table(
     Column("name", String(64), primary_key=True),
     Column("page", String(16), nullable=False),
     Column("query", Text, nullable=False),  # of the address, without the question mark
-    Column("who", String(128), nullable=False),
+    Column("who", String(256), nullable=False),
     Column("changed", Float(53), nullable=False),
 )
 

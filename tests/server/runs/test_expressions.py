@@ -44,9 +44,18 @@ def test_values_are_those_of_school(client: TestClient, expression: str, values:
     assert asked(client, expression)["mean"] == values
 
 
-def test_only_steps_that_all_its_series_have_count(client: TestClient) -> None:
+def test_it_has_the_steps_of_the_series_that_has_fewest(client: TestClient) -> None:
     found = asked(client, "a + rare")
     assert (found["step"], found["mean"]) == ([3], [A[2] + 1.0])
+
+
+def test_between_its_steps_a_series_lies_on_a_line(client: TestClient) -> None:
+    for seq, (step, name, value) in enumerate(
+        [(1, "train", 1.0), (2, "val", 8.0), (5, "train", 5.0), (9, "val", 9.0)], 1
+    ):
+        send(client, frame({name: [value]}, run="apart", seq=seq, first_step=step))
+    found = asked(client, "val - train", "apart")
+    assert (found["step"], found["mean"]) == ([2, 9], [6.0, "NaN"])
 
 
 def test_few_points_are_computed_of_the_means_of_buckets(client: TestClient) -> None:

@@ -70,6 +70,16 @@ def test_of_thousands_of_names_with_one_step_the_oldest_go(shelf, monkeypatch) -
     assert names[-1] == "sample 39"
 
 
+def test_many_names_are_thinned_at_once_and_well_below_full(shelf, monkeypatch) -> None:
+    monkeypatch.setattr(store_media, "RUN_ITEMS", 800)
+    for step in range(1, 10):
+        shelf.append(frame(step, state("running"), *(logged(step, f"layer {at:02}") for at in range(100))))
+    held = shelf.count(tables.media)
+    assert held <= 800 * 15 / 16, "else the next frame would thin again"
+    assert held >= 700
+    assert {first: steps(shelf, f"layer {first:02}")[0] for first in range(100)} == dict.fromkeys(range(100), 1)
+
+
 @pytest.mark.sql
 def test_a_later_attempt_cuts_the_media_of_an_older_one(shelf) -> None:
     shelf.append(frame(1, state("running"), rows({"loss": [1.0]}, [1]), *(logged(step) for step in (10, 20, 30))))

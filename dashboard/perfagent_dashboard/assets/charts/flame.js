@@ -104,6 +104,7 @@ async function openInPerfetto({ url, name }, button) {
   });
   try {
     const [trace] = await Promise.all([fetch(url, { credentials: "same-origin" }), listens]);
+    if (!trace.ok) throw new Error(`${trace.status} ${trace.statusText}`);
     const buffer = await trace.arrayBuffer();
     const title = `${document.title.split(" · ")[0]}, ${name}`;
     page.postMessage({ perfetto: { buffer, title, fileName: `${title}.json.gz` } }, PERFETTO, [buffer]);

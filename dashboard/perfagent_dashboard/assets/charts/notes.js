@@ -23,7 +23,7 @@ function noteItem(board, { id, step, text, who, created }) {
   const node = el("li", null, el("b", null, `◆ ${words.step} ${thousands(step)}`), el("span", null, text), el("span", { class: "quiet" }, [who, shortTime(unixOf(created))].filter(Boolean).join(", ")));
   const drop = async () => {
     await change("DELETE", `${notesPath(board)}/${id}`);
-    board.setNotes(board.notes.filter((note) => note.id !== id));
+    for (const one of boards.values()) if (one.board.run === board.run) one.board.setNotes(one.board.notes.filter((note) => note.id !== id));
     showDeleted(node, words.chart_note_deleted, () => addNote(board, { step, text }));
   };
   if (board.mayChange) node.append(el("button", { type: "button", class: "button small quiet", on: { click: ({ target }) => drop().catch((problem) => setText(target, problem.message)) } }, words.delete_word));

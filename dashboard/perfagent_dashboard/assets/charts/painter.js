@@ -4,6 +4,7 @@ import { need } from "../lib/bundles.js";
 
 const FRAME_MS = 24;
 const MIN_LIVE_MS = 120;
+const AGAIN_MS = 3000; // after the library did not come
 
 export class Painter {
   constructor() {
@@ -22,7 +23,10 @@ export class Painter {
   #schedule() {
     if (this.frame || this.closed) return;
     if (!window.Plotly) {
-      need("charts").then(() => this.#schedule());
+      this.loading ??= need("charts").catch(() => new Promise((later) => setTimeout(later, AGAIN_MS))).then(() => {
+        this.loading = null;
+        this.#schedule();
+      });
       return;
     }
     const wait = [...this.wanted.values()].includes("draw") ? 0 : this.nextLive - performance.now();

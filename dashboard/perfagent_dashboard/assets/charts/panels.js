@@ -57,14 +57,15 @@ export function editPanel(board, panel) {
 }
 
 export async function deletePanel(chart) {
-  const { board, panel, card } = chart;
+  const { board, panel } = chart;
   try {
     await change("DELETE", panelsPath(board, panel.id));
   } catch (problem) {
     setText(chart.flag, problem.message);
     return;
   }
-  board.charts.delete(chart.name);
-  chart.destroy();
-  showDeleted(card, say("panel_deleted", { title: panel.title }), () => putPanel(board, panel.id, panel.title, panel.lines.map(({ expression }) => expression)));
+  const told = el("div");
+  board.host.before(told);
+  board.setPanels(board.panels.filter((one) => one.id !== panel.id));
+  showDeleted(told, say("panel_deleted", { title: panel.title }), () => putPanel(board, panel.id, panel.title, panel.lines.map(({ expression }) => expression)));
 }

@@ -31,7 +31,7 @@ export function showDeleted(node, text, undo) {
   const back = el("button", { type: "button", class: "button small" }, words.undo);
   back.addEventListener("click", async () => {
     back.disabled = true;
-    await undo().catch((problem) => setText(back, problem.message));
+    await undo().then(() => node.remove(), (problem) => setText(back, problem.message));
   });
   node.replaceChildren(el("p", { class: "undo", role: "status" }, text, back));
 }

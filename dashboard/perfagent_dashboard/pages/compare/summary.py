@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from dash import html
 
@@ -134,7 +135,7 @@ def runs_table(found: Mapping[str, Any], swept: Mapping[str, Any]) -> Component:
 
 
 def _name(side: Mapping[str, Any], place: int, *, is_best: bool) -> Component:
-    link = f"/run/{side['run']}"
+    link = f"/run/{quote(side['run'], safe='')}"
     parts: list[Any] = [
         swatch(place),
         html.A(side["name"], href=link, **hyphenated(data_nav=link)),

@@ -15,7 +15,7 @@ from perfagent_dashboard.components.digest import digest
 from perfagent_dashboard.components.feedback import trouble
 from perfagent_dashboard.pages.registry import Page
 from perfagent_dashboard.pages.run.actions import Actions, dialogs
-from perfagent_dashboard.pages.run.facts import RunFacts, read_facts
+from perfagent_dashboard.pages.run.facts import RunFacts, read_facts, run_path
 from perfagent_dashboard.pages.run.head import head
 from perfagent_dashboard.pages.run.notes import NotesForm, notes_panel
 from perfagent_dashboard.pages.run.step_bar import step_bar
@@ -24,6 +24,7 @@ from perfagent_dashboard.pages.run.tabs.config import sections
 from perfagent_dashboard.pages.run.tabs.console import refreshed
 from perfagent_dashboard.pages.run.tabs.layers import heat_map
 from perfagent_dashboard.pages.run.tabs.media import SLIDER
+from perfagent_dashboard.pages.run.tabs.media import logged as media_logged
 from perfagent_dashboard.pages.run.tabs.media import sections as media_sections
 from perfagent_dashboard.pages.run.tiles import read_trends, tiles, window_of
 from perfagent_dashboard.pages.run.verdict import tone_of_run, verdict_band
@@ -191,15 +192,16 @@ class _RunPage:
         at = zip(sliders, values, newest, strict=True)
         chosen = {one["name"]: value for one, value, last in at if value is not None and value < last}
         try:
-            content = await media_sections(self._server, run, chosen)
+            found = await media_logged(self._server, run)
+            if (fresh := digest([found, chosen])) == shown:
+                return no_update, no_update
+            return await media_sections(self._server, run, found, chosen), fresh
         except Problem:
             return no_update, no_update
-        fresh = digest(content)
-        return (no_update, no_update) if fresh == shown else (content, fresh)
 
     async def _console(self, search: str, rank: str, stream: str, _tick: int, run: str) -> Any:
         try:
-            summary = await self._server.get(f"/runs/{run}")
+            summary = await self._server.get(run_path(run))
             several = summary["world_size"] > 1
             return await refreshed(self._server, run, search or "", rank or "", stream or "", several=several)
         except Problem:
@@ -207,7 +209,7 @@ class _RunPage:
 
     async def _config(self, search: str, run: str) -> Any:
         try:
-            return sections(await self._server.get(f"/runs/{run}"), search or "")
+            return sections(await self._server.get(run_path(run)), search or "")
         except Problem as problem:
             return trouble(problem)
 

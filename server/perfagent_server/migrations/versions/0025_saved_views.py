@@ -16,7 +16,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("page", sa.String(16), nullable=False),
         sa.Column("query", sa.Text(), nullable=False),
-        sa.Column("who", sa.String(128), nullable=False),
+        sa.Column("who", sa.String(256), nullable=False),
         sa.Column("changed", sa.Float(53), nullable=False),
         sa.PrimaryKeyConstraint("project", "name", name=op.f("pk_saved_view")),
     )

@@ -25,22 +25,31 @@ from perfagent_dashboard.words import say
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-__all__ = ["SLIDER", "content", "sections"]
+__all__ = ["SLIDER", "content", "logged", "sections"]
 
 SLIDER = "media-at"
-_NAMES, _ROWS, _POINTS = 30, 100, 120
+_NAMES, _ROWS, _POINTS, _ITEMS, _TABLES = 30, 100, 120, 1000, 10
 
 
 async def content(server: ServerApi, facts: RunFacts) -> list[Component]:
-    shown = await sections(server, facts.id, {})
-    return [dcc.Store(id="media-shown", data=digest(shown)), html.Div(shown, id="media-sections", className="stack")]
+    found = await logged(server, facts.id)
+    shown = await sections(server, facts.id, found, {})
+    store = dcc.Store(id="media-shown", data=digest([found, {}]))
+    return [store, html.Div(shown, id="media-sections", className="stack")]
 
 
-async def sections(server: ServerApi, run: str, chosen: Mapping[str, int]) -> list[Component]:
-    """chosen: by name, up to which step; without one the newest is shown, whichever that is."""
+async def logged(server: ServerApi, run: str) -> dict[str, Any]:
+    """Under which names, of which steps. Media never change: where this is as it was, so is all that is shown."""
     found = await server.get(run_path(run, "media"), limit=1)
+    return {"names": found["names"], "left_out": found["left_out"]}
+
+
+async def sections(server: ServerApi, run: str, found: Mapping[str, Any], chosen: Mapping[str, int]) -> list[Component]:
+    """found: of `logged`. chosen: by kind and name, up to which step; without one the newest is shown, whichever that is."""
     names = sorted(found["names"], key=lambda one: (MEDIA_KINDS.index(one["kind"]), one["name"]))
-    parts = await asyncio.gather(*(_section(server, run, one, chosen.get(one["name"])) for one in names[:_NAMES]))
+    parts = await asyncio.gather(
+        *(_section(server, run, one, chosen.get(f"{one['kind']} {one['name']}")) for one in names[:_NAMES])
+    )
     said = [nothing(say("media_left_out", count=found["left_out"]))] if found["left_out"] else []
     more = [nothing(say("media_more_names", count=len(names) - _NAMES))] if len(names) > _NAMES else []
     return [*said, *parts, *more] or [nothing(say("media_none"))]
@@ -53,7 +62,7 @@ async def _section(server: ServerApi, run: str, one: Mapping[str, Any], at: int 
         shown: list[Component] = [_histograms(told["histograms"])] if told["histograms"] else []
     else:
         last = one["last_step"] if at is None else at
-        listed = await server.get(run_path(run, "media"), name=one["name"], at=last)
+        listed = await server.get(run_path(run, "media"), name=one["name"], at=last, limit=_ITEMS)
         items = [item for item in listed["media"] if item["kind"] == one["kind"]]
         several = len({item["rank"] for item in items}) > 1
         head += [*_slider(one, last), *([html.B(f"{say('step')} {items[0]['step']:,}")] if items else [])]
@@ -62,14 +71,14 @@ async def _section(server: ServerApi, run: str, one: Mapping[str, Any], at: int 
 
 
 def _slider(one: Mapping[str, Any], at: int) -> list[Component]:
-    """Over the steps, evenly as far as they are."""
-    first, last = one["first_step"], one["last_step"]
-    if first == last:
+    """Over the steps, as far apart as they are."""
+    if len(one["at"]) < 2:
         return []
     return [
         dmc.Slider(
-            id={"type": SLIDER, "name": one["name"]}, min=first, max=last, value=at, size="xs",
-            step=max(1, (last - first) // (one["steps"] - 1)), thumbLabel=say("media_slider", name=one["name"]),
+            id={"type": SLIDER, "name": f"{one['kind']} {one['name']}"}, min=one["at"][0], max=one["at"][-1], value=at,
+            size="xs", restrictToMarks=True, marks=[{"value": step} for step in one["at"]],
+            thumbLabel=say("media_slider", name=one["name"]),
         )
     ]  # fmt: skip
 
@@ -110,7 +119,7 @@ async def _sounds(_server: ServerApi, items: Sequence[Mapping[str, Any]], *, sev
 
 async def _tables(server: ServerApi, items: Sequence[Mapping[str, Any]], *, several: bool) -> Component:
     shown: list[Component] = []
-    for item in items:
+    for item in items[:_TABLES]:
         try:
             told = await server.get(item["url"].removeprefix("/api/v1"))
         except Problem:  # it went for newer ones just now
@@ -124,7 +133,8 @@ async def _tables(server: ServerApi, items: Sequence[Mapping[str, Any]], *, seve
             shown.append(
                 html.P([say("media_more_rows", count=told["count"] - len(rows)), " ", link], className="quiet")
             )
-    return html.Div(shown, className="stack")
+    left = len(items) - _TABLES
+    return html.Div([*shown, nothing(say("and_more", count=left)) if left > 0 else None], className="stack")
 
 
 def _cell(value: Any) -> str:

@@ -12,7 +12,7 @@ from dash import html
 from perfagent.wire import Latest, Timing
 from perfagent.wire.quantities import duration
 from perfagent_client.models import parse
-from perfagent_client.timing_table import about_figures, timing_head, timing_rows
+from perfagent_client.timing_table import timing_rows
 from perfagent_dashboard.components.attributes import hyphenated
 from perfagent_dashboard.components.board import board
 from perfagent_dashboard.components.feedback import nothing
@@ -23,8 +23,9 @@ from perfagent_dashboard.components.times import ago
 from perfagent_dashboard.figures.charts import CHARTS
 from perfagent_dashboard.pages.run.commands import ask_button
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
+from perfagent_dashboard.pages.run.tiles import window_of
 from perfagent_dashboard.server_api import ServerApi
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import say, title_of
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -59,10 +60,18 @@ def _spread(facts: RunFacts) -> Component:
     """Median, mean and percentiles of the whole step and of each phase."""
     timing = parse(Timing, dict(facts.timing))
     latest = {name: parse(Latest, dict(one)) for name, one in facts.latest.items()}
-    first, *rest = timing_head(timing)
-    note = about_figures(timing, facts.run.get("world_size"))
-    shown = table([say("part"), *rest], timing_rows(timing, latest), empty=say("where_empty"))
-    return part(say("where_over", over=first), shown, html.P(note, className="quiet") if note else None)
+    heads = [*(say(f"column_{one}") for one in ("part", "share", "median", "mean")), "p90", "p99", say("column_newest")]
+    rows = [(_part_of_step(name), *row) for name, *row in timing_rows(timing, latest)]
+    ranks, bucket = facts.ranks, timing.window.bucket_steps if timing.window else 1
+    notes = [say("spread_ranks", count=ranks)] if ranks > 1 else []
+    notes += [say("spread_buckets", count=bucket)] if bucket > 1 else []
+    over = say("where_over", over=window_of(facts.timing))
+    return part(over, table(heads, rows, empty=say("where_empty")), *(html.P(one, className="quiet") for one in notes))
+
+
+def _part_of_step(series: str) -> str:
+    title = title_of(series)
+    return say("whole_step") if series == "step_time_s" else series[6:-2] if title == series else title
 
 
 def _lines(events: Sequence[Mapping[str, Any]], title: str, counted: str) -> list[Component]:
@@ -88,6 +97,8 @@ async def _profiles(server: ServerApi, facts: RunFacts) -> list[Component]:
         newest = facts.profiles[0]
         full = await server.get(run_path(facts.id, "profiles", quote(newest["id"], safe=""), "operators"))
         cards[0] = _profile(newest, full, is_open=True)
+    if (left := len(facts.profiles) - len(cards)) > 0:
+        cards.append(nothing(say("and_more", count=left)))
     return [part(say("profiles"), ask, *(cards or [nothing(say("profiles_none"))]))]
 
 
