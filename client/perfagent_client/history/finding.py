@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfagent.errors import ConfigError
+from perfagent_client.history import tensorboard, wandb_offline
 from perfagent_client.history.old_run import Reader, Source
 
 __all__ = ["find_runs"]
 
-_READERS: tuple[Reader, ...] = ()
+_READERS: tuple[Reader, ...] = (tensorboard, wandb_offline)
 """A file belongs to the first that claims it: formats that can be told by their bytes come before text."""
 _DEEPEST = 12
 
@@ -23,7 +24,7 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Source]:
         if path.is_dir():
             yield from _below(path, _DEEPEST, set())
         else:
-            yield from _among(path.parent, [path], set())
+            yield from (source for source in _among(path.parent, [path], set()) if path in source.paths)
 
 
 def _below(folder: Path, depth: int, claimed: set[Path]) -> Iterator[Source]:
