@@ -1,0 +1,136 @@
+"""A SQLite database of another program: read as it lies there, nothing is written beside it that was not there.
+
+Without its last pages a database is read up to the first that is missing (format: https://sqlite.org/fileformat2.html).
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from perfagent.plural import some
+from perfagent_client.history.old_run import OldRun
+
+__all__ = ["rows", "runs_of", "tables"]
+
+_MAGIC = b"SQLite format 3\0"
+
+
+def tables(path: Path) -> dict[str, str]:
+    """Each table's name and definition; of a damaged file those that its beginning shows, and nothing of any other file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 20)
+        if not head.startswith(_MAGIC):
+            return {}
+        with _opened(path, []) as database:
+            return dict(database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
+    except sqlite3.DatabaseError:
+        found = re.finditer(rb"CREATE TABLE [\"`]?(\w+)[\"`]? \([^\0]*", head)
+        return {match[1].decode(): match[0].decode(errors="replace") for match in found}
+    except OSError:
+        return {}
+
+
+def runs_of(
+    path: Path, tracker: str, read: Callable[[sqlite3.Connection, list[str]], Iterator[OldRun]]
+) -> Iterator[OldRun]:
+    """What `read` finds in the database; where it finds nothing and something is wrong, a run that says what.
+
+    read: gets a list of sentences about the whole file, for the first run that it finds.
+    """
+    left_out: list[str] = []
+    found = 0
+    try:
+        with _opened(path, left_out) as database:
+            for run in read(database, left_out):
+                found += 1
+                yield run
+    except sqlite3.DatabaseError as error:
+        left_out.append(f"{path.name} cannot be read: {error}")
+    if left_out and not found:
+        yield OldRun(f"{tracker}:{path}", path.stem, left_out=left_out)
+
+
+@contextmanager
+def _opened(path: Path, left_out: list[str]) -> Iterator[sqlite3.Connection]:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        closing(_connected(path, Path(folder), left_out)) as database,
+    ):
+        database.text_factory = lambda text: text.decode(errors="replace")
+        yield database
+
+
+def rows(
+    database: sqlite3.Connection, statement: str, left_out: list[str], **values: object
+) -> Iterator[tuple[object, ...]]:
+    """What is whole of an answer, and a sentence for the rest."""
+    count = 0
+    try:
+        for row in database.execute(statement, values):
+            yield row
+            count += 1
+    except sqlite3.DatabaseError as error:
+        table = statement.partition(" FROM ")[2].split()[0]
+        left_out.append(f"the table {table} is damaged after {some(count, 'row')}: {error}")
+
+
+def _connected(path: Path, folder: Path, left_out: list[str]) -> sqlite3.Connection:
+    wal, shared, journal = (path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))
+    if wal.exists() and not shared.exists():
+        return _copied(path, folder)
+    if not wal.exists() and not journal.exists():
+        whole, missing = _extent(path)
+        if missing:
+            left_out.append(f"the last {some(missing, 'byte')} of {path.name} are missing")
+            return _copied(path, folder, whole)
+        if _uses_wal(path):  # nobody has it open, and SQLite would leave two files beside it
+            return _connect(path, "immutable=1")
+    try:
+        return _connect(path, "mode=ro")
+    except sqlite3.OperationalError:  # its writer was killed in a transaction, which must be rolled back
+        return _copied(path, folder)
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    database = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None)
+    try:
+        database.execute("PRAGMA writable_schema = ON")  # a file that is shorter than its header says is opened
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError:
+        database.close()
+        raise
+    return database
+
+
+def _copied(path: Path, folder: Path, size: int | None = None) -> sqlite3.Connection:
+    """size: bytes of the whole pages. Half a page has zeros where values were, and SQLite would believe them."""
+    for end in ("-wal", "-journal", ""):
+        beside = path.with_name(path.name + end)
+        if beside.exists():
+            (folder / f"copy{end}").write_bytes(beside.read_bytes())
+    if size is not None:
+        with (folder / "copy").open("rb+") as file:
+            file.truncate(size)
+    return _connect(folder / "copy", "mode=rw")
+
+
+def _extent(path: Path) -> tuple[int, int]:
+    """Bytes of the whole pages that are there, and of what is missing."""
+    with path.open("rb") as file:
+        head = file.read(100).ljust(100, b"\0")
+    page = int.from_bytes(head[16:18]) or 512
+    page = 65536 if page == 1 else page
+    size = path.stat().st_size
+    pages = int.from_bytes(head[28:32]) if head[24:28] == head[92:96] else -(-size // page)
+    return size - size % page, max(0, page * pages - size)
+
+
+def _uses_wal(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(20)[18:] == b"\2\2"
