@@ -7,6 +7,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -96,16 +97,16 @@ def _time(milliseconds: str) -> float | None:
 
 def _flat_yaml(file: Path) -> dict[str, str]:
     """What MLflow writes: one key a line; a text that is longer than 80 characters goes on in lines that are set in."""
-    lines = re.sub(r"\\?\n +\\?", " ", _text(file)).splitlines()
-    return {key: _scalar(value.strip()) for key, colon, value in (line.partition(":") for line in lines) if colon}
+    return {
+        key: _scalar(text.strip()) for key, text in re.findall(r"^(\S+):(.*(?:\n +.*)*)", _text(file), re.MULTILINE)
+    }
 
 
 def _scalar(text: str) -> str:
+    if text[:1] == '"':
+        with suppress(SyntaxError, ValueError):
+            return str(ast.literal_eval(re.sub(r"\n +", " ", re.sub(r"\\\n +\\?", "", text))))
+    text = re.sub(r"\n +", " ", text)
     if text[:1] == "'":
         return text[1:-1].replace("''", "'")
-    if text[:1] == '"':
-        try:
-            return str(ast.literal_eval(text))
-        except (SyntaxError, ValueError):
-            return text
-    return "" if text in ("null", "~") else text
+    return "" if text == "null" else text

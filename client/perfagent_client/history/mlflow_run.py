@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from perfagent_client.history.old_run import OldRun
 
 __all__ = ["old_run", "seconds"]
 
-_STATES: dict[str, Literal["running", "finished", "failed"]] = {
-    "RUNNING": "running",
-    "FINISHED": "finished",
-    "FAILED": "failed",
-    "KILLED": "failed",
-}
-_GIT = {
-    "commit": "mlflow.source.git.commit",
-    "branch": "mlflow.source.git.branch",
-    "remote": "mlflow.source.git.repoURL",
-}
+_STATES: dict[str, Any] = {"RUNNING": "running", "FINISHED": "finished", "FAILED": "failed", "KILLED": "failed"}
+_GIT = {"commit": "commit", "branch": "branch", "remote": "repoURL"}
 _META = {"user": "mlflow.user", "script": "mlflow.source.name"}
 
 
@@ -28,15 +19,14 @@ def old_run(
 ) -> OldRun:
     """run: its id. status: RUNNING, FINISHED ... names: of all runs by their ids. The runs below one parent are a group."""
     parent = tags.get("mlflow.parentRunId", "")
-    git = {key: tags[tag] for key, tag in _GIT.items() if tag in tags}
+    git = {key: tags[tag] for key, name in _GIT.items() if (tag := f"mlflow.source.git.{name}") in tags}
+    own = [key for key in sorted(tags) if not key.startswith("mlflow.")]
     return OldRun(
         source=f"mlflow:{run}",
         name=tags.get("mlflow.runName") or names.get(run) or run,
         project=project,
         group=f"{names[parent]} {parent[:8]}" if names.get(parent) else parent,
-        tags=[
-            f"{key}={value}" if value else key for key, value in sorted(tags.items()) if not key.startswith("mlflow.")
-        ],
+        tags=[f"{key}={tags[key]}" if tags[key] else key for key in own],
         notes=tags.get("mlflow.note.content", ""),
         config={key: _typed(value) for key, value in params.items()},
         meta={key: tags[tag] for key, tag in _META.items() if tag in tags} | ({"git": git} if git else {}),

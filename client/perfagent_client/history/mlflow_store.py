@@ -58,25 +58,22 @@ def _from_file(path: Path) -> Iterator[OldRun]:
 
 def _from_server(url: str) -> Iterator[OldRun]:
     try:
-        from sqlalchemy import create_engine, make_url, text
+        from sqlalchemy import create_engine, text
         from sqlalchemy.exc import SQLAlchemyError
         from sqlalchemy.pool import NullPool
 
         engine = create_engine(url, poolclass=NullPool)
-    except ModuleNotFoundError as error:
-        raise ResourceError(
-            f"reading {url.partition(':')[0]} needs {error.name}; {how_to_install('history')}"
-        ) from error
-    try:
         with closing(engine.connect().execution_options(stream_results=True)) as database:
 
             def ask(statement: str, _: list[str], **values: object) -> Iterable[Sequence[Any]]:
                 return database.execute(text(statement), values)
 
             yield from _runs(ask, "m.timestamp, m.step, m.value", [])
+    except ModuleNotFoundError as error:
+        raise ResourceError(f"{url.partition(':')[0]} needs {error.name}; {how_to_install('history')}") from error
     except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
-        raise ResourceError(f"the database {make_url(url).render_as_string()} cannot be read: {reason}") from error
+        reason, _, _ = str(getattr(error, "orig", error)).strip().partition("\n")
+        raise ResourceError(f"the database {url.rpartition('@')[2]} cannot be read: {reason}") from error
 
 
 def _runs(ask: _Ask, order: str, left_out: list[str]) -> Iterator[OldRun]:
@@ -84,7 +81,7 @@ def _runs(ask: _Ask, order: str, left_out: list[str]) -> Iterator[OldRun]:
     stages = "SELECT experiment_id, name, lifecycle_stage FROM experiments"
     experiments = {key: (name, stage) for key, name, stage in ask(stages, left_out)}
     found = list(ask(_RUNS, left_out))
-    alive = [row for row in found if row[6] == "active" and experiments.get(row[1], ("", "active"))[1] == "active"]
+    alive = [row for row in found if "deleted" not in (row[6], experiments.get(row[1], ("", ""))[1])]
     if len(alive) < len(found):
         left_out.append(f"{some(len(found) - len(alive), 'run')} of the same database, deleted in MLflow")
     names = {str(row[0]): str(row[2]) for row in found if row[2]}

@@ -82,14 +82,16 @@ def _read(batch: dict[str, list[Any]], found: dict[tuple[str, str], _Found]) -> 
         key = (str(project), str(run_id))
         one = found.get(key) or found.setdefault(key, _Found(project))
         if kind == "float_series":
-            if step is None or step < 0 or floats[row] is None:
+            value = floats[row]
+            if step is None or step < 0 or (value is None and time is None):
                 one.others["value without a step"] += 1
-            else:
-                one.series[path].add(step, floats[row], math.nan if time is None else time / 1000)
+            else:  # the exporter writes NaN as nothing
+                value = math.nan if value is None else value
+                one.series[str(path)].add(step, value, math.nan if time is None else time / 1000)
         elif kind in _VALUES:
             if (value := batch[_VALUES[kind]][row]) is not None:
-                one.attributes[path] = value if kind != "datetime" else datetime.fromtimestamp(value / 1000, UTC)
-        elif kind == "string_series" and path.rpartition("/")[2] in ("stdout", "stderr"):
+                one.attributes[str(path)] = value if kind != "datetime" else datetime.fromtimestamp(value / 1000, UTC)
+        elif kind == "string_series" and str(path).rpartition("/")[2] in ("stdout", "stderr"):
             one.console.append((time or 0, batch["string_value"][row] or ""))
         else:
             one.others[_KINDS.get(kind, "file")] += 1
@@ -106,7 +108,11 @@ def _run(project: str, run_id: str, found: _Found) -> OldRun:
         group=str(experiment or min(of("sys/group_tags") or [""])),
         tags=list(dict.fromkeys(tags)),
         notes=str(of("sys/description") or ""),
-        config={path: _plain(value) for path, value in found.attributes.items() if not path.startswith("sys/")},
+        config={
+            path: value.isoformat() if isinstance(value, datetime) else value
+            for path, value in found.attributes.items()
+            if not path.startswith("sys/")
+        },
         console=[line for _, line in sorted(found.console, key=lambda one: one[0])[-_CONSOLE_LINES:]],
         series=dict(found.series),
         left_out=not_numbers(found.others),
@@ -115,7 +121,8 @@ def _run(project: str, run_id: str, found: _Found) -> OldRun:
         run.meta["user"] = owner
     if (failed := of("sys/failed")) is not None:
         run.state = "failed" if failed else "finished"
-    run.started, run.ended = (_seconds(of(f"sys/{name}")) for name in ("creation_time", "ping_time"))
+    times = (of("sys/creation_time"), of("sys/ping_time"))
+    run.started, run.ended = (time.timestamp() if isinstance(time, datetime) else None for time in times)
     if parent := of("sys/forking/parent"):
         run.meta["forked_from"] = {"run": parent, "step": of("sys/forking/step")}
         run.left_out.append(
@@ -137,11 +144,3 @@ def _make_steps_whole(run: OldRun) -> None:
         run.meta["steps_multiplied_by"] = _MILLION // unit
         names = ", ".join(sorted(fractional)[:5]) + (" ..." if len(fractional) > 5 else "")
         run.left_out.append(f"fractions of steps: those of {names} are multiplied by {_MILLION // unit:,}")
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
-
-
-def _seconds(time: Any) -> float | None:
-    return time.timestamp() if isinstance(time, datetime) else None

@@ -39,8 +39,8 @@ def batches(path: Path, left_out: list[str], wanted: Sequence[str] | None = None
     """Columns of as many rows as are whole: times as milliseconds since 1970, decimals in millionths. Raises ResourceError
     where pyarrow is missing."""
     try:
-        from pyarrow.lib import ArrowException
-        from pyarrow.parquet import ParquetFile
+        from pyarrow.lib import ArrowException  # type: ignore[import-untyped,unused-ignore]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped,unused-ignore]
     except ModuleNotFoundError as error:
         raise ResourceError(f"reading {path.name} needs pyarrow; {how_to_install('history')}") from error
     try:
@@ -50,15 +50,17 @@ def batches(path: Path, left_out: list[str], wanted: Sequence[str] | None = None
             for batch in file.iter_batches(columns=wanted):
                 yield {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     except (ArrowException, OSError, ValueError, OverflowError) as error:
-        left_out.append(f"the rest of {path.name} cannot be read: {str(error).strip().splitlines()[0]}")
+        reason, _, _ = str(error).strip().partition("\n")
+        left_out.append(f"the rest of {path.name} cannot be read: {reason}")
 
 
 def _values(column: Any) -> list[Any]:
-    from pyarrow import compute, decimal128, int64, scalar, timestamp, types
+    import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+    from pyarrow import compute
 
-    if types.is_timestamp(column.type):
-        column = column.cast(timestamp("ms"), safe=False).cast(int64())
-    elif types.is_decimal(column.type):
-        column = compute.multiply(column, scalar(Decimal(1_000_000), decimal128(7, 0))).cast(int64())
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    elif pa.types.is_decimal(column.type):
+        column = compute.multiply(column, pa.scalar(Decimal(1_000_000), pa.decimal128(7, 0))).cast(pa.int64())
     values: list[Any] = column.to_pylist()
     return values

@@ -17,21 +17,20 @@ from perfagent_client.history.old_run import OldRun
 
 __all__ = ["rows", "runs_of", "tables"]
 
-_MAGIC = b"SQLite format 3\0"
+_DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter for names of columns
 
 
 def tables(path: Path) -> dict[str, str]:
     """Each table's name and definition; of a damaged file those that its beginning shows, and nothing of any other file."""
     try:
-        with path.open("rb") as file:
-            head = file.read(1 << 20)
-        if not head.startswith(_MAGIC):
+        if _head(path, 16) != b"SQLite format 3\0":
             return {}
         with _opened(path, []) as database:
-            return dict(database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
-    except sqlite3.DatabaseError:
-        found = re.finditer(rb"CREATE TABLE [\"`]?(\w+)[\"`]? \([^\0]*", head)
-        return {match[1].decode(): match[0].decode(errors="replace") for match in found}
+            found = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+            return {str(name): str(definition) for name, definition in found}
+    except _DAMAGED:
+        matches = re.finditer(rb"CREATE TABLE [\"`]?(\w+)[\"`]? \([^\0]*", _head(path, 1 << 20))
+        return {match[1].decode(): match[0].decode(errors="replace") for match in matches}
     except OSError:
         return {}
 
@@ -50,7 +49,7 @@ def runs_of(
             for run in read(database, left_out):
                 found += 1
                 yield run
-    except sqlite3.DatabaseError as error:
+    except _DAMAGED as error:
         left_out.append(f"{path.name} cannot be read: {error}")
     if left_out and not found:
         yield OldRun(f"{tracker}:{path}", path.stem, left_out=left_out)
@@ -75,8 +74,8 @@ def rows(
         for row in database.execute(statement, values):
             yield row
             count += 1
-    except sqlite3.DatabaseError as error:
-        table = statement.partition(" FROM ")[2].split()[0]
+    except _DAMAGED as error:
+        table = statement.rpartition(" FROM ")[2].split()[0]
         left_out.append(f"the table {table} is damaged after {some(count, 'row')}: {error}")
 
 
@@ -85,11 +84,16 @@ def _connected(path: Path, folder: Path, left_out: list[str]) -> sqlite3.Connect
     if wal.exists() and not shared.exists():
         return _copied(path, folder)
     if not wal.exists() and not journal.exists():
-        whole, missing = _extent(path)
-        if missing:
-            left_out.append(f"the last {some(missing, 'byte')} of {path.name} are missing")
-            return _copied(path, folder, whole)
-        if _uses_wal(path):  # nobody has it open, and SQLite would leave two files beside it
+        head, size = _head(path, 100).ljust(100, b"\0"), path.stat().st_size
+        page = int.from_bytes(head[16:18]) or 512
+        page = 65536 if page == 1 else page
+        pages = int.from_bytes(head[28:32]) if head[24:28] == head[92:96] else -(-size // page)
+        if size < page * pages:
+            left_out.append(f"the last {some(page * pages - size, 'byte')} of {path.name} are missing")
+            return _copied(path, folder, size - size % page)
+        if (
+            head[18:20] == b"\2\2"
+        ):  # a database with a write-ahead log: nobody has it open, and SQLite would leave two files beside it
             return _connect(path, "immutable=1")
     try:
         return _connect(path, "mode=ro")
@@ -120,17 +124,6 @@ def _copied(path: Path, folder: Path, size: int | None = None) -> sqlite3.Connec
     return _connect(folder / "copy", "mode=rw")
 
 
-def _extent(path: Path) -> tuple[int, int]:
-    """Bytes of the whole pages that are there, and of what is missing."""
+def _head(path: Path, size: int) -> bytes:
     with path.open("rb") as file:
-        head = file.read(100).ljust(100, b"\0")
-    page = int.from_bytes(head[16:18]) or 512
-    page = 65536 if page == 1 else page
-    size = path.stat().st_size
-    pages = int.from_bytes(head[28:32]) if head[24:28] == head[92:96] else -(-size // page)
-    return size - size % page, max(0, page * pages - size)
-
-
-def _uses_wal(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(20)[18:] == b"\2\2"
+        return file.read(size)

@@ -35,26 +35,24 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:  # noqa: ARG001 - as all readers
     """Files with trackio's tables, each with the Parquet files that were made of it."""
     claimed: set[Path] = set()
-    for file in files:
+    for file in files:  # sorted: a database comes before what was made of it
+        read: Callable[[], Iterator[OldRun]] | None = None
+        if file in claimed:
+            continue
         if "run_name" in tables(file).get("metrics", ""):
-            claimed.update(made := _made(file, files))
-            yield Source(
-                "trackio", (file, *made), partial(runs_of, file, "trackio", partial(_from_database, file.stem))
-            )
-    for file in files:
-        if file.suffix == ".parquet" and file not in claimed and {"run_name", "timestamp", "step"} <= columns(file):
-            claimed.update(made := _made(file, files))
-            yield Source("trackio", made, partial(_from_parquet, file))
-
-
-def _made(file: Path, files: Sequence[Path]) -> tuple[Path, ...]:
-    """The Parquet files of a project that are there."""
-    return tuple(one for end in _ENDS.values() if (one := file.with_name(file.stem + end)) in files)
+            read = partial(runs_of, file, "trackio", partial(_from_database, file.stem))
+        elif file.suffix == ".parquet" and {"run_name", "timestamp", "step"} <= columns(file):
+            read = partial(_from_parquet, file)
+        if read:
+            made = (one for end in _ENDS.values() if (one := file.with_name(file.stem + end)) in files)
+            paths = tuple(dict.fromkeys((file, *made)))
+            claimed.update(paths)
+            yield Source("trackio", paths, read)
 
 
 def _from_database(project: str, database: sqlite3.Connection, left_out: list[str]) -> Iterator[OldRun]:
     def table(name: str) -> Iterator[_Record]:
-        known = [column for _, column, *_ in rows(database, f"PRAGMA table_info({name})", left_out)]
+        known = [str(column) for _, column, *_ in rows(database, f"PRAGMA table_info({name})", left_out)]
         statement = f"SELECT * FROM {name} ORDER BY rowid"  # noqa: S608 - one of our own names
         return (dict(zip(known, row, strict=True)) for row in (rows(database, statement, left_out) if known else ()))
 
@@ -69,8 +67,7 @@ def _from_parquet(file: Path) -> Iterator[OldRun]:
         for batch in batches(path, left_out) if path.exists() else ():
             for cells in zip(*batch.values(), strict=True):
                 row = dict(zip(batch, cells, strict=True))
-                logged = "config" if name == "configs" else "metrics"
-                yield {key: row.pop(key) for key in _OWN if key in row} | {logged: row.get(logged, row)}
+                yield {key: row.pop(key) for key in _OWN if key in row} | {"metrics": row, "config": row}
 
     return _runs(file.stem, table, left_out)
 
@@ -81,20 +78,24 @@ def _runs(project: str, table: _Table, left_out: list[str]) -> Iterator[OldRun]:
     others: dict[str, Counter[str]] = {}
     for name in ("metrics", "system_metrics"):
         for record in table(name):
-            key = str(record.get("run_id") or record.get("run_name"))
+            key = _key(record)
             if key not in runs:
                 runs[key], others[key] = _begun(project, record), Counter()
             _take(runs[key], record, others[key])
     for record in table("configs"):
-        if run := runs.get(str(record.get("run_id") or record.get("run_name"))):
+        if run := runs.get(_key(record)):
             _configure(run, record.get("config"))
     for record in table("alerts"):
-        if count := others.get(str(record.get("run_id") or record.get("run_name"))):
+        if count := others.get(_key(record)):
             count["alert"] += 1
     for key, run in runs.items():
         run.left_out += [*left_out, *not_numbers(others[key])]
         left_out = []
         yield run
+
+
+def _key(record: _Record) -> str:
+    return str(record.get("run_id") or record.get("run_name"))
 
 
 def _begun(project: str, record: _Record) -> OldRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfagent.errors import ResourceError
 from perfagent_client.history import OldRun, find_runs
 
 DATA = Path(__file__).parents[2] / "data/history/neptune"
@@ -65,6 +67,12 @@ def test_a_fork_names_the_run_it_goes_on_from() -> None:
     assert fork.meta["forked_from"] == {"run": "brave-fish", "step": 50.0}
     assert list(fork.series["train/loss"].step) == list(range(51, 60))
     assert any("brave-fish" in text for text in fork.left_out)
+
+
+def test_parquet_without_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.lib", None)
+    with pytest.raises(ResourceError, match=r"needs pyarrow; .*\.\[history\]"):
+        runs_in(DATA)
 
 
 @given(data=st.data())
