@@ -15,7 +15,7 @@ from perfagent.extras import how_to_install
 from perfagent.plural import some
 from perfagent_client.history.mlflow_run import old_run, seconds
 from perfagent_client.history.old_run import OldRun, Source
-from perfagent_client.history.sqlite_file import rows, runs_of, tables
+from perfagent_client.history.sqlite_file import rows, runs_of, tables, with_logs
 
 __all__ = ["from_uri", "sources"]
 
@@ -32,7 +32,7 @@ def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:  # noqa: A
     """Files with MLflow's tables."""
     for file in files:
         if "run_uuid" in tables(file).get("metrics", ""):
-            yield Source("mlflow", (file,), partial(_from_file, file))
+            yield Source("mlflow", with_logs(file, files), partial(_from_file, file))
 
 
 def from_uri(uri: str) -> Iterator[OldRun]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from perfagent.plural import some
 from perfagent_client.history.old_run import OldRun
 
-__all__ = ["rows", "runs_of", "tables"]
+__all__ = ["rows", "runs_of", "tables", "with_logs"]
 
+_LOGS = ("-wal", "-shm", "-journal")
 _DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter for names of columns
 
 
@@ -33,6 +34,11 @@ def tables(path: Path) -> dict[str, str]:
         return {match[1].decode(): match[0].decode(errors="replace") for match in matches}
     except OSError:
         return {}
+
+
+def with_logs(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
+    """The database and its logs: what a writer has not moved into it yet."""
+    return (path, *(one for end in _LOGS if (one := path.with_name(path.name + end)) in files))
 
 
 def runs_of(
@@ -80,7 +86,7 @@ def rows(
 
 
 def _connected(path: Path, folder: Path, left_out: list[str]) -> sqlite3.Connection:
-    wal, shared, journal = (path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))
+    wal, shared, journal = (path.with_name(path.name + end) for end in _LOGS)
     if wal.exists() and not shared.exists():
         return _copied(path, folder)
     if not wal.exists() and not journal.exists():

@@ -19,7 +19,7 @@ from typing import Any
 from perfagent_client.history.left_out import not_numbers
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.parquet_file import batches, columns
-from perfagent_client.history.sqlite_file import rows, runs_of, tables
+from perfagent_client.history.sqlite_file import rows, runs_of, tables, with_logs
 
 __all__ = ["sources"]
 
@@ -45,7 +45,7 @@ def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:  # noqa: A
             read = partial(_from_parquet, file)
         if read:
             made = (one for end in _ENDS.values() if (one := file.with_name(file.stem + end)) in files)
-            paths = tuple(dict.fromkeys((file, *made)))
+            paths = tuple(dict.fromkeys((*with_logs(file, files), *made)))
             claimed.update(paths)
             yield Source("trackio", paths, read)
 

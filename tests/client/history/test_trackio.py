@@ -115,6 +115,7 @@ def test_a_write_ahead_log_is_read_and_left_alone(tmp_path: Path) -> None:
                 (copied / one.name).write_bytes(one.read_bytes())
     before = sorted(copied.iterdir())
     assert len(before) == 2
+    assert [sorted(source.paths) for source in find_runs([copied])] == [before]
     assert runs_in(copied)[0].series["loss"].value[0] == 42.0
     assert sorted(copied.iterdir()) == before
 
