@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfagent.errors import ConfigError
-from perfagent_client.history import tensorboard, wandb_offline
+from perfagent_client.history import mlflow_files, mlflow_store, neptune, tensorboard, trackio, wandb_offline
 from perfagent_client.history.old_run import Reader, Source
 
 __all__ = ["find_runs"]
 
-_READERS: tuple[Reader, ...] = (tensorboard, wandb_offline)
+_READERS: tuple[Reader, ...] = (tensorboard, wandb_offline, mlflow_store, trackio, neptune, mlflow_files)
 """A file belongs to the first that claims it: formats that can be told by their bytes come before text."""
 _DEEPEST = 12
 
