@@ -4,7 +4,7 @@ import { need } from "../lib/bundles.js";
 
 const FRAME_MS = 24;
 const MIN_LIVE_MS = 120;
-const AGAIN_MS = 3000; // after the library did not come
+const LIBRARY_AGAIN_MS = 3000; // after the library did not come
 
 export class Painter {
   constructor() {
@@ -23,7 +23,7 @@ export class Painter {
   #schedule() {
     if (this.frame || this.closed) return;
     if (!window.Plotly) {
-      this.loading ??= need("charts").catch(() => new Promise((later) => setTimeout(later, AGAIN_MS))).then(() => {
+      this.loading ??= need("charts").catch(() => new Promise((later) => setTimeout(later, LIBRARY_AGAIN_MS))).then(() => {
         this.loading = null;
         this.#schedule();
       });
