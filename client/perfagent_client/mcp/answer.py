@@ -65,7 +65,8 @@ def _size(value: Any) -> int:
 
 @dataclass(slots=True)
 class Answer:
-    """Cuts what is too long, and counts it. caps: how to ask for the rows that are left out; left_out: how many of what."""
+    """Cuts what is too long, and counts it. caps: how to ask for rows that are left out. left_out: how many of
+    what else."""
 
     caps: list[str] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -82,7 +83,7 @@ class Answer:
                 break
             kept += 1
         gone = len(whole) - kept
-        self.left_out["characters where a text has (+N)"] += gone
+        self.left_out["characters left out where a text has (+N)"] += gone
         return f"(+{gone}) …{whole[gone:]}" if end else f"{whole[:kept]}… (+{gone})"
 
     def table(self, given: Mapping[str, Any], most: int, what: str) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Answer:
 
     def _leave_out(self, number: int, what: str) -> None:
         if number > 0:
-            self.left_out[what] += number
+            self.left_out[f"{what} left out"] += number
 
     def fitting(self, rows: Iterable[Any], facts: Mapping[str, Any]) -> list[Any]:
         """As many of these rows as fit beside the facts."""
@@ -135,5 +136,5 @@ class Answer:
             self.caps.append(f"{shown} of {total} {what}; {more}")
 
     def written(self, facts: Mapping[str, Any]) -> str:
-        said = (f"{number} {what} left out" for what, number in self.left_out.items())
+        said = (f"{number} {what}" for what, number in self.left_out.items())
         return encoded({**facts, "caps": [*self.caps, *said]})

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, PerfagentError
 from perfagent.wire import Alert, Finding, Timing, outcome_of
 from perfagent_client.client import Client
-from perfagent_client.compare.change import changes, mean_changes
+from perfagent_client.compare.change import Change, changes, mean_changes
 from perfagent_client.mcp.answer import Answer
 from perfagent_client.models import RunDetails
 from perfagent_client.wait import first_of, until_of
@@ -116,9 +116,9 @@ class Tools:
         )
         facts = {
             "unit": read.unit, "ranks": read.ranks, "samples": sum(read.count), "nonfinite": sum(read.nonfinite),
-            "first_nonfinite_step": next((at for at, bad in zip(read.step, read.nonfinite, strict=True) if bad), None),
+            "first_nonfinite_bucket": next((at for at, bad in zip(read.step, read.nonfinite, strict=True) if bad), None),
             "bucket_steps": read.bucket_steps, "exact": read.exact,
-            "untrusted": {**_names(answer, found), "name": answer.text(name, 200)},
+            "untrusted": {**_names(answer, found), "series": answer.text(name, 200)},
         }  # fmt: skip
         rows = map(list, zip(read.step, read.mean, read.min, read.max, strict=True))
         more = "ask with fewer points or other steps"
@@ -181,7 +181,11 @@ class Tools:
         with self._lock:  # each call has a thread of its own
             if self._opened is None:
                 client = self._connect()
-                listed = client.request("GET", "/rules")["rules"]
+                try:
+                    listed = client.request("GET", "/rules")["rules"]
+                except PerfagentError:
+                    client.close()
+                    raise
                 self._rules = frozenset([*(one["rule"] for one in listed), *_OF_SCRIPTS])
                 self._opened = client
             return self._opened
@@ -210,7 +214,7 @@ class Tools:
         own: dict[str, Any] = self._rule(answer, found.rule)[1]
         own |= {"message": answer.text(found.message, message), "fix": answer.text(found.fix, fix)}
         own |= {"cause": answer.text(found.cause, 60), "cost": answer.text(found.cost, 120)}
-        own |= {"evidence": answer.table(found.evidence, evidence, "entries of evidence")}
+        own |= {"evidence": answer.table(_filled(found.evidence), evidence, "entries of evidence")}
         return {name: value for name, value in own.items() if value}
 
     def _finding(self, answer: Answer, found: Finding) -> dict[str, Any]:
@@ -245,8 +249,13 @@ def _timing(timing: Timing) -> dict[str, Any]:
     return {**({"step_time_s": step.p50} if step else {}), **medians, "shares": timing.shares}
 
 
-def _change(change: Any) -> dict[str, Any]:
-    return {name: value for name, value in asdict(change).items() if name not in ("phase", "lacking")}
+def _change(change: Change) -> dict[str, Any]:
+    return _filled({name: value for name, value in asdict(change).items() if name not in ("phase", "lacking")})
+
+
+def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says nothing."""
+    return {name: value for name, value in given.items() if value not in (None, "", [], {}) and value is not False}
 
 
 def _end(answer: Answer, client: Client, run: RunDetails) -> dict[str, str]:
