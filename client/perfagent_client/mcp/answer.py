@@ -128,7 +128,9 @@ class Answer:
         """The answer with as many of these rows as fit. rows: from `offset` on; total: how many there are, those before
         `offset` too. more: how to ask for the others, if not by `offset`."""
         kept = self.fitting(rows, {**facts, key: []})
-        self.capped(len(kept), total, key, more or f"ask with offset={offset + len(kept)}", is_all=offset + len(kept) >= total)
+        self.capped(
+            len(kept), total, key, more or f"ask with offset={offset + len(kept)}", is_all=offset + len(kept) >= total
+        )
         return self.written({**facts, key: kept})
 
     def capped(self, shown: int, total: int, what: str, more: str, *, is_all: bool) -> None:

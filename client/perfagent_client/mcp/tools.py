@@ -6,7 +6,8 @@ import argparse
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent.wire import Alert, Finding, Timing, outcome_of
@@ -87,33 +88,31 @@ class Tools:
         resolved."""
         client, answer = self._client(), Answer()
         found = client.find(run) if run else None
-        listed = client.alerts(found and found.run, state=state or None)
+        listed = client.alerts(found.run if found else None, state=state or None)
         rows = (self._alert(answer, one, with_run=found is None) for one in listed[offset:])
         facts = {} if found is None else {"untrusted": _names(answer, found)}
         return answer.rows(facts, "alerts", rows, total=len(listed), offset=offset)
 
     def series(
-        self, run: str, name: str = "", rank: str = "all", from_step: int = 0, to_step: int = -1, points: int = 40, offset: int = 0
-    ) -> str:  # fmt: skip
+        self,
+        run: str,
+        name: str = "",
+        rank: str = "all",
+        from_step: int = 0,
+        to_step: int = -1,
+        points: int = 40,
+        offset: int = 0,
+    ) -> str:
         """One series as rows of [first step of the bucket, mean, min, max], such as loss, lr, grad/norm or step_time_s. Without
         a name: the names of all series with their newest values. to_step: -1 is the end. points: 1 to 60."""
         client, answer = self._client(), Answer()
         found = client.find(run)
         if not name:
-            newest = sorted(client.latest(found.run).items())
-            rows = (
-                {"step": one.step, "value": one.value, "untrusted": {"name": answer.text(key, 200)}}
-                for key, one in newest[offset:]
-            )
-            return answer.rows(
-                {"untrusted": _names(answer, found)}, "series", rows, total=len(newest), offset=offset
-            )
+            return _newest(answer, client, found, offset)
         if not 1 <= points <= _MOST_POINTS:
             raise ConfigError(f"points is {points}; 1 to {_MOST_POINTS} are allowed")
-        of_rank = "all" if rank == "all" else _whole("rank", rank)
-        read = client.series(
-            found.run, name, rank=of_rank, from_step=from_step, to_step=None if to_step < 0 else to_step, points=points
-        )
+        last = None if to_step < 0 else to_step
+        read = client.series(found.run, name, rank=_rank(rank), from_step=from_step, to_step=last, points=points)
         facts = {
             "unit": read.unit, "ranks": read.ranks, "samples": sum(read.count), "nonfinite": sum(read.nonfinite),
             "first_nonfinite_bucket": next((at for at, bad in zip(read.step, read.nonfinite, strict=True) if bad), None),
@@ -192,30 +191,31 @@ class Tools:
 
     def _listed(self, answer: Answer, row: Mapping[str, Any]) -> dict[str, Any]:
         judged = row["verdict"]
-        own = {"run": answer.text(row["run"], 200), "name": answer.text(row["name"], 120)}
-        own |= {"project": answer.text(row["project"], 80), "title": answer.text(judged["title"] or judged["message"], 200)}
-        own |= {"tags": [answer.text(tag, 40) for tag in answer.first(row["tags"], 5, "tags")]} if row["tags"] else {}
-        facts = {name: row[name] for name in ("state", "step", "started", "severity")}
         rule, unknown = self._rule(answer, judged["rule"])
-        return {**facts, "rule": rule, "untrusted": {**own, **unknown}}
+        own: dict[str, Any] = {**_quoted(answer, row, run=200, name=120, project=80), **unknown}
+        own["title"] = answer.text(judged["title"] or judged["message"], 200)
+        if row["tags"]:
+            own["tags"] = [answer.text(tag, 40) for tag in answer.first(row["tags"], 5, "tags")]
+        return {
+            **{name: row[name] for name in ("state", "step", "started", "severity")},
+            "rule": rule,
+            "untrusted": own,
+        }
 
     def _rule(self, answer: Answer, rule: str) -> tuple[str, dict[str, str]]:
         """A rule of the server's by its id; of others, which people and scripts name, the id is a text of theirs."""
         return (rule, {}) if rule in self._rules else ("other", {"rule": answer.text(rule, 80)})
 
     def _where(self, answer: Answer, found: Finding | Alert) -> dict[str, Any]:
-        where = {"rule": self._rule(answer, found.rule)[0], "since_step": found.since_step, "gain_pct": found.gain_pct}
-        where |= {"ranks": answer.first(found.ranks, 16, "ranks")} if found.ranks else {}
-        return {name: value for name, value in where.items() if value is not None}
+        ranks = answer.first(found.ranks, 16, "ranks")
+        where = {"since_step": found.since_step, "gain_pct": found.gain_pct, "ranks": ranks}
+        return {"rule": self._rule(answer, found.rule)[0], **_filled(where)}
 
-    def _said(
-        self, answer: Answer, found: Finding | Alert, *, message: int, fix: int, evidence: int
-    ) -> dict[str, Any]:  # fmt: skip
+    def _said(self, answer: Answer, found: Finding | Alert, *, message: int, fix: int, evidence: int) -> dict[str, Any]:
         own: dict[str, Any] = self._rule(answer, found.rule)[1]
-        own |= {"message": answer.text(found.message, message), "fix": answer.text(found.fix, fix)}
-        own |= {"cause": answer.text(found.cause, 60), "cost": answer.text(found.cost, 120)}
-        own |= {"evidence": answer.table(_filled(found.evidence), evidence, "entries of evidence")}
-        return {name: value for name, value in own.items() if value}
+        own |= _quoted(answer, found, message=message, fix=fix, cause=60, cost=120)
+        own["evidence"] = answer.table(_filled(found.evidence), evidence, "entries of evidence")
+        return _filled(own)
 
     def _finding(self, answer: Answer, found: Finding) -> dict[str, Any]:
         own = self._said(answer, found, message=500, fix=300, evidence=400)
@@ -223,24 +223,26 @@ class Tools:
 
     def _alert(self, answer: Answer, found: Alert, *, with_run: bool) -> dict[str, Any]:
         own = self._said(answer, found, message=400, fix=200, evidence=200)
-        own |= {"run": answer.text(found.run, 200), "name": answer.text(found.run_name, 120)} if with_run else {}
+        own |= _quoted(answer, found, run=200, run_name=120) if with_run else {}
         times = {"since": found.since, "resolved": found.resolved, "acknowledged": found.acknowledged}
         facts = {"id": found.id, "state": found.state, "severity": found.severity, **self._where(answer, found)}
-        return {**facts, **{name: at for name, at in times.items() if at}, "untrusted": own}
+        return {**facts, **_filled(times), "untrusted": own}
 
     def _side(self, answer: Answer, side: Mapping[str, Any]) -> dict[str, Any]:
         names = ("state", "severity", "begin", "end", "steps", "loss_at", "loss_best", "loss_best_step")
         rule, unknown = self._rule(answer, side["rule"])
-        own = {"run": answer.text(side["run"], 200), "name": answer.text(side["name"], 120), **unknown}
+        own = {**_quoted(answer, side, run=200, name=120), **unknown}
         return {**{name: side[name] for name in names}, "rule": rule, "untrusted": own}
 
 
+def _quoted(answer: Answer, of: Any, **most: int) -> dict[str, str]:
+    """Fields of a run, a finding or a row, each in at most so many bytes."""
+    read = of.get if isinstance(of, Mapping) else partial(getattr, of)
+    return {name: answer.text(read(name), size) for name, size in most.items()}
+
+
 def _names(answer: Answer, run: RunDetails) -> dict[str, str]:
-    return {
-        "run": answer.text(run.run, 200),
-        "name": answer.text(run.name, 120),
-        "project": answer.text(run.project, 80),
-    }
+    return _quoted(answer, run, run=200, name=120, project=80)
 
 
 def _timing(timing: Timing) -> dict[str, Any]:
@@ -275,7 +277,19 @@ def _newest_lines(answer: Answer, facts: Mapping[str, Any], lines: list[str], to
     return answer.written({**facts, "untrusted": own})
 
 
-def _whole(name: str, text: str) -> int:
+def _newest(answer: Answer, client: Client, run: RunDetails, offset: int) -> str:
+    """Of all series."""
+    newest = sorted(client.latest(run.run).items())
+    rows = (
+        {"step": one.step, "value": one.value, "untrusted": {"name": answer.text(name, 200)}}
+        for name, one in newest[offset:]
+    )
+    return answer.rows({"untrusted": _names(answer, run)}, "series", rows, total=len(newest), offset=offset)
+
+
+def _rank(text: str) -> int | Literal["all"]:
+    if text == "all":
+        return "all"
     if not text.isdecimal():
-        raise ConfigError(f'{name} is {text[:80]!r}; a whole number or "all" is allowed')
+        raise ConfigError(f'rank is {text[:80]!r}; a whole number or "all" is allowed')
     return int(text)
