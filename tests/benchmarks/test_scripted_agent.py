@@ -26,7 +26,7 @@ def test_the_first_loud_cause_is_named_verdict_before_alerts() -> None:
     assert cause(NOTHING, alerts, [finding("data_bound")]) == "oom"
     assert cause(NOTHING, [finding("compute_bound", "info")], [finding("data_bound")]) == "data_bound"
     assert cause(NOTHING) == "healthy"
-    assert cause(finding("other", rule="of a script")) == "of a script"
+    assert cause({**finding("other"), "untrusted": {"rule": "of a script"}}) == "of a script"
 
 
 def test_an_answer_that_is_too_long_or_no_json_counts_as_none() -> None:
@@ -37,4 +37,4 @@ def test_an_answer_that_is_too_long_or_no_json_counts_as_none() -> None:
 
 def test_its_programs_are_the_first_twenty_sick_ones() -> None:
     sick = sorted(one.name for one in chosen(["unseen_1"]) if not one.expected.healthy)
-    assert PROGRAMS == tuple(sick[:20])
+    assert tuple(sick[:20]) == PROGRAMS

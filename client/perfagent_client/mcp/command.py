@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from perfagent_client.connection import add_options, reader
 
@@ -22,5 +23,7 @@ def _mcp(arguments: argparse.Namespace) -> int:
     from perfagent_client.mcp.server import server_of  # the SDK takes a second to import
     from perfagent_client.mcp.tools import Tools
 
+    if sys.stdin.isatty():
+        sys.stderr.write("perfagent mcp: the program of an AI agent starts this and talks to it here; Ctrl-C ends it\n")
     server_of(Tools(lambda: reader(arguments))).run("stdio")
     return 0
