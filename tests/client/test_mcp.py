@@ -13,7 +13,7 @@ import pytest
 from api_builders import ADMIN, ADMIN_TOKEN, Listening, frame, listening
 from builders import until, web
 from frames import state
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp.client import Client as McpClient
 from mcp.client.stdio import StdioServerParameters
@@ -25,6 +25,7 @@ from perfagent_client.mcp.answer import MOST_BYTES, Answer, encoded
 from perfagent_client.mcp.server import server_of
 from perfagent_client.mcp.tools import Tools
 
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a machine with other work
 TOOLS = ["runs", "verdict", "findings", "series", "compare", "logs", "alerts", "wait"]
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=400)
 INJECTIONS = (
@@ -53,6 +54,7 @@ def checked(text: str) -> Any:
     return answer
 
 
+@BUSY
 @given(st.recursive(TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
 def test_json_of_any_texts_is_one_line_of_visible_signs(value: Any) -> None:
     text = encoded({"untrusted": value})
@@ -64,6 +66,7 @@ def test_half_a_character_becomes_a_sign_that_all_can_read() -> None:
     assert json.loads(encoded({"untrusted": "a\ud800b"})) == {"untrusted": "a\ufffdb"}
 
 
+@BUSY
 @given(TEXTS, st.integers(20, 300), st.booleans())
 def test_a_cut_text_says_how_much_is_gone(text: str, most: int, end: bool) -> None:
     answer = Answer()

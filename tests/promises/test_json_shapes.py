@@ -114,9 +114,9 @@ def run(server: tuple[Listening, str], tmp_path: Path) -> Run:
     """Runs a command with --json, and compares what it prints with what is stated."""
     where = {"PERFAGENT_SERVER": server[0].url, "PERFAGENT_ADMIN_TOKEN": ADMIN_TOKEN}
 
-    def do(*words: str, stated: Any = None, code: int = 0) -> Any:
+    def do(*words: str, stated: Any = None, codes: tuple[int, ...] = (0,)) -> Any:
         ended = perfagent(tmp_path, *words, "--json", **where)
-        assert ended.returncode == code, (words, ended.stderr)
+        assert ended.returncode in codes, (words, ended.stderr)
         printed = json.loads(ended.stdout)
         name = next(name for name in (" ".join(words[:2]), words[0]) if name in shapes())
         assert [*differences(printed, shapes()[name] if stated is None else stated)] == [], words
@@ -130,7 +130,7 @@ def test_reading_commands_print_what_is_stated(run: Run, tmp_path: Path) -> None
     run("runs")
     run("show", "before")
     run("compare", "before", "after")
-    run("wait", "before", code=3)
+    run("wait", "before", codes=(3,))
     run("wait", "after")
     run("delete", "gone", "--yes")
     run("profile", "before", "--list", stated={"profiles": [shapes()["profile"]]})
@@ -175,4 +175,4 @@ def test_commands_about_the_server_print_what_is_stated(run: Run, server: tuple[
 @pytest.mark.real
 def test_commands_about_this_machine_print_what_is_stated(run: Run) -> None:
     run("estimate", "--demo")
-    run("doctor")
+    run("doctor", codes=(0, 1))  # as the machine is
