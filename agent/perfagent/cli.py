@@ -38,6 +38,7 @@ GROUPS = {
         "compare": "how much faster or slower a run is than another, and why",
         "report": "write one HTML file on a run, to read offline or to send",
         "wait": "wait for a step, a finding or the end of a run",
+        "mcp": "let an AI agent read runs, by the Model Context Protocol",
         "export": "write a run's samples as JSON lines, CSV or Parquet",
         "backtest": "judge finished runs, recordings and CSV files with the rules",
         "delete": "delete a run",
@@ -184,6 +185,7 @@ def _help(found: dict[str, metadata.EntryPoint]) -> str:
 
 _NEEDS = {
     "perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn", "dash", "psycopg")),
+    "perfagent_client.mcp": ("mcp", ("mcp",)),
     "perfagent_client.report": ("cli", ("jinja2",)),
     "perfagent_client.watch": ("cli", ("textual", "websockets")),
 }

@@ -19,7 +19,7 @@ from perfagent_client.connection import add_options, add_run, found, print_json,
 from perfagent_client.models import RunDetails
 from perfagent_client.polling import ENDED, Patience
 
-__all__ = ["Until", "wait"]
+__all__ = ["Outcome", "Until", "first_of", "until_of", "wait"]
 
 POLL_S = 0.5
 SETTLE_S = 3.0
@@ -58,7 +58,7 @@ def wait(parser: argparse.ArgumentParser) -> None:
     )
     add_run(parser)
     until = parser.add_argument(
-        "--until", type=_until, default=Until(), metavar="WHAT",
+        "--until", type=until_of, default=Until(), metavar="WHAT",
         help="finding, step=N and end, separated by commas: whatever comes first (default end)",
     )  # fmt: skip
     until.completer = lambda **_: ("finding", "step=", "end", "finding,end")  # type: ignore[attr-defined] # for argcomplete
@@ -69,7 +69,8 @@ def wait(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_wait)
 
 
-def _until(text: str) -> Until:
+def until_of(text: str) -> Until:
+    """Raises ArgumentTypeError."""
     words = text.split(",")
     steps = [word.removeprefix("step=") for word in words if word.startswith("step=")]
     wrong = [word for word in words if word not in ("finding", "end") and not word.startswith("step=")]
@@ -105,15 +106,19 @@ def _as_json(outcome: Outcome, run: RunDetails) -> dict[str, Any]:
 
 def _wait_for(client: Client, run: RunDetails, until: Until, timeout_s: float | None, screen: Screen | None) -> Outcome:
     if screen is None or until.step is None:
-        return _first(client, run, until, timeout_s, lambda _: None)
+        return first_of(client, run, until, timeout_s)
     with screen.progress("step", until.step) as bar:
-        return _first(client, run, until, timeout_s, lambda latest: bar.move(latest.step, latest.state))
+        return first_of(client, run, until, timeout_s, lambda latest: bar.move(latest.step, latest.state))
 
 
-def _first(
-    client: Client, run: RunDetails, until: Until, timeout_s: float | None, show: Callable[[RunDetails], None]
+def first_of(
+    client: Client,
+    run: RunDetails,
+    until: Until,
+    timeout_s: float | None,
+    show: Callable[[RunDetails], None] = lambda _: None,
 ) -> Outcome:
-    """Whatever comes first."""
+    """Whatever comes first. show: gets the run at each look."""
     patience = Patience()
     over = None if timeout_s is None else time.monotonic() + timeout_s
     ended_at: float | None = None
