@@ -33,7 +33,7 @@ class Module(lightning.LightningModule):
         self.model = torch.nn.Linear(4, 1)
     def training_step(self, batch, index):
         loss = self.model(batch).square().mean()
-        self.log("train_loss", loss)
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
         return loss
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -58,7 +58,7 @@ accelerator.end_training()
     ("names", "before", "after", "logged"),
     [
         ('report_to="perfagent"', TRANSFORMERS, "", "train/train_loss"),
-        ("PerfagentLogger(", LIGHTNING, "", "epoch"),
+        ("PerfagentLogger(", LIGHTNING, "", "train_loss"),
         ('log_with="perfagent"', ACCELERATE, STEPS, "train_loss"),
     ],
     ids=["transformers", "lightning", "accelerate"],
