@@ -197,6 +197,10 @@ class _Package(ModuleType):
     def run(self, _submodule: ModuleType) -> None:
         """The import system calls this when it has imported perfagent.run, which stays in sys.modules."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name, as cloudpickle pickles modules of the plain type: Ray, Dask and submitit send functions so."""
+        return importlib.import_module, (__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 
@@ -207,8 +211,11 @@ class _ByName:
 
     @classmethod
     def find_spec(cls, name: str, *_: Any) -> None:
-        if name in _TRAINERS and cls in sys.meta_path:
-            sys.meta_path.remove(cls)
+        if name in _TRAINERS:
+            try:
+                sys.meta_path.remove(cls)
+            except ValueError:  # another thread's import was first
+                return
             _register()
 
 

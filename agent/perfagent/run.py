@@ -233,7 +233,11 @@ class Run:
         return f"{self._sender.config.server}/run/{self.id}" if self.id and sends else None
 
     def log(
-        self, metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **foreign: Any
+        self,
+        metrics: Mapping[str, Any] | None = None,
+        step: int | None = None,
+        commit: bool | None = None,
+        **foreign: Any,
     ) -> None:
         """Records numbers under names, and images, audio, tables and histograms (`perfagent.Image` ...), one or a list.
         Without a step they belong to the step in progress. A dict among the values is a group: `{"val": {"loss": x}}` is
@@ -245,12 +249,13 @@ class Run:
         """
         p = self._progress
         if foreign:
+            metrics = foreign.pop("data", metrics)  # as W&B calls them
             say_unknown("log", foreign)
         if p.off:
             self._is_over("log")
             return
         try:
-            values = dict(metrics)
+            values = dict(metrics)  # type: ignore[arg-type]
         except Exception as error:
             if guard.by_signal(error):
                 raise

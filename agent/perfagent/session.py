@@ -205,8 +205,6 @@ def init(
         "capture_logs": capture_logs,
         "disabled": disabled,
     }
-    if not foreign:
-        return attach(**options)
     options, left_out = options_of_init(options, foreign)
     if foreign.get("reinit") in (True, "finish_previous", "create_new"):
         finish()
@@ -217,7 +215,9 @@ def init(
     return run
 
 
-def log(metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **foreign: Any) -> None:
+def log(
+    metrics: Mapping[str, Any] | None = None, step: int | None = None, commit: bool | None = None, **foreign: Any
+) -> None:
     """`Run.log` of the current run."""
     if _current is not None:
         _current.log(metrics, step, commit, **foreign)

@@ -13,6 +13,7 @@ from typing import Any
 
 from perfagent.arguments import as_dict
 from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.frameworks.loggers.settings import note
 from perfagent.media import Image, Media, Table
 from perfagent.run import Run
 from perfagent.session import current, join
@@ -64,8 +65,10 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
             _ = self.experiment
             _log(metrics, step)
 
-    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        self.experiment.config.update(as_dict(params))
+    def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Beside those that the run finds in the module, which are mostly the same."""
+        _ = self.experiment
+        note("lightning", as_dict(params))
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, caption: list[str] | None = None) -> None:
         """images: of what `perfagent.Image` takes. caption: one each."""

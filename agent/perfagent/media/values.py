@@ -54,6 +54,9 @@ class Media:
         self.caption = "" if caption is None else str(caption)[:MAX_CAPTION_CHARACTERS]
         self.problem = ""
         self._content: Snapshot | bytes = b""
+        self._fill(take)
+
+    def _fill(self, take: Callable[[], Snapshot | bytes]) -> None:
         try:
             self._content = take()
         except RefusedError as error:
@@ -93,8 +96,9 @@ class Image(Media):
     kind = "image"
     __slots__ = ()
 
-    def __init__(self, data: Any, caption: str | None = None, **foreign: Any) -> None:
-        super().__init__(caption, lambda: self._take(data), foreign)
+    def __init__(self, data: Any = None, caption: str | None = None, **foreign: Any) -> None:
+        given = _given(data, foreign)
+        super().__init__(caption, lambda: self._take(given), foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
         if (file := _file("image", data)) is not None:
@@ -148,7 +152,7 @@ class Audio(Media):
 
     def __init__(
         self,
-        data: Any,
+        data: Any = None,
         sample_rate_hz: int | None = None,
         caption: str | None = None,
         *,
@@ -156,7 +160,8 @@ class Audio(Media):
         **foreign: Any,
     ) -> None:
         self._sample_rate_hz = sample_rate if sample_rate_hz is None else sample_rate_hz
-        super().__init__(caption, lambda: self._take(data), foreign)
+        given = _given(data, foreign)
+        super().__init__(caption, lambda: self._take(given), foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
         if (file := _file("audio", data)) is not None:
@@ -221,28 +226,29 @@ class Table(Media):
 
     def add_data(self, *cells: Any) -> None:
         """Adds a row. What was logged before stays as it was."""
-        try:
-            self._add(cells)
-        except RefusedError as error:
-            self.problem = self.problem or f"perfagent.Table {error}"
+        self._fill(lambda: self._add(cells))
 
-    def _add(self, row: Iterable[Any]) -> None:
+    def _add(self, row: Iterable[Any]) -> bytes:
         self._count += 1
         if len(self._rows) < MAX_TABLE_ROWS:
             cells = [_cell(cell) for cell in row]
             if len(cells) != len(self._columns):
                 raise RefusedError(f"has {len(self._columns)} columns, and a row of {len(cells)} cells")
             self._rows.append(cells)
+        return b""
 
     def frozen(self) -> Media:
         copy = Table.__new__(Table)
         copy.caption, copy.problem, copy.left_out = self.caption, self.problem, self.left_out
-        copy._content = msgspec.json.encode({"columns": self._columns, "rows": self._rows, "count": self._count})
+        copy._content = self._now()
         return copy
+
+    def _now(self) -> bytes:
+        return msgspec.json.encode({"columns": self._columns, "rows": self._rows, "count": self._count})
 
     def encoded(self) -> bytes:
         """Without secrets: what its columns are called, and what its cells look like, tells of them."""
-        told = msgspec.json.decode(super().encoded())
+        told = msgspec.json.decode(super().encoded() or self._now())
         names, rows = told["columns"], told["rows"]
         for at, name in enumerate(names):
             cells = next(iter(redacted({name: [row[at] for row in rows]}).values()))
@@ -275,7 +281,8 @@ class Histogram(Media):
         **foreign: Any,
     ) -> None:
         self._bins = bins if num_bins is None else num_bins
-        take = (lambda: self._take(values)) if np_histogram is None else (lambda: self._counted(*np_histogram))
+        given = _given(values, foreign)
+        take = (lambda: self._take(given)) if np_histogram is None else (lambda: self._counted(*np_histogram))
         super().__init__(caption, take, foreign)
 
     def _counted(self, counts: Any, edges: Any) -> bytes:
@@ -306,6 +313,12 @@ class Histogram(Media):
             "nonfinite": nonfinite, "count": self._count,
         }  # fmt: skip
         return msgspec.json.encode(found)
+
+
+def _given(data: Any, foreign: dict[str, Any]) -> Any:
+    """What it is made of, under the names of W&B and trackio as well; these are no longer among the others then."""
+    named = [foreign.pop(name) for name in ("data_or_path", "value", "sequence") if name in foreign]
+    return named[0] if data is None and named else data
 
 
 def _file(kind: MediaKind, data: Any) -> bytes | None:

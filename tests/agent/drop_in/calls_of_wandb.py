@@ -30,7 +30,7 @@ run.tags = (*run.tags, "c")
 
 for step in range(3):
     wandb.log({"loss": 1.0 / (step + 1), "val": {"accuracy": step / 2}}, step=step)
-wandb.log({"early": 1.5}, step=3, commit=False)
+wandb.log(data={"early": 1.5}, step=3, commit=False)
 wandb.log({"late": 2.5}, step=3, commit=True)
 
 table = wandb.Table(columns=["word", "count"], data=[["one", 1]])
@@ -38,7 +38,7 @@ table.add_data("two", 2)
 pixels = numpy.zeros((4, 4, 3), numpy.uint8)
 run.log(
     {
-        "image": wandb.Image(pixels, caption="black"),
+        "image": wandb.Image(data_or_path=pixels, caption="black"),
         "images": [wandb.Image(pixels, mode="RGB", caption="a"), wandb.Image(pixels)],
         "table": table,
         "histogram": wandb.Histogram([1.0, 2.0, 2.0], num_bins=4),

@@ -55,6 +55,13 @@ def test_a_logger_by_name_has_each_value_once_at_its_step(which: str) -> None:
     assert images == (["image"] if which.startswith("accelerate") else [])
 
 
+def test_settings_that_a_module_gives_its_logger_are_once_there() -> None:
+    configs = [
+        event["config"] for event in Recording(trained("lightning") / "record").events("context") if "config" in event
+    ]
+    assert configs[-1]["lightning"] == {"depth": 3, "seen": 1} and "depth" not in configs[-1]
+
+
 @pytest.mark.parametrize(
     "first", ["perfagent", *(pytest.param(first, marks=pytest.mark.long) for first in ("transformers", "accelerate"))]
 )

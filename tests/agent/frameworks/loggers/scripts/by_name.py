@@ -84,6 +84,7 @@ def lightning(named, callback=False):
     class Module(package.LightningModule):
         def __init__(self):
             super().__init__()
+            self.save_hyperparameters({"depth": 3})
             self.model = Model()
 
         def training_step(self, batch, index):
@@ -115,6 +116,8 @@ def lightning(named, callback=False):
 
     connector.log_metrics = log_metrics
     module = Module()
+    for logger in trainer.loggers:
+        logger.log_hyperparams({"seen": 1})
     trainer.fit(module, loader)
     return module, logged
 
