@@ -59,7 +59,7 @@ def options_of_init(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict
     own: those of ours that the call named. given: the others.
     """
     options, left_out = dict(own), dict[str, str]()
-    for text in ("project", "name", "group", "notes"):
+    for text in ("name", "group", "notes"):
         options[text] = options[text] or None  # wandb takes "" for nothing
     for name, value in given.items():
         if value is None:
@@ -70,9 +70,8 @@ def options_of_init(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict
         elif name == "mode" and value in ("disabled", "offline", "dryrun", "online"):
             if value == "disabled":
                 options["disabled"] = True
-            elif value != "online":
-                folder = Path(given.get("dir") or ".") / OFFLINE
-                options["record"] = options["record"] or folder
+            elif value != "online" and options["record"] is None:
+                folder = options["record"] = Path(given.get("dir") or ".") / OFFLINE
                 left_out["mode"] = (
                     f"mode={value!r}: the run is recorded in {folder}; `perfagent sync {folder}` sends it later"
                 )

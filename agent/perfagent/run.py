@@ -203,7 +203,7 @@ class Run:
 
     @name.setter
     def name(self, name: str) -> None:
-        self.take_up(None, None, {}, [], name=name)
+        self._retitle(name=str(name)[:256])
 
     @property
     def notes(self) -> str | None:
@@ -211,7 +211,7 @@ class Run:
 
     @notes.setter
     def notes(self, notes: str) -> None:
-        self.take_up(None, None, {}, [], notes=notes)
+        self._retitle(notes=str(notes)[:100_000])
 
     @property
     def tags(self) -> list[str]:
@@ -219,7 +219,11 @@ class Run:
 
     @tags.setter
     def tags(self, tags: Iterable[str]) -> None:
-        self.take_up(None, None, {}, as_tags(tags))
+        self._retitle(as_tags(tags))
+
+    def _retitle(self, tags: Iterable[str] = (), **texts: str) -> None:
+        if not self._ended:
+            self.take_up(None, None, {}, [*tags], **texts)
 
     @property
     def id(self) -> str | None:
