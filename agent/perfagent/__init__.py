@@ -1,7 +1,8 @@
 """perfagent: a training-job monitor. `perfagent.attach(model)` in a training script, and the rest shows by itself.
 
 Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used.
-`config` and `run` are those of the current run, for scripts that say `import perfagent as wandb`.
+`config` and `run` are those of the current run, for scripts that say `import perfagent as wandb`; what else these call
+is in drop_in.py.
 """
 
 from __future__ import annotations
@@ -196,8 +197,37 @@ class _Package(ModuleType):
     def run(self, _submodule: ModuleType) -> None:
         """The import system calls this when it has imported perfagent.run, which stays in sys.modules."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name, as cloudpickle pickles modules of the plain type: Ray, Dask and submitit send functions so."""
+        return importlib.import_module, (__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
+
+
+class _ByName:
+    """A finder that waits for the first trainer which knows its loggers by name, tells it ours, and is gone. It finds
+    nothing."""
+
+    @classmethod
+    def find_spec(cls, name: str, *_: Any) -> None:
+        if name in _TRAINERS:
+            try:
+                sys.meta_path.remove(cls)
+            except ValueError:  # another thread's import was first
+                return
+            _register()
+
+
+def _register() -> None:
+    importlib.import_module("perfagent.integrations.registry").register()
+
+
+_TRAINERS = ("accelerate", "transformers")
+if any(trainer in sys.modules for trainer in _TRAINERS):
+    _register()
+else:
+    sys.meta_path.insert(0, _ByName)
 
 
 def __getattr__(name: str) -> Any:
@@ -205,7 +235,11 @@ def __getattr__(name: str) -> Any:
         return _config_of_the_current_run()
     module = _WHERE.get(name)
     if module is None:
-        raise AttributeError(_no_attribute(name))
+        if name.startswith("__"):  # the import system, pickle and notebooks ask for these
+            raise AttributeError(f"module 'perfagent' has no attribute {name!r}")
+        from perfagent.drop_in import of_module
+
+        return of_module(name, __all__)
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
@@ -222,9 +256,3 @@ def _config_of_the_current_run() -> Any:
             "perfagent.config is that of the current run, and there is none: call attach() or init() first"
         )
     return current.config
-
-
-def _no_attribute(name: str) -> str:
-    from perfagent.wrong_calls import instead_of
-
-    return f"module 'perfagent' has no attribute {name!r}; {instead_of(name, __all__)}"

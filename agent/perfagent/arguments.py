@@ -10,7 +10,7 @@ from typing import Any
 
 from perfagent.errors import ConfigError
 
-__all__ = ["as_dict", "as_tags", "check_model", "check_optimizer", "check_start_step", "check_texts"]
+__all__ = ["as_dict", "as_tags", "check_model", "check_optimizer", "check_start_step", "check_texts", "flat"]
 
 
 def check_model(model: Any) -> None:
@@ -53,6 +53,18 @@ def as_dict(config: Any) -> dict[str, Any]:
     if isinstance(config, argparse.Namespace) or type(config).__name__ == "SimpleNamespace":
         return dict(vars(config))
     raise ConfigError(f"config must be a dict, a dataclass or a namespace, not {_shown(config)}")
+
+
+def flat(values: dict[str, Any], depth: int = 8) -> dict[str, Any]:
+    """A dict among the values becomes its entries, with a dot in their names, as in W&B. depth: of dicts in dicts; what
+    lies deeper stays."""
+    if not depth or not any(isinstance(value, dict) for value in values.values()):
+        return values
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        group = {f"{name}.{inner}": more for inner, more in value.items()} if isinstance(value, dict) else None
+        found |= {name: value} if group is None else flat(group, depth - 1)
+    return found
 
 
 def as_tags(tags: Any) -> list[str]:

@@ -6,6 +6,7 @@ Nothing here waits for a server, installs a signal handler or imports torch. Wha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perfagent import host_allocator, patching, verdict
 from perfagent import launch_options as launched
 from perfagent.agent_config import AgentConfig
+from perfagent.arguments import as_tags, flat
 from perfagent.boundary import guard
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
@@ -30,6 +32,7 @@ from perfagent.context.process import describe
 from perfagent.decode.step_decoder import interned
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
+from perfagent.drop_in import of_run, say_unknown
 from perfagent.end_reason import cause, of_exit_code, unused_parameters
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
@@ -95,6 +98,8 @@ class Run:
     config: what the user passed as configuration: a dict whose entries are attributes as well.
     """
 
+    settings: AgentConfig
+
     def __init__(
         self,
         settings: AgentConfig,
@@ -110,7 +115,7 @@ class Run:
     ) -> None:
         """start: what `perfagent run` drew."""
         self.settings, self.config = settings, RunConfig(config)
-        self.name, self.tags, self.group, self.notes = name, tags, group, notes
+        self._name, self._tags, self.group, self._notes = name, tags, group, notes
         self._pid = os.getpid()
         self._ended = False
         identity = (
@@ -176,9 +181,13 @@ class Run:
         return sorted(PUBLIC)
 
     def __getattr__(self, name: str) -> Any:
-        from perfagent.wrong_calls import instead_of
+        said = ""
+        if not name.startswith("_"):
+            from perfagent.wrong_calls import instead_of
 
-        said = "" if name.startswith("_") else f"; {instead_of(name, PUBLIC)}"
+            with contextlib.suppress(KeyError):
+                return of_run(self, name)
+            said = f"; {instead_of(name, PUBLIC)}"
         raise AttributeError(f"'Run' object has no attribute {name!r}{said}", name=name, obj=self)
 
     # ---- what a training script calls
@@ -186,6 +195,35 @@ class Run:
     @property
     def project(self) -> str:
         return self.settings.project
+
+    @property
+    def name(self) -> str | None:
+        """Scripts may set it, as they may set notes and tags, which only grow."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._retitle(name=str(name)[:256])
+
+    @property
+    def notes(self) -> str | None:
+        return self._notes
+
+    @notes.setter
+    def notes(self, notes: str) -> None:
+        self._retitle(notes=str(notes)[:100_000])
+
+    @property
+    def tags(self) -> list[str]:
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Iterable[str]) -> None:
+        self._retitle(as_tags(tags))
+
+    def _retitle(self, tags: Iterable[str] = (), **texts: str) -> None:
+        if not self._ended:
+            self.take_up(None, None, {}, [*tags], **texts)
 
     @property
     def id(self) -> str | None:
@@ -198,19 +236,30 @@ class Run:
         sends = self.settings.record is None and not self.settings.disabled
         return f"{self._sender.config.server}/run/{self.id}" if self.id and sends else None
 
-    def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+    def log(
+        self,
+        metrics: Mapping[str, Any] | None = None,
+        step: int | None = None,
+        commit: bool | None = None,
+        **foreign: Any,
+    ) -> None:
         """Records numbers under names, and images, audio, tables and histograms (`perfagent.Image` ...), one or a list.
-        Without a step they belong to the step in progress.
+        Without a step they belong to the step in progress. A dict among the values is a group: `{"val": {"loss": x}}` is
+        `val.loss`.
 
         A value on a GPU is not waited for; what is none of these is left out and counted. commit: False where the next call
         is of the same step, in a process that never steps an optimizer, where else each call is a step of its own.
+        foreign: arguments of other trackers, which are left out.
         """
         p = self._progress
+        if foreign:
+            metrics = foreign.pop("data", metrics)  # as W&B calls them
+            say_unknown("log", foreign)
         if p.off:
             self._is_over("log")
             return
         try:
-            values = dict(metrics)
+            values = dict(metrics)  # type: ignore[arg-type]
         except Exception as error:
             if guard.by_signal(error):
                 raise
@@ -220,6 +269,7 @@ class Run:
         media: dict[str, list[Media]] = {}
         for value in values.values():  # with cold caches half of what `issuperset(map(type, ...))` takes
             if type(value) is not float and type(value) not in _PLAIN:
+                values = flat(values)
                 media = self._media.take_out(values)
                 later = True
                 snapshot(values)
@@ -262,8 +312,9 @@ class Run:
         elif values:
             p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
 
-    def alert(self, title: str, text: str = "", level: str = "warning") -> None:
-        """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
+    def alert(self, title: str, text: str = "", level: str = "warning", **foreign: Any) -> None:
+        """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted). foreign: as of log()."""
+        say_unknown("alert", foreign)
         if self._sender.disabled:
             self._is_over("alert")
             return
@@ -302,9 +353,10 @@ class Run:
         self._sender.flush(1.0)
         return verdict.ask(self.id, self._sender.config, self._sender.tell)
 
-    def finish(self, status: str | int | None = None, *, exit_code: int | None = None) -> None:
+    def finish(self, status: str | int | None = None, *, exit_code: int | None = None, **_foreign: Any) -> None:
         """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit
-        code. exit_code: the same, under the name that other trackers have for it."""
+        code. exit_code: the same, under the name that other trackers have for it; what else these take (`quiet`) says
+        nothing of the run."""
         status, reason = exit_code if status is None else status, ""
         if isinstance(status, int):
             ending, reason = of_exit_code(int(status))
@@ -534,9 +586,9 @@ class Run:
             self._identity.project = project  # before the event: the sender's thread looks here when it has taken one
         if name is not None:
             self._identity.name = name
-        self.name, self.group, self.notes = name or self.name, group or self.group, notes or self.notes
+        self._name, self.group, self._notes = name or self._name, group or self.group, notes or self._notes
         self.config.update(config)
-        self.tags.extend(tag for tag in tags if tag not in self.tags)
+        self._tags.extend(tag for tag in tags if tag not in self._tags)
         known = None if self._model is None else self._model()
         begins = self._progress.last is not None and model is not None and model is not known
         if config or tags or project or name or group or notes or begins:

@@ -20,6 +20,7 @@ from perfagent.agent_config import AgentConfig
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.boundary.agent_log import logger
 from perfagent.boundary.guard import guarded
+from perfagent.drop_in import options_of_init, say_once
 from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Leaving, handled, told_from_afar
@@ -29,7 +30,7 @@ from perfagent.step.state import state
 from perfagent.variables import warn_of_misspelt
 from perfagent.wrong_calls import checked
 
-__all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
+__all__ = ["Run", "alert", "attach", "current", "finish", "init", "join", "log", "start_from_launcher"]
 
 _current: Run | None = None
 _launched: Run | None = None
@@ -72,6 +73,7 @@ def attach(
     notes: str | None = None,
     tune_malloc: bool | None = None,
     capture_logs: bool | None = None,
+    disabled: bool | None = None,
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
 
@@ -81,8 +83,8 @@ def attach(
     ends and one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of
     the first step to come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of
     its thresholds are raised, so that a step on the CPU keeps its memory. capture_logs: False leaves out what the
-    script logs by other loggers (W&B, TensorBoard, a trainer's own). Raises ConfigError for an argument that cannot be
-    used; never for trouble of its own, such as a server that is away.
+    script logs by other loggers (W&B, TensorBoard, a trainer's own). disabled: True makes this run a silent no-op.
+    Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
     check_model(model)
@@ -143,6 +145,7 @@ def attach(
         run_id=run_id,
         tune_malloc=tune_malloc,
         capture_logs=capture_logs,
+        disabled=disabled,
     )
     if run is not None:
         if not settings.disabled:
@@ -165,10 +168,10 @@ def attach(
 @checked
 def init(
     project: str | None = None,
-    *,
     name: str | None = None,
+    *,
     config: Any = None,
-    tags: Iterable[str] = (),
+    tags: Iterable[str] | None = (),
     group: str | None = None,
     server: str | None = None,
     record: str | os.PathLike[str] | None = None,
@@ -178,50 +181,74 @@ def init(
     notes: str | None = None,
     tune_malloc: bool | None = None,
     capture_logs: bool | None = None,
+    disabled: bool | None = None,
+    **foreign: Any,
 ) -> Run:
-    """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found."""
-    return attach(
-        project=project,
-        name=name,
-        config=config,
-        tags=tags,
-        group=group,
-        server=server,
-        record=record,
-        tensorboard=tensorboard,
-        run_id=run_id,
-        start_step=start_step,
-        notes=notes,
-        tune_malloc=tune_malloc,
-        capture_logs=capture_logs,
-    )
+    """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found.
+
+    foreign: options of W&B and trackio, for scripts that say `import perfagent as wandb`: taken where perfagent has the
+    same (id, mode, reinit, ...), else left out, with a line that says so.
+    """
+    options: dict[str, Any] = {
+        "project": project,
+        "name": name,
+        "config": config,
+        "tags": as_tags(() if tags is None else tags),
+        "group": group,
+        "server": server,
+        "record": record,
+        "tensorboard": tensorboard,
+        "run_id": run_id,
+        "start_step": start_step,
+        "notes": notes,
+        "tune_malloc": tune_malloc,
+        "capture_logs": capture_logs,
+        "disabled": disabled,
+    }
+    options, left_out = options_of_init(options, foreign)
+    if foreign.get("reinit") in (True, "finish_previous", "create_new"):
+        finish()
+    run = attach(**options)
+    if not run.settings.disabled:
+        for option, sentence in left_out.items():
+            say_once(f"init {option}", sentence)
+    return run
 
 
-def log(metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+def log(
+    metrics: Mapping[str, Any] | None = None, step: int | None = None, commit: bool | None = None, **foreign: Any
+) -> None:
     """`Run.log` of the current run."""
     if _current is not None:
-        _current.log(metrics, step, commit)
+        _current.log(metrics, step, commit, **foreign)
     else:
         _no_run("log")
 
 
-def alert(title: str, text: str = "", level: str = "warning") -> None:
+def alert(title: str, text: str = "", level: str = "warning", **foreign: Any) -> None:
     """`Run.alert` of the current run."""
     if _current is not None:
-        _current.alert(title, text, level)
+        _current.alert(title, text, level, **foreign)
     else:
         _no_run("alert")
 
 
-def finish(status: str | int | None = None, *, exit_code: int | None = None) -> None:
+def finish(status: str | int | None = None, *, exit_code: int | None = None, **foreign: Any) -> None:
     """`Run.finish` of the current run; nothing when there is none."""
     if _current is not None:
-        _current.finish(status, exit_code=exit_code)
+        _current.finish(status, exit_code=exit_code, **foreign)
 
 
 def current() -> Run | None:
     """The run of this process, if one was started and has not ended."""
     return _current if _current is not None and not _current.ended else None
+
+
+def join(model: Any = None, **options: Any) -> Run:
+    """What a class of ours begins with that another library knows by name: the run that the script has begun keeps its
+    name and place, and takes up the model; where there is none, `attach(model, **options)`."""
+    run = current()
+    return attach(model, **options) if run is None or (run is _launched and not _named) else attach(model)
 
 
 def resumed_at(run_id: str | None, start_step: int) -> None:

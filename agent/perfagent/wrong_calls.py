@@ -2,24 +2,26 @@
 line.
 
 Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
-instead.
+instead. What perfagent takes of their calls is in drop_in.py.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from inspect import CO_VARKEYWORDS
 from types import FunctionType
 from typing import ParamSpec, TypeVar, cast
 
 from perfagent.errors import ConfigError
 
-__all__ = ["FUNCTIONS", "OPTIONS", "checked", "instead_of"]
+__all__ = ["FUNCTIONS", "OPTIONS", "checked", "instead_of", "unknown_option"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NOT_NEEDED = "nothing: leave it out"
+_NO_ARTIFACTS = "no artifacts: keep files where they are, and their paths in config="
 OPTIONS = {
     "mode": 'record=FOLDER for mode="offline" (`perfagent sync FOLDER` sends it later); PERFAGENT_DISABLED=1 for mode="disabled"',
     "entity": "projects, and no teams above them: leave it out",
@@ -48,25 +50,18 @@ OPTIONS = {
 """Options of `init` in other trackers, and what perfagent has instead."""
 
 FUNCTIONS = {
-    "watch": "attach(model): gradients, losses and phases without a call of log",
-    "unwatch": "finish()",
-    "summary": 'log(): the newest value of each name is what the run shows; perfagent.log({"best": value})',
-    "define_metric": "log(..., step=n)",
-    "login": "PERFAGENT_API_KEY in the environment",
+    "summary": "the summary of a run: call init() first",
+    "define_metric": "charts over the step alone: log(..., step=n)",
     "save": "Checkpoint, for checkpoints; other files are not uploaded",
-    "Settings": OPTIONS["settings"],
-    "AlertLevel": 'alert(..., level="info"), "warning" or "critical"',
-    "dir": "no folder of files: keep files where they are, and their paths in config=",
-    "get_url": "run.url",
-    "entity": OPTIONS["entity"],
-    "log_artifact": "no artifacts: keep files where they are, and their paths in config=",
-    "log_code": OPTIONS["save_code"],
+    "sync": "`perfagent sync FOLDER`, which sends what was recorded",
+    "log_artifact": _NO_ARTIFACTS,
+    "use_artifact": _NO_ARTIFACTS,
+    "restore": _NO_ARTIFACTS,
     "log_metric": "log({name: value})",
     "log_metrics": "log({name: value})",
     "log_param": "config[name] = value, of the run",
     "log_params": "config.update({name: value}), of the run",
-    "mark_preempting": "nothing: a run that SIGTERM ended is shown as preempted under `perfagent run`",
-    "Artifact": "no artifacts: keep files where they are, and their paths in config=",
+    "Artifact": _NO_ARTIFACTS,
     "Video": "Image(batch) for its frames: log() takes no video",
     "Html": "Table and Image: log() takes no HTML, which could run in the browser of whoever looks",
     "sweep": "tune(), find_batch_size() and find_num_workers(), which search for speed",
@@ -86,12 +81,13 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     ConfigError comes without the frames of ours in which it was found."""
     code = cast(FunctionType, function).__code__
     name, takes = code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    takes_all = bool(code.co_flags & CO_VARKEYWORDS)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        strangers = [given for given in kwargs if given not in takes]
+        strangers = [] if takes_all else [given for given in kwargs if given not in takes]
         if strangers:
-            raise TypeError(f"{name}() has no argument {strangers[0]!r}{_instead(strangers[0], takes)}")
+            raise TypeError(unknown_option(name, strangers[0], takes))
         try:
             return function(*args, **kwargs)
         except ConfigError as error:
@@ -100,7 +96,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _instead(given: str, takes: tuple[str, ...]) -> str:
+def unknown_option(function: str, given: str, takes: Iterable[str]) -> str:
+    """takes: the arguments that the function has."""
+    return f"{function}() has no argument {given!r}{_instead(given, [*takes])}"
+
+
+def _instead(given: str, takes: list[str]) -> str:
     if given in OPTIONS:
         return f"; perfagent has {OPTIONS[given]}"
     import difflib  # not with the training: few calls are wrong

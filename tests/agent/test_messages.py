@@ -115,25 +115,11 @@ def test_every_variable_that_is_read_is_a_known_name() -> None:
 # ---- calls of other trackers
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"mode": "offline"}, r"init\(\) has no argument 'mode'; perfagent has record=FOLDER for mode=\"offline\""),
-        ({"nmae": "x"}, r"init\(\) has no argument 'nmae'; did you mean name=\?"),
-        ({"zzz": 1}, r"init\(\) has no argument 'zzz'; it takes project, name, config"),
-    ],
-)
-def test_option_of_another_tracker_is_answered_with_ours(options: dict[str, object], said: str) -> None:
-    with pytest.raises(TypeError, match=said):
-        perfagent.init(**options)  # type: ignore[arg-type]
-
-
 def test_config_and_run_are_those_of_the_current_run(tmp_path: Path) -> None:
     """Of a script that says `import perfagent as wandb`."""
     assert perfagent.run is None
-    for name, said in (("config", "there is none: call attach"), ("watch", r"attach\(model\)")):
-        with pytest.raises(AttributeError, match=said):
-            getattr(perfagent, name)
+    with pytest.raises(AttributeError, match="there is none: call attach"):
+        _ = perfagent.config
     run = perfagent.init("p", config={"lr": 0.1}, record=tmp_path / "record")
     assert perfagent.run is run and perfagent.config is run.config
     assert perfagent.config.lr == perfagent.config["lr"] == 0.1

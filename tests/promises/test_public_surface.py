@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import types
@@ -50,6 +51,11 @@ def test_every_public_name_resolves_and_nothing_else_is_public(module: str) -> N
 def test_a_misspelt_name_says_what_there_is() -> None:
     with pytest.raises(AttributeError, match="attach"):
         _ = perfagent.atach
+
+
+def test_a_function_that_names_the_package_can_be_pickled() -> None:
+    """Ray and others pickle the globals of a function by value."""
+    assert pickle.loads(pickle.dumps({"perfagent": perfagent})) == {"perfagent": perfagent}
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:

@@ -148,7 +148,9 @@ class Hyperparameters:
 
     def found(self) -> dict[str, Any]:
         """source or variable -> the object. DeepSpeed's file is read where only its name is known."""
-        found = logged.given() | self._found
+        found: dict[str, Any] = logged.given()
+        for source, value in self._found.items():
+            found[source] = found[source] | dict(value) if source in found and isinstance(value, Mapping) else value
         if "deepspeed" not in found:
             for source, name in (("argparse", "deepspeed_config"), ("huggingface", "deepspeed")):
                 given = _attributes(found.get(source)).get(name)

@@ -108,6 +108,9 @@ class Outbox:
 
     def _add(self, item: _Waiting) -> None:
         media = item.media
+        for name in media.left_out:
+            sentence = f"perfagent: {type(media).__name__}() has no argument {name!r}; it is left out"
+            self._sender.tell(f"argument {media.kind} {name}", logging.WARNING, sentence)
         if media.problem:
             self._leave_out(media.problem[:40], f"{item.name!r:.80}: {media.problem}; left out")
         elif len(self.waiting) >= WAITING_ITEMS or self._added_bytes - self._sent_bytes + media.nbytes > WAITING_BYTES:
@@ -186,7 +189,7 @@ class Outbox:
 
 def _media_of(value: Any) -> list[Media]:
     if isinstance(value, Media):
-        return [value]
+        return [value.frozen()]
     if type(value) in (list, tuple) and value and all(isinstance(one, Media) for one in value):
-        return [*value]
+        return [one.frozen() for one in value]
     return []

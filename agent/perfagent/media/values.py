@@ -1,7 +1,8 @@
 """What a script makes to log: `perfagent.Image`, `Audio`, `Table` and `Histogram`.
 
 None of them raises for what it is given: a wrong shape after ten hours of training must not end it. The reason is kept in
-`problem`, and log() says it.
+`problem`, and log() says it. Each takes the arguments of W&B and trackio as well: those that it has no use for (`boxes`,
+`masks`, `log_mode`) are left out, and log() says which.
 """
 
 from __future__ import annotations
@@ -42,15 +43,20 @@ _ALLOWED = {"image": "PNG, JPEG, WebP or GIF", "audio": "WAV, MP3 or OGG"}
 
 
 class Media:
-    """problem: why it cannot be sent, empty where all is well."""
+    """problem: why it cannot be sent, empty where all is well. left_out: names of arguments that were given and do
+    nothing."""
 
     kind: ClassVar[MediaKind]
-    __slots__ = ("_content", "caption", "problem")
+    __slots__ = ("_content", "caption", "left_out", "problem")
 
-    def __init__(self, caption: Any, take: Callable[[], Snapshot | bytes]) -> None:
+    def __init__(self, caption: Any, take: Callable[[], Snapshot | bytes], foreign: Iterable[str] = ()) -> None:
+        self.left_out = tuple(foreign)
         self.caption = "" if caption is None else str(caption)[:MAX_CAPTION_CHARACTERS]
         self.problem = ""
         self._content: Snapshot | bytes = b""
+        self._fill(take)
+
+    def _fill(self, take: Callable[[], Snapshot | bytes]) -> None:
         try:
             self._content = take()
         except RefusedError as error:
@@ -64,6 +70,10 @@ class Media:
     def nbytes(self) -> int:
         """What it holds in memory."""
         return len(self._content) if isinstance(self._content, bytes) else self._content.nbytes
+
+    def frozen(self) -> Media:
+        """As it is now, for what a script may add to later."""
+        return self
 
     def ready(self) -> bool:
         return isinstance(self._content, bytes) or self._content.ready()
@@ -86,8 +96,9 @@ class Image(Media):
     kind = "image"
     __slots__ = ()
 
-    def __init__(self, data: Any, caption: str | None = None) -> None:
-        super().__init__(caption, lambda: self._take(data))
+    def __init__(self, data: Any = None, caption: str | None = None, **foreign: Any) -> None:
+        given = _given(data, foreign)
+        super().__init__(caption, lambda: self._take(given), foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
         if (file := _file("image", data)) is not None:
@@ -139,9 +150,18 @@ class Audio(Media):
     kind = "audio"
     __slots__ = ("_sample_rate_hz",)
 
-    def __init__(self, data: Any, sample_rate_hz: int | None = None, caption: str | None = None) -> None:
-        self._sample_rate_hz = sample_rate_hz
-        super().__init__(caption, lambda: self._take(data))
+    def __init__(
+        self,
+        data: Any = None,
+        sample_rate_hz: int | None = None,
+        caption: str | None = None,
+        *,
+        sample_rate: int | None = None,
+        **foreign: Any,
+    ) -> None:
+        self._sample_rate_hz = sample_rate if sample_rate_hz is None else sample_rate_hz
+        given = _given(data, foreign)
+        super().__init__(caption, lambda: self._take(given), foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
         if (file := _file("audio", data)) is not None:
@@ -168,28 +188,67 @@ class Audio(Media):
 class Table(Media):
     """A table of text and numbers; of more than 1,000 rows the first are kept, and how many there are.
 
-    columns: their names; rows: a sequence of cells each.
+    columns: their names; rows, or data: a sequence of cells each, which `add_data` continues. dataframe: of pandas, in
+    place of both.
     """
 
     kind = "table"
-    __slots__ = ()
+    __slots__ = ("_columns", "_count", "_rows")
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> None:
-        super().__init__(caption, lambda: self._take(columns, rows))
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        rows: Iterable[Sequence[Any]] = (),
+        caption: str | None = None,
+        *,
+        data: Any = None,
+        dataframe: Any = None,
+        **foreign: Any,
+    ) -> None:
+        self._columns: list[str] = []
+        self._rows: list[list[Any]] = []
+        self._count = 0
+        data = rows if data is None else data
+        if hasattr(data, "itertuples"):
+            dataframe = data
+        super().__init__(caption, lambda: self._take(columns, data, dataframe), foreign)
 
-    def _take(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    def _take(self, columns: Sequence[str] | None, rows: Any, dataframe: Any) -> bytes:
+        if dataframe is not None:
+            columns, rows = [*dataframe.columns], [*dataframe.itertuples(index=False, name=None)]
+        columns = ("Input", "Output", "Expected") if columns is None else columns  # as in W&B
         if isinstance(columns, str) or not 0 < len(columns) <= MAX_TABLE_COLUMNS:
             raise RefusedError(f"takes a list of 1 to {MAX_TABLE_COLUMNS} names as columns, not {columns!r:.60}")
-        all_rows = rows if isinstance(rows, Sequence) else [*rows]
-        kept = [[_cell(cell) for cell in row] for row in all_rows[:MAX_TABLE_ROWS]]
-        if wrong := next((row for row in kept if len(row) != len(columns)), None):
-            raise RefusedError(f"has {len(columns)} columns, and a row of {len(wrong)} cells")
-        names = [str(name)[:_CELL_CHARACTERS] for name in columns]
-        return msgspec.json.encode({"columns": names, "rows": kept, "count": len(all_rows)})
+        self._columns = [str(name)[:_CELL_CHARACTERS] for name in columns]
+        for row in rows:
+            self._add(row)
+        return b""
+
+    def add_data(self, *cells: Any) -> None:
+        """Adds a row. What was logged before stays as it was."""
+        self._fill(lambda: self._add(cells))
+
+    def _add(self, row: Iterable[Any]) -> bytes:
+        self._count += 1
+        if len(self._rows) < MAX_TABLE_ROWS:
+            cells = [_cell(cell) for cell in row]
+            if len(cells) != len(self._columns):
+                raise RefusedError(f"has {len(self._columns)} columns, and a row of {len(cells)} cells")
+            self._rows.append(cells)
+        return b""
+
+    def frozen(self) -> Media:
+        copy = Table.__new__(Table)
+        copy.caption, copy.problem, copy.left_out = self.caption, self.problem, self.left_out
+        copy._content = self._now()
+        return copy
+
+    def _now(self) -> bytes:
+        return msgspec.json.encode({"columns": self._columns, "rows": self._rows, "count": self._count})
 
     def encoded(self) -> bytes:
         """Without secrets: what its columns are called, and what its cells look like, tells of them."""
-        told = msgspec.json.decode(super().encoded())
+        told = msgspec.json.decode(super().encoded() or self._now())
         names, rows = told["columns"], told["rows"]
         for at, name in enumerate(names):
             cells = next(iter(redacted({name: [row[at] for row in rows]}).values()))
@@ -202,14 +261,36 @@ class Table(Media):
 
 class Histogram(Media):
     """How numbers are distributed, such as the weights of a layer. Of more than 2**20 numbers, evenly spaced ones are looked
-    at. values: an array or tensor of any shape."""
+    at.
+
+    values: an array or tensor of any shape. np_histogram: in its place, counts and evenly spaced edges, as
+    `numpy.histogram` returns them. num_bins: bins, as W&B calls them.
+    """
 
     kind = "histogram"
     __slots__ = ("_bins", "_count")
 
-    def __init__(self, values: Any, bins: int = 64, caption: str | None = None) -> None:
-        self._bins = bins
-        super().__init__(caption, lambda: self._take(values))
+    def __init__(
+        self,
+        values: Any = None,
+        bins: int = 64,
+        caption: str | None = None,
+        *,
+        np_histogram: Any = None,
+        num_bins: int | None = None,
+        **foreign: Any,
+    ) -> None:
+        self._bins = bins if num_bins is None else num_bins
+        given = _given(values, foreign)
+        take = (lambda: self._take(given)) if np_histogram is None else (lambda: self._counted(*np_histogram))
+        super().__init__(caption, take, foreign)
+
+    def _counted(self, counts: Any, edges: Any) -> bytes:
+        width = numpy().diff(edges)
+        if not 0 < len(counts) <= MAX_BINS or len(width) != len(counts) or not numpy().allclose(width, width[0]):
+            raise RefusedError(f"takes the counts of 1 to {MAX_BINS} bins of one width, and their edges")
+        self._count = int(sum(counts))
+        return self._told(counts, edges, 0)
 
     def _take(self, values: Any) -> Snapshot:
         if not isinstance(self._bins, int) or not 0 < self._bins <= MAX_BINS:
@@ -224,11 +305,20 @@ class Histogram(Media):
         np = numpy()
         finite = array[np.isfinite(array)].astype("float64")
         counts, edges = np.histogram(finite, self._bins) if len(finite) else ([0] * self._bins, (0.0, 1.0))
+        return self._told(counts, edges, len(array) - len(finite))
+
+    def _told(self, counts: Any, edges: Any, nonfinite: int) -> bytes:
         found = {
             "low": float(edges[0]), "high": float(edges[-1]), "counts": [int(count) for count in counts],
-            "nonfinite": len(array) - len(finite), "count": self._count,
+            "nonfinite": nonfinite, "count": self._count,
         }  # fmt: skip
         return msgspec.json.encode(found)
+
+
+def _given(data: Any, foreign: dict[str, Any]) -> Any:
+    """What it is made of, under the names of W&B and trackio as well; these are no longer among the others then."""
+    named = [foreign.pop(name) for name in ("data_or_path", "value", "sequence") if name in foreign]
+    return named[0] if data is None and named else data
 
 
 def _file(kind: MediaKind, data: Any) -> bytes | None:
@@ -254,6 +344,6 @@ def _cell(value: Any) -> str | int | float | bool | None:
         return value  # type: ignore[no-any-return]
     if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", "cpu") == "cpu":
         return _cell(value.item())
-    if hasattr(value, "shape"):
+    if hasattr(value, "shape") or isinstance(value, Media):
         return f"[{type(value).__name__}]"
     return str(value)[:_CELL_CHARACTERS]

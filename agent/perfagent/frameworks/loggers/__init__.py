@@ -20,6 +20,7 @@ __all__ = ["LOGGERS", "install"]
 
 LOGGERS = {
     "accelerate.accelerator": "accelerate",
+    "deepspeed.monitor.monitor": "deepspeed",
     "lightning.fabric.fabric": "fabric",
     "lightning.pytorch.loggers.csv_logs": "lightning_csv",
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": "lightning",

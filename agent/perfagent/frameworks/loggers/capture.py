@@ -46,15 +46,18 @@ _inside: dict[int, Sequence[Logs]] = {}
 """Thread -> what was given to the outermost logger's call that runs on it."""
 
 
-def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step."""
+def captured(
+    read: Callable[..., Sequence[Logs]], *, wanted: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step. wanted:
+    also where what is logged elsewhere stays out, for the function writes into the run itself."""
     reading = f"{read.__module__}.{read.__qualname__}"
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def log(*args: Any, **kwargs: Any) -> Any:
             p = state.current
-            if p is None or not p.captures or p.off or reading in failures:
+            if p is None or not (p.captures or wanted) or p.off or reading in failures:
                 return original(*args, **kwargs)
             me = get_ident()
             outer = _inside.get(me)

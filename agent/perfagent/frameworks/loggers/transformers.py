@@ -7,6 +7,7 @@ callbacks write on the first process only.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from perfagent.frameworks.loggers.capture import Logs, captured
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
 
-__all__ = ["install"]
+__all__ = ["install", "logs_of"]
 
 
 def install(library: ModuleType, patch: Patch) -> None:
@@ -25,6 +26,10 @@ def install(library: ModuleType, patch: Patch) -> None:
 
 @captured
 def _watch_log(handler: Any, args: Any, state: Any, control: Any, logs: Any, *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
+    return logs_of(state, logs)
+
+
+def logs_of(state: Any, logs: Mapping[str, Any]) -> list[Logs]:
     """state: the trainer's, which has the steps of a checkpoint as well."""
     if not state.is_world_process_zero:
         return []

@@ -1,0 +1,299 @@
+"""What scripts of W&B and trackio call besides `init`, `log` and the media, for those that say `import perfagent as wandb`
+or `as trackio`: a few work, the others say once what they leave out, and the training goes on.
+
+What would have to hand data back (`use_artifact`, `restore`, `Api`) is no name here: a script cannot go on without them.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from perfagent.boundary.agent_log import logger
+from perfagent.naming import draw_id
+from perfagent.wrong_calls import FUNCTIONS, instead_of, unknown_option
+
+if TYPE_CHECKING:
+    from perfagent.run import Run
+
+__all__ = ["OFFLINE", "of_module", "of_run", "options_of_init", "say_once", "say_unknown"]
+
+OFFLINE = "perfagent-offline"
+"""The folder of `mode="offline"`, below `dir=` or the working folder."""
+_RENAMED = {
+    "id": "run_id", "experiment_name": "name", "run_name": "name", "project_name": "project", "description": "notes",
+}  # fmt: skip
+_DONE_ALREADY = {
+    "allow_val_change", "anonymous", "dir", "force", "magic", "monitor_gym", "save_code", "settings", "sync_tensorboard",
+}  # fmt: skip
+"""Options of other trackers that need nothing here. Event files of TensorBoard are recorded by themselves."""
+_said: set[str] = set()
+
+
+def say_once(topic: str, sentence: str) -> None:
+    """Of one process; not where everything is a silent no-op."""
+    run = _current()
+    if topic not in _said and not (run is not None and run.settings.disabled):
+        _said.add(topic)
+        logger.warning("perfagent: %s", sentence)
+
+
+def say_unknown(function: str, given: Iterable[str]) -> None:
+    """Arguments of a function that it does not have, and leaves out."""
+    for name in given:
+        say_once(f"{function} {name}", f"{function}() has no argument {name!r}; it is left out")
+
+
+# ---- init
+
+
+def options_of_init(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options of other trackers, as those of perfagent's init(); and by option, a sentence for each that has none.
+
+    own: those of ours that the call named. given: the others.
+    """
+    options, left_out = dict(own), dict[str, str]()
+    for text in ("name", "group", "notes"):
+        options[text] = options[text] or None  # wandb takes "" for nothing
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _RENAMED:
+            ours = _RENAMED[name]
+            options[ours] = value if options[ours] is None else options[ours]
+        elif name == "mode" and value in ("disabled", "offline", "dryrun", "online"):
+            if value == "disabled":
+                options["disabled"] = True
+            elif value != "online" and options["record"] is None:
+                folder = options["record"] = Path(given.get("dir") or ".") / OFFLINE
+                left_out["mode"] = (
+                    f"mode={value!r}: the run is recorded in {folder}; `perfagent sync {folder}` sends it later"
+                )
+        elif name == "job_type":
+            options["tags"] = [*options["tags"], str(value)]
+        elif name not in _DONE_ALREADY and name != "reinit" and not _continues(name, value, given):
+            left_out[name] = unknown_option("init", name, own).removesuffix(": leave it out") + "; it is left out"
+    return options, left_out
+
+
+def _continues(name: str, value: Any, given: Mapping[str, Any]) -> bool:
+    """resume=: what an id alone does here."""
+    return name == "resume" and (given.get("id") is not None or value in (False, "never", "allow", "auto"))
+
+
+# ---- names of the module, and of a run
+
+
+def of_module(name: str, public: Iterable[str]) -> Any:
+    """A name of another tracker's module. Raises AttributeError for what is none, with what there is instead."""
+    if name in _OF_MODULE:
+        return _OF_MODULE[name]
+    if name in _LEFT_OUT:
+        return _LEFT_OUT[name]
+    if name == "summary" and (run := _current()) is not None:
+        return getattr(run, name)
+    if name in _CALLS:
+        return partial(_of_current, name)
+    raise AttributeError(f"module 'perfagent' has no attribute {name!r}; {instead_of(name, public)}")
+
+
+def of_run(run: Run, name: str) -> Any:
+    """A name of another tracker's run. Raises KeyError for what is none."""
+    if name == "summary":
+        return vars(run).setdefault("summary", _Summary(run))  # from here on found without us
+    return _VALUES[name](run) if name in _VALUES else partial(_CALLS[name], run)
+
+
+def _current() -> Run | None:
+    run: Run | None = sys.modules["perfagent"].run
+    return run
+
+
+def _of_current(name: str, *args: Any, **kwargs: Any) -> Any:
+    run = _current()
+    if run is not None:
+        return getattr(run, name)(*args, **kwargs)
+    return say_once(f"early {name}", f"{name}() was called before attach() or init(); left out")
+
+
+class _Summary(dict[str, Any]):
+    """`run.summary["best"] = 0.9` is logged as `summary/best`. Holds what the script put in, and nothing that was
+    logged."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.__dict__["_run"] = run
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self.__dict__["_run"].log({f"summary/{name}": value}, commit=False)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the summary has no {name!r}; it has what the script put into it") from None
+
+    __setattr__ = __setitem__
+
+    def update(self, *given: Any, **more: Any) -> None:
+        for name, value in dict(*given, **more).items():
+            self[name] = value
+
+
+class _LeftOut:
+    """Takes any call. kind: what it stands for, said once."""
+
+    kind = ""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        say_once(self.kind, f"{self.kind} is left out: perfagent has {FUNCTIONS.get(self.kind, 'nothing like it')}")
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_LEFT_OUT: dict[str, Any] = {
+    name: type(name, (_LeftOut,), {"kind": name})
+    for name in (
+        "Artifact", "Graph", "Html", "Markdown", "Molecule", "Object3D", "Plotly", "Trace", "Video", "plot", "plot_table",
+    )
+}  # fmt: skip
+"""`plot` is a module of W&B: of the class, too, each attribute takes any call."""
+_LEFT_OUT["plot"] = _LEFT_OUT["plot"].__new__(_LEFT_OUT["plot"])
+
+
+class AlertLevel(enum.Enum):
+    """As W&B and trackio name them; `alert()` takes its own words as well."""
+
+    INFO = "INFO"
+    WARN = "WARN"
+    ERROR = "ERROR"
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """There is nothing to do."""
+
+
+def _left_out(name: str, *_: Any, **__: Any) -> Any:
+    say_once(name, f"{name}() is left out: perfagent has {FUNCTIONS[name]}")
+
+
+def _sweep(*_: Any, **__: Any) -> str:
+    _left_out("sweep")
+    return draw_id()
+
+
+def _agent(sweep_id: Any = None, function: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:  # noqa: ARG001
+    say_once("agent", f"agent() runs its function once, as it is: perfagent has {FUNCTIONS['agent']}")
+    if function is not None:
+        function()
+
+
+def _show(*_: Any, **__: Any) -> str | None:
+    """The address of the run's page, printed as trackio prints its own."""
+    run = _current()
+    address = None if run is None else run.url
+    logger.warning("perfagent: %s", address or "the dashboard is at the address that `perfagent up` prints")
+    return address
+
+
+def _print(text: Any = "", *_: Any, **__: Any) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+_OF_MODULE: dict[str, Any] = {
+    "AlertLevel": AlertLevel,
+    "Settings": SimpleNamespace,
+    "agent": _agent,
+    "ensure_configured": _nothing,
+    "login": lambda *_, **__: True,
+    "require": _nothing,
+    "setup": _nothing,
+    "show": _show,
+    "sweep": _sweep,
+    "sync": partial(_left_out, "sync"),
+    "teardown": _nothing,
+    "termerror": _print,
+    "termlog": _print,
+    "termwarn": _print,
+    "util": SimpleNamespace(generate_id=lambda *_, **__: draw_id()),
+}
+
+
+def _watch(run: Run, models: Any = None, *_: Any, **__: Any) -> None:
+    """Gradients and losses are recorded anyway: that is the model."""
+    for model in models if isinstance(models, (list, tuple)) else [models]:
+        if hasattr(model, "named_parameters"):
+            run.tell_of_next_training(model)
+            run.take_up(model, None, {}, [])
+
+
+def _save(run: Run, path: Any = None, *_: Any, **__: Any) -> None:  # noqa: ARG001
+    """Of older scripts `run.save()` is about the run's name, and needs nothing."""
+    if path is not None:
+        _left_out("save")
+
+
+def _artifact(name: str, run: Run, *_: Any, **__: Any) -> Any:  # noqa: ARG001
+    _left_out(name)
+    return _LEFT_OUT["Artifact"].__new__(_LEFT_OUT["Artifact"])
+
+
+def _log_system(run: Run, metrics: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    run.log({f"system/{name}": value for name, value in metrics.items()}, commit=False)
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "define_metric": lambda _run, *_, **__: _left_out("define_metric"),
+    "get_url": lambda run: run.url,
+    "link_artifact": partial(_artifact, "log_artifact"),
+    "log_artifact": partial(_artifact, "log_artifact"),
+    "log_code": _nothing,
+    "log_gpu": _nothing,
+    "log_model": partial(_artifact, "log_artifact"),
+    "log_system": _log_system,
+    "mark_preempting": _nothing,
+    "project_name": lambda run: run.project,
+    "save": _save,
+    "unwatch": _nothing,
+    "watch": _watch,
+}
+
+
+def _folder(run: Run) -> str:
+    folder = Path("perfagent-files") / str(run.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    say_once("dir", f"what the script writes to run.dir stays in {folder}: perfagent uploads no files")
+    return os.fspath(folder)
+
+
+_VALUES: dict[str, Callable[[Run], Any]] = {
+    "dir": _folder,
+    "disabled": lambda run: run.settings.disabled,
+    "entity": lambda _run: "",
+    "job_type": lambda _run: None,
+    "offline": lambda run: run.settings.record is not None,
+    "path": lambda run: f"{run.project}/{run.id}",
+    "resumed": lambda run: bool(run.start_step),
+    "step": lambda run: run.steps_done,
+    "sweep_id": lambda _run: None,
+}

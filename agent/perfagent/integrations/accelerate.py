@@ -1,0 +1,60 @@
+"""Accelerate: `Accelerator(log_with="perfagent")`, or an object as `log_with`.
+
+https://huggingface.co/docs/accelerate/usage_guides/tracking
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.media import Media
+from perfagent.run import Run
+from perfagent.session import join
+
+__all__ = ["PerfagentTracker"]
+
+
+class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
+    """Begins the run when it is made: by name on the main process, in `init_trackers`; as an object on each rank that
+    makes it.
+
+    run_name: the project, as `init_trackers` calls it. options: of `attach`, by name as
+    `init_kwargs={"perfagent": {...}}`. Raises ConfigError as `attach` does.
+    """
+
+    name = "perfagent"
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str | None = None, **options: Any) -> None:
+        self.tracker: Run = join(**{"project": run_name} | options)
+        super().__init__()
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        self.tracker.config.update(values)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+        media = {name: value for name, value in values.items() if _is_media(value)}
+        if media:
+            self.tracker.log(media, step)
+        _log(values, step)
+
+    def finish(self) -> None:
+        """Ends the run: `end_training()` calls it."""
+        self.tracker.finish()
+
+
+def _is_media(value: Any) -> bool:
+    return isinstance(value[0] if isinstance(value, (list, tuple)) and value else value, Media)
+
+
+def _of_call(values: Mapping[str, Any], step: int | None) -> list[Logs]:
+    return [Logs(values, step, joint="/")]
+
+
+@captured(_of_call, wanted=True)
+def _log(values: Mapping[str, Any], step: int | None) -> None:
+    """What is to be written is in the run by then."""

@@ -1,0 +1,103 @@
+"""perfagent by the names under which trainers know a logger: each value once, at its step, and the training the same."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from agent_recorded import Recording
+from builders import job_environment
+from preloaded import run
+
+import perfagent
+
+SCRIPTS = Path(__file__).with_name("scripts")
+pytestmark = pytest.mark.real
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def trained(which: str) -> Path:
+    _folders.append(tempfile.TemporaryDirectory())
+    folder = Path(_folders[-1].name)
+    environment = job_environment(folder / "environment", OMP_NUM_THREADS="1")
+    [ended] = run([str(SCRIPTS / "by_name.py"), str(folder), which], folder, [environment])
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
+    assert "perfagent:" not in ended.stdout + ended.stderr, ended.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize(
+    "which",
+    ["transformers", "lightning", "accelerate"]
+    + [
+        pytest.param(which, marks=pytest.mark.long)
+        for which in ("transformers_uncaptured", "lightning_callback", "accelerate_object", "deepspeed")
+    ],
+)
+def test_a_logger_by_name_has_each_value_once_at_its_step(which: str) -> None:
+    folder = trained(which)
+    told = Counter({(name, step, value) for name, step, value in json.loads((folder / "logged.json").read_text())})
+    names = {name for name, _, _ in told}
+    recording = Recording(folder / "record")
+    assert Counter((name, step, value) for name in names for step, value in recording.series(name)) == told
+    assert len({step for step, _ in recording.series("loss")}) == len(recording.series("loss")) >= 6
+    states = recording.events("state")
+    assert {state["name"] for state in states if state.get("name")} == {"by name"}
+    assert [state["state"] for state in states if state["state"] in ("finished", "failed")] == ["finished"]
+    images = [one["name"] for one in recording.events("media") if "name" in one]
+    assert images == (["image"] if which.startswith("accelerate") else [])
+
+
+def test_settings_that_a_module_gives_its_logger_are_once_there() -> None:
+    configs = [
+        event["config"] for event in Recording(trained("lightning") / "record").events("context") if "config" in event
+    ]
+    assert configs[-1]["lightning"] == {"depth": 3, "seen": 1} and "depth" not in configs[-1]
+
+
+@pytest.mark.parametrize(
+    "first", ["perfagent", *(pytest.param(first, marks=pytest.mark.long) for first in ("transformers", "accelerate"))]
+)
+def test_the_name_is_known_whichever_is_imported_first(first: str, tmp_path: Path) -> None:
+    code = (
+        f"import {first}, perfagent, sys; from transformers.integrations import integration_utils as one\n"
+        "from accelerate import tracking as two; from perfagent import integrations as ours\n"
+        "print(one.INTEGRATION_TO_CALLBACK['perfagent'] is ours.PerfagentCallback)\n"
+        "print(two.LOGGER_TYPE_TO_CLASS['perfagent'] is ours.PerfagentTracker)\n"
+        "print([finder for finder in sys.meta_path if 'perfagent' in repr(finder)], perfagent.run)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=job_environment(tmp_path), capture_output=True, text=True)
+    assert done.stdout.split("\n")[:3] == ["True", "True", "[] None"], done.stderr
+
+
+def test_a_script_that_trains_with_neither_loads_nothing_more(tmp_path: Path) -> None:
+    code = "import perfagent, sys; import json; print([m for m in sys.modules if m.startswith('perfagent')])"
+    done = subprocess.run([sys.executable, "-c", code], env=job_environment(tmp_path), capture_output=True, text=True)
+    assert done.stdout.strip() == "['perfagent']", done.stderr
+
+
+def test_a_class_without_its_library_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import perfagent.integrations\n"
+        "try: perfagent.integrations.PerfagentCallback\n"
+        "except perfagent.integrations.ResourceError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=job_environment(tmp_path), capture_output=True, text=True)
+    assert done.stdout.endswith("pip install transformers\n"), done.stderr
+
+
+def test_a_run_of_the_script_keeps_its_name_and_place(tmp_path: Path) -> None:
+    from perfagent.session import join
+
+    run = perfagent.attach(name="mine", project="p", record=tmp_path / "record")
+    assert join(name="of the trainer", project="other") is run
+    assert (run.name, run.project) == ("mine", "p")
+    run.finish()
