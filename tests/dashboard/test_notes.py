@@ -55,7 +55,7 @@ def test_a_note_at_a_step_is_marked_and_can_be_taken_back(site: ServerProcess, t
     dialog = page.page.get_by_role("dialog")
     step = int(dialog.get_by_label("step").input_value())
     assert 100 < step < 300
-    dialog.get_by_label("Note", exact=True).fill("the data <b>changed</b>")
+    dialog.get_by_label("Annotation", exact=True).fill("the data <b>changed</b>")
     dialog.get_by_role("button", name="Save").click()
     dialog.wait_for(state="detached")
     page.wait(f"step => {MARKED}.filter((found) => found[0] === step).length >= 5", argument=step)

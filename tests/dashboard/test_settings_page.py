@@ -72,7 +72,7 @@ def test_an_alert_is_tried_on_a_run_and_made_in_chinese(fresh: ServerProcess, ta
         page.page.locator(f"#own-{field}").fill(value)
     page.page.locator("#own-comparison").click()
     page.page.get_by_role("option", name="<", exact=True).click()
-    page.page.get_by_role("button", name="在运行上试算").click()
+    page.page.get_by_role("button", name="在任务上试算").click()
     page.wait("() => document.querySelector('#own-tried td')?.parentElement.textContent.includes('自第 5 步起 < 0.5')")
     assert "会触发 1 次" in page.page.locator("#own-tried").inner_text()
     page.page.get_by_role("button", name="添加告警").click()
