@@ -87,7 +87,7 @@ def test_image_of_the_server_is_built_with_what_the_build_reads() -> None:
 def test_the_image_has_every_extra_that_a_server_can_use() -> None:
     installed = re.search(r"'\.\[([a-z,]+)\]'", (ROOT / "Dockerfile").read_text())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    of_a_job = {"data", "tensorboard"}
+    of_a_job = {"data", "diagnose", "tensorboard"}
     assert installed is not None
     assert {*installed[1].split(","), "cli"} == set(extras) - of_a_job - {"all"}, "`server` brings `cli`"
 
