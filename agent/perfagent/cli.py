@@ -40,7 +40,7 @@ GROUPS = {
         "wait": "wait for a step, a finding or the end of a run",
         "mcp": "let an AI agent read runs, by the Model Context Protocol",
         "export": "write a run's samples as JSON lines, CSV or Parquet",
-        "backtest": "judge finished runs, recordings and CSV files with the rules",
+        "diagnose": "say what is wrong with runs in files of any tracker, or with crash logs; needs no server",
         "delete": "delete a run",
         "profile": "profile some steps of a running training",
         "stacks": "show what every thread of a running training is doing",
@@ -184,6 +184,7 @@ def _help(found: dict[str, metadata.EntryPoint]) -> str:
 
 
 _NEEDS = {
+    "perfagent_server.commands.diagnose": ("diagnose", ("numpy",)),
     "perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn", "dash", "psycopg")),
     "perfagent_client.mcp": ("mcp", ("mcp",)),
     "perfagent_client.report": ("cli", ("jinja2",)),

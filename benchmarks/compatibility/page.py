@@ -126,7 +126,7 @@ Known limits:
   that task. A run that the pool's `initializer` attached is `lost`: call `attach()` in the function that trains.
 - **Recordings that are synced.** The server judges a recording in the frames in which it arrives, whole minutes at once and one
   rank after the other. What rules tell by the clock, or by comparing ranks (`straggler`), may then be missing.
-  `perfagent backtest FOLDER` judges the recording as the server would have judged the run live.
+  `perfagent diagnose FOLDER` judges the recording as the server would have judged the run live.
 - **Several processes on one GPU.** NVML tells how busy the device is, not with whose work. `host_bound` and the bound in a verdict
   may then speak of work that another process gave it.
 - **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from

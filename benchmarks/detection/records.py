@@ -1,6 +1,6 @@
-"""The recorded runs of tests/data, each as the moments that a backtest judges.
+"""The recorded runs of tests/data, each as the moments that rules judge.
 
-Loss curves are read as `perfagent backtest` reads them. The other formats are converted here: MLPerf results (a row a
+Loss curves are read as `perfagent diagnose` reads them. The other formats are converted here: MLPerf results (a row a
 step: time, samples, seconds, loss) and the log points of bigscience's chronicles.
 """
 
@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from perfagent.wire import Event
-from perfagent_server.backtest.curve_file import EPOCH, read_curve_file
+from perfagent_client.history import find_runs
 from perfagent_server.backtest.moment import Moment
+from perfagent_server.diagnosis.moments import EPOCH, moments
+from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.plan import Plan
 
 __all__ = [
     "DATA",
@@ -59,7 +62,13 @@ class Record:
 @cache
 def curves() -> list[Record]:
     files = sorted((DATA / "loss_curves").glob("*.csv"))
-    return [Record(path.stem, family_of(path.stem), [*read_curve_file(path)]) for path in files]
+    return [Record(path.stem, family_of(path.stem), _curve(path)) for path in files]
+
+
+def _curve(path: Path) -> list[Moment]:
+    return [
+        moment for source in find_runs([path]) for run in source.read() for moment in moments(run, Plan(all_rules()))
+    ]
 
 
 def family_of(name: str) -> str:

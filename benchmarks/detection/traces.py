@@ -19,8 +19,8 @@ import pyarrow.parquet as parquet
 from records import DATA
 
 from perfagent.wire import Event
-from perfagent_server.backtest.curve_file import EPOCH
 from perfagent_server.backtest.moment import Moment
+from perfagent_server.diagnosis.moments import EPOCH
 
 __all__ = ["Trace", "read_trace"]
 

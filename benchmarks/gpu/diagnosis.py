@@ -3,7 +3,7 @@
     python diagnosis.py JOB FOLDER SECONDS [DEVICE]     one job, recorded into FOLDER
 
 Each job trains for real, in a process of its own, and is ill on purpose. The recordings are then judged by
-`perfagent backtest`, which needs the server's packages.
+`perfagent diagnose`, which needs the server's packages.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def _start(stage: Stage, job: str, folder: Path, seconds: int) -> subprocess.Pop
 
 
 def judged(stage: Stage, job: str, folder: Path) -> Result:
-    """What `perfagent backtest` says of the recording of a job."""
+    """What `perfagent diagnose` says of the recording of a job."""
     name, rule = f"diagnosis of a job that is ill: {job}", RULES[job]
-    command = [sys.executable, "-m", "perfagent", "backtest", str(folder), "--json"]
+    command = [sys.executable, "-m", "perfagent", "diagnose", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout.startswith("{"):
-        return not_checked(name, f"no backtest: {done.stderr.strip().splitlines()[-1:]}")
+        return not_checked(name, f"no diagnosis: {done.stderr.strip().splitlines()[-1:]}")
     (run,) = json.loads(done.stdout)["runs"]
     if stage.dry:
         return Result(name, "a recording that is judged", f"{run['steps']} steps", "pass" if run["steps"] else "FAIL")
-    alerts = {alert["rule"]: alert for alert in run["alerts"]}
+    alerts = {alert["rule"]: alert for alert in run["findings"]}
     others = [one for one, alert in alerts.items() if one != rule and alert["severity"] != "info"]
     note = f"also {', '.join(others)}" if others else ""
     found = alerts.get(rule)

@@ -26,7 +26,7 @@ ASKING = [
     ("delete", "nan", "--yes"), ("runs",), ("export", "nan"), ("stacks", "nan", "--wait", "1"),
     ("wait", "nan", "--until", "step=1"), ("compare", "a", "b"), ("report", "nan", "-o", "/dev/null"), ("keys", "list"),
     ("keys", "login"), ("users", "remove", "u"), ("channels", "test", "c"), ("alerts", "ack", "a"), ("silences", "list"),
-    ("prices", "list"), ("retention", "preview"), ("backtest", "nan"), ("sync",),
+    ("prices", "list"), ("retention", "preview"), ("diagnose", "nan"), ("sync",),
 ]  # fmt: skip
 """A command of each kind that asks a server."""
 

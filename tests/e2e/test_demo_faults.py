@@ -11,8 +11,9 @@ import pytest
 from builders import job_environment
 
 from perfagent.demo import faults
+from perfagent_client.history import find_runs
 from perfagent_server.backtest.replay import Judged, replay
-from perfagent_server.commands import backtest
+from perfagent_server.diagnosis.moments import moments
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 
@@ -33,8 +34,8 @@ def record(folder: Path, fault: str, steps: int) -> Judged:
     done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     plan = Plan(all_rules())
-    [source] = backtest._in_folder(folder / "recorded")
-    judged = replay(source.moments(plan), plan)
+    [run] = [run for source in find_runs([folder / "recorded"]) for run in source.read()]
+    judged = replay(moments(run, plan), plan)
     assert judged.failed == {}
     return judged
 

@@ -87,7 +87,7 @@ def test_image_of_the_server_is_built_with_what_the_build_reads() -> None:
 def test_the_image_has_every_extra_that_a_server_can_use() -> None:
     installed = re.search(r"'\.\[([a-z,]+)\]'", (ROOT / "Dockerfile").read_text())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    elsewhere = {"data", "history", "mcp", "tensorboard"}  # a job's, an agent's, a reader's of old runs
+    elsewhere = {"data", "diagnose", "history", "mcp", "tensorboard"}  # a job's, an agent's, a reader's of old runs
     assert installed is not None
     assert {*installed[1].split(","), "cli"} == set(extras) - elsewhere - {"all"}, "`server` brings `cli`"
 

@@ -6,14 +6,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfagent.errors import ConfigError
-from perfagent_client.history import mlflow_files, mlflow_store, neptune, tensorboard, trackio, wandb_offline
+from perfagent_client.history import (
+    mlflow_files,
+    mlflow_store,
+    neptune,
+    printed,
+    recordings,
+    tables,
+    tensorboard,
+    trackio,
+    trainer_state,
+    wandb_offline,
+)  # fmt: skip
 from perfagent_client.history.old_run import Reader, Source
 
 __all__ = ["find_runs"]
 
-_READERS: tuple[Reader, ...] = (tensorboard, wandb_offline, mlflow_store, trackio, neptune, mlflow_files)
+_READERS: tuple[Reader, ...] = (
+    recordings, tensorboard, wandb_offline, mlflow_store, trackio, neptune, mlflow_files, trainer_state, tables, printed,
+)  # fmt: skip
 """A file belongs to the first that claims it: formats that can be told by their bytes come before text."""
 _DEEPEST = 12
+_PASSED_OVER = frozenset((".git", ".venv", "venv", "site-packages", "node_modules", "__pycache__"))
+"""Where programs lie, with thousands of files. One of them is looked into when it is named itself."""
 
 
 def find_runs(paths: Iterable[Path]) -> Iterator[Source]:
@@ -28,11 +43,14 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Source]:
 
 
 def _below(folder: Path, depth: int, claimed: set[Path]) -> Iterator[Source]:
-    inside = sorted(folder.iterdir())
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:  # somebody else's
+        return
     files = [one for one in inside if one.is_file()]
     yield from _among(folder, files, claimed)
     for one in inside:
-        if depth and one.is_dir() and one not in claimed and not one.is_symlink():
+        if depth and one.is_dir() and one not in claimed and not one.is_symlink() and one.name not in _PASSED_OVER:
             yield from _below(one, depth - 1, claimed)
 
 

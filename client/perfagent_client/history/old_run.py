@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-__all__ = ["OldRun", "Reader", "Samples", "Source"]
+from perfagent.wire import Event, Group
+
+__all__ = ["OldRun", "Process", "Reader", "Samples", "Source"]
 
 
 class Samples:
@@ -31,10 +33,21 @@ class Samples:
 
 
 @dataclass(slots=True)
+class Process:
+    """What one process reported in one attempt: only our own files tell so much."""
+
+    attempt: int
+    rank: int
+    groups: list[Group] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class OldRun:
     """source: names the run at its origin, the same in each reading, such as `mlflow:3f2a…` or `tensorboard:/logs/a`: an
     import knows it again. state: "" where the files do not tell. started, ended: Unix seconds. series: where a run was
-    started again, steps go back. console: its last lines. left_out: sentences for what was not taken."""
+    started again, steps go back. console: its last lines. left_out: sentences for what was not taken. processes: of our own
+    files all that each rank reported, whose lowest rank `series` has; else empty."""
 
     source: str
     name: str
@@ -50,6 +63,7 @@ class OldRun:
     series: dict[str, Samples] = field(default_factory=dict)
     console: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
 
     def add(self, name: str, step: int, value: float, time: float = math.nan) -> None:
         samples = self.series.get(name)

@@ -9,21 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
 from perfagent.errors import ConfigError
 from perfagent_server.database import Database
+from perfagent_server.engine.rules_file import MOST_ALERTS
 from perfagent_server.rules.own_alert import OwnAlert, own_alert
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import own_alert as table
 
-__all__ = ["MOST_ALERTS", "CannotChangeError", "Known", "OwnAlerts", "alerts_of_file"]
-
-MOST_ALERTS = 100
-"""Of one project, and of all projects."""
+__all__ = ["CannotChangeError", "Known", "OwnAlerts"]
 
 
 class CannotChangeError(Exception):
@@ -118,22 +116,3 @@ class OwnAlerts:
     def _all(self) -> list[tuple[OwnAlert, bool]]:
         of_table = [(one, False) for key, one in self._of_table.items() if key not in self._of_file]
         return [*((one, True) for one in self._of_file.values()), *of_table]
-
-
-def alerts_of_file(tables: Any) -> list[OwnAlert]:
-    """`[[alerts]]` of rules.toml. Raises ConfigError."""
-    if not isinstance(tables, list):
-        raise ConfigError("`alerts` must be a list of tables: each begins with [[alerts]]")
-    found: dict[tuple[str, str], OwnAlert] = {}
-    for number, form in enumerate(tables, 1):
-        try:
-            alert = own_alert(form)
-        except ConfigError as error:
-            raise ConfigError(f"alerts, the one with number {number}: {error}") from error
-        key = alert.project, alert.name
-        if key in found:
-            raise ConfigError(f"there are two alerts {alert.name!r}")
-        found[key] = alert
-        if sum(1 for project, _ in found if project == alert.project) > MOST_ALERTS:
-            raise ConfigError(f"there are more than {MOST_ALERTS} alerts of a project")
-    return [*found.values()]

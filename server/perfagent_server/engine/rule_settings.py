@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +20,19 @@ from sqlalchemy import Connection, delete, select
 
 from perfagent.errors import ConfigError
 from perfagent_server.database import Database
-from perfagent_server.engine.own_alerts import OwnAlerts, alerts_of_file
-from perfagent_server.rules.catalogue import Configured, Overrides, all_rules, overridden, rules_for, with_overrides
-from perfagent_server.rules.own_alert import OwnAlert
+from perfagent_server.engine.own_alerts import OwnAlerts
+from perfagent_server.engine.rules_file import ALL_PROJECTS, checked, read_rules_file
+from perfagent_server.rules.catalogue import Configured, Overrides, all_rules, rules_for, with_overrides
 from perfagent_server.rules.plan import Plan
-from perfagent_server.rules.rule import Rule
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import put
 from perfagent_server.store.tables import rule_setting
 
-__all__ = ["RULES_FILE", "Ignored", "RuleSettings", "RulesFile", "read_rules_file"]
+__all__ = ["RULES_FILE", "Ignored", "RuleSettings"]
 
 log = logging.getLogger("perfagent.server")
 
 RULES_FILE = "rules.toml"
-ALL_PROJECTS = ""
 _MOST_PLANS = 1000  # that are kept; another project's is made when it is asked for
 
 
@@ -47,12 +44,6 @@ class Ignored:
     rule: str
     setting: str
     why: str
-
-
-class RulesFile(dict[str, Overrides]):
-    """Project -> rule -> settings; "" is all projects. alerts: that users made."""
-
-    alerts: Sequence[OwnAlert] = ()
 
 
 class RuleSettings:
@@ -99,7 +90,7 @@ class RuleSettings:
 
     def check(self, rule: str, settings: Mapping[str, Any]) -> None:
         """Raises ConfigError for a rule or a setting that there is not."""
-        _checked({rule: settings})
+        checked({rule: settings})
 
     def put(self, connection: Connection, project: str, rule: str, settings: Mapping[str, Any]) -> None:
         """Sets a rule for a project, or for all (""), in the caller's transaction; call changed() behind it."""
@@ -145,36 +136,11 @@ class RuleSettings:
         ]
 
 
-def read_rules_file(file: Path) -> RulesFile:
-    """A file that is not there sets nothing. Raises ConfigError."""
-    try:
-        text = file.read_text("utf-8")
-    except FileNotFoundError:
-        return RulesFile()
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no TOML: it is not UTF-8 ({error})") from error
-    try:
-        found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is no TOML: {error}") from error
-    projects, alerts = found.pop("projects", {}), found.pop("alerts", [])
-    if not isinstance(projects, dict):
-        raise ConfigError(f"{file}: `projects` must be tables of rules, such as [projects.NAME.loss_spike]")
-    try:
-        read = RulesFile({ALL_PROJECTS: _checked(found), **{name: _checked(rules) for name, rules in projects.items()}})
-        read.alerts = alerts_of_file(alerts)
-        return read
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-
-
 def _readable(rule: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
     """The stored settings of a rule that count, and why each of the others does not."""
     try:
         settings = json.loads(text)
-        _checked({rule: settings if not isinstance(settings, dict) else {}})
+        checked({rule: settings if not isinstance(settings, dict) else {}})
     except ConfigError as error:
         return {}, {"": str(error)}
     except (ValueError, RecursionError) as error:
@@ -183,37 +149,8 @@ def _readable(rule: str, text: str) -> tuple[dict[str, Any], dict[str, str]]:
     ignored: dict[str, str] = {}
     for name, value in settings.items():
         try:
-            _checked({rule: {name: value}})
+            checked({rule: {name: value}})
             counts[name] = value
         except ConfigError as error:
             ignored[name] = str(error)
     return counts, ignored
-
-
-def _checked(rules: Any) -> Overrides:
-    """The settings, if every rule and threshold in them exists."""
-    if not isinstance(rules, Mapping):
-        raise ConfigError(f"expected tables of rules, such as [loss_spike], not {rules!r:.80}")
-    known = {rule.id: rule for rule in all_rules()}
-    for name, settings in rules.items():
-        if name not in known:
-            raise ConfigError(f"there is no rule {name!r:.80}; there are {', '.join(known)}")
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"{name} must be a table of settings, not {settings!r:.80}")
-        rest = dict(settings)
-        if not isinstance(rest.pop("enabled", True), bool):
-            raise ConfigError(f"{name}.enabled must be true or false, not {settings['enabled']!r:.80}")
-        _check_profile(known[name], rest.pop("profile", False))
-        overridden(known[name], rest)
-    return rules
-
-
-def _check_profile(rule: Rule, switch: Any) -> None:
-    if not isinstance(switch, bool):
-        raise ConfigError(f"{rule.id}.profile must be true or false, not {switch!r:.80}")
-    if switch and not rule.profile_helps:
-        helped = ", ".join(one.id for one in all_rules() if one.profile_helps)
-        raise ConfigError(
-            f"{rule.id}.profile cannot be true: a profile of some steps does not show what this rule is about; it does "
-            f"for {helped}"
-        )

@@ -35,7 +35,7 @@ from perfagent.wire import Frame, Group, encode
 from perfagent_server.alerts import channels
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.app import create_app
-from perfagent_server.engine.rule_settings import read_rules_file
+from perfagent_server.engine.rules_file import read_rules_file
 from perfagent_server.engine.scheduler import Engine
 from perfagent_server.engine.watchdog import Watchdog
 from perfagent_server.rules.catalogue import rules_for

@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 
 from perfagent.errors import ConfigError
 from perfagent.wire import MAX_NAME_BYTES
-from perfagent_server.engine.rule_settings import RULES_FILE, read_rules_file
+from perfagent_server.engine.rule_settings import RULES_FILE
+from perfagent_server.engine.rules_file import read_rules_file
 from perfagent_server.rules.catalogue import rules_for
 
 

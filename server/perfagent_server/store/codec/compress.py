@@ -6,17 +6,11 @@ import threading
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 __all__ = ["compress", "compress_cells", "compress_planes", "decompress", "shuffled", "unshuffled"]
 
 Bytes = npt.NDArray[np.uint8]
 
-# A window of 2 kB makes zstd close a block after each 2 kB. Of 1024 float32 values the two low bytes, mostly noise, are
-# then kept as they are, and the two high ones get a code of their own: 8 % smaller than one block of all, in less time.
-_HALVES = zstandard.ZstdCompressionParameters(
-    window_log=11, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0, strategy=zstandard.STRATEGY_FAST
-)
 _SHORT = 2048  # bytes of a row: up to here level -1 finds nearly as much as the others, in a third of their time
 _local = threading.local()
 
@@ -71,7 +65,20 @@ class _Tools:
     """zstd's contexts must not be shared: one of each a thread."""
 
     def __init__(self) -> None:
-        self.halves = zstandard.ZstdCompressor(compression_params=_HALVES)
+        import zstandard  # where something is compressed: `perfagent diagnose` judges without
+
+        # A window of 2 kB makes zstd close a block after each 2 kB. Of 1024 float32 values the two low bytes, mostly noise, are
+        # then kept as they are, and the two high ones get a code of their own: 8 % smaller than one block of all, in less time.
+        halves = zstandard.ZstdCompressionParameters(
+            window_log=11,
+            hash_log=6,
+            chain_log=6,
+            search_log=1,
+            min_match=7,
+            target_length=0,
+            strategy=zstandard.STRATEGY_FAST,
+        )
+        self.halves = zstandard.ZstdCompressor(compression_params=halves)
         self.whole = zstandard.ZstdCompressor(level=1)
         self.short = zstandard.ZstdCompressor(level=-1)
         self.decompressor = zstandard.ZstdDecompressor()

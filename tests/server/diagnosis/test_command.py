@@ -1,4 +1,4 @@
-"""perfagent backtest: files, folders, recordings and runs of a server."""
+"""perfagent diagnose: files, folders, recordings and runs of a server; its output and exit codes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, listening
 from builders import free_port
-from commands import perfagent, perfagent_process
+from commands import perfagent
 from preloaded import Ended
 
 from perfagent.delivery.spool import Header, Spool
@@ -22,21 +23,21 @@ from perfagent_client.client import Client
 pytestmark = pytest.mark.real
 
 START = 1_700_000_000.0
-ALERT_FIELDS = ["rule", "severity", "onset_step", "first_step", "last_step", "message"]
+FIELDS = ["rule", "severity", "onset_step", "first_step", "last_step"]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
-    with listening(tmp_path_factory.mktemp("backtest")) as running:
+    with listening(tmp_path_factory.mktemp("diagnose")) as running:
         yield running
 
 
-def backtest(folder: Path, *words: object, **env: str) -> Ended:
-    return perfagent(folder, "backtest", *map(str, words), **env)
+def diagnose(folder: Path, *words: object, **env: str) -> Ended:
+    return perfagent(folder, "diagnose", *map(str, words), **env)
 
 
 def runs(ended: Ended) -> list[dict[str, Any]]:
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode in (0, 1, 3), ended.stderr
     found: list[dict[str, Any]] = json.loads(ended.stdout)["runs"]
     return found
 
@@ -66,28 +67,64 @@ def recording(folder: Path, losses: Sequence[float], *, rank: int = 0, run: str 
     spool.close()
 
 
-def test_file_is_judged_and_printed_as_by_the_interface(tmp_path: Path) -> None:
+def test_file_is_judged_and_printed_as_json(tmp_path: Path) -> None:
     path = with_nan(tmp_path / "curve.csv")
-    [run] = runs(backtest(tmp_path, path, "--json"))
-    assert list(run) == ["file", "steps", "alerts"]
-    assert (run["file"], run["steps"]) == (str(path), 60)
-    [alert] = run["alerts"]
-    assert list(alert) == ALERT_FIELDS
-    assert [alert[name] for name in ALERT_FIELDS[:5]] == ["nonfinite_loss", "critical", 30, 30, 30]
-    assert "NaN in step 30" in alert["message"]
+    ended = diagnose(tmp_path, path, "--json")
+    [run] = runs(ended)
+    assert ended.returncode == 1
+    assert (run["name"], run["path"], run["format"], run["steps"], run["outcome"]) == (
+        "curve",
+        str(path),
+        "table",
+        60,
+        "finding",
+    )
+    [finding] = run["findings"]
+    assert [finding[name] for name in FIELDS] == ["nonfinite_loss", "critical", 30, 30, 30]
+    assert "NaN in step 30" in finding["message"] and finding["fix"]
+    assert run["verdict"]["rule"] == "nonfinite_loss" and run["verdict"]["evidence"]
+    assert "errors of GPUs and links" in run["not_judged"] and run["left_out"] == []
 
 
-def test_people_get_a_line_a_run_and_a_table_of_its_alerts(tmp_path: Path) -> None:
+def test_people_get_the_verdict_of_each_run(tmp_path: Path) -> None:
     with_nan(tmp_path / "a.csv")
     with_nan(tmp_path / "b.csv", at=999)
-    ended = backtest(tmp_path, tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    first, head, row, second, total = ended.stdout.splitlines()
-    assert first == f"{tmp_path / 'a.csv'}: 60 steps, 1 alert"
-    assert head.split() == ["SEVERITY", "RULE", "ONSET", "FIRED", "LAST", "MESSAGE"]
-    assert row.split()[:5] == ["critical", "nonfinite_loss", "30", "30", "30"]
-    assert second == f"{tmp_path / 'b.csv'}: 60 steps, no alert"
-    assert total == "2 runs, 120 steps: 1 alert at warning or above, 0 remarks"
+    ended = diagnose(tmp_path, tmp_path)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    lines = ended.stdout.splitlines()
+    assert lines[0] == f"a: 60 steps (table, {tmp_path / 'a.csv'})"
+    assert lines[1] == "  critical  nonfinite_loss" and lines[3].startswith("    Fix: ")
+    assert f"b: 60 steps (table, {tmp_path / 'b.csv'})" in lines
+    assert lines[-1] == "2 runs: 1 with findings, 1 without, 0 not judged"
+
+
+def test_exit_code_says_what_came_out(tmp_path: Path) -> None:
+    few = tmp_path / "few.csv"
+    few.write_text("step,loss\n1,2\n2,1\n")
+    (tmp_path / "notes.txt").write_text("nothing of a training\n")
+    well = with_nan(tmp_path / "well.csv", at=999)
+    for words, code in (
+        ([well], 0),
+        ([with_nan(tmp_path / "ill.csv"), few], 1),
+        ([few], 3),
+        ([tmp_path / "notes.txt"], 3),
+    ):
+        assert diagnose(tmp_path, *words).returncode == code, words
+
+
+def test_reports_for_code_hosts_and_ci(tmp_path: Path) -> None:
+    with_nan(tmp_path / "a.csv")
+    with_nan(tmp_path / "b.csv", at=999)
+    sarif, junit = tmp_path / "found.sarif", tmp_path / "found.xml"
+    assert diagnose(tmp_path, tmp_path, "--sarif", sarif, "--junit", junit).returncode == 1
+    [report] = json.loads(sarif.read_text())["runs"]
+    [result] = report["results"]
+    assert (result["ruleId"], result["level"]) == ("nonfinite_loss", "error")
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == (tmp_path / "a.csv").as_uri()
+    assert report["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == "nonfinite_loss"
+    suite = ElementTree.parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
+    assert [case.find("failure") is not None for case in suite] == [True, False]
 
 
 def test_thresholds_of_a_file_count_and_rules_can_be_off(tmp_path: Path) -> None:
@@ -96,14 +133,14 @@ def test_thresholds_of_a_file_count_and_rules_can_be_off(tmp_path: Path) -> None
     losses = [3.0 + draw.gauss(0, 0.01) + 0.1 * (step > 300) for step in range(1, 401)]
     curve.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses, start=1)))
     rules = tmp_path / "rules.toml"
-    [run] = runs(backtest(tmp_path, curve, "--json"))
-    assert "loss_spike" not in {alert["rule"] for alert in run["alerts"]}
+    [run] = runs(diagnose(tmp_path, curve, "--json"))
+    assert "loss_spike" not in {found["rule"] for found in run["findings"]}
     rules.write_text("[loss_spike]\nrise_pct = 1.0\n")
-    [run] = runs(backtest(tmp_path, curve, "--rules", rules, "--json"))
-    assert "loss_spike" in {alert["rule"] for alert in run["alerts"]}
+    [run] = runs(diagnose(tmp_path, curve, "--rules", rules, "--json"))
+    assert "loss_spike" in {found["rule"] for found in run["findings"]}
     rules.write_text("[nonfinite_loss]\nenabled = false\n")
-    [run] = runs(backtest(tmp_path, with_nan(tmp_path / "curve.csv"), "--rules", rules, "--json"))
-    assert run["alerts"] == []
+    [run] = runs(diagnose(tmp_path, with_nan(tmp_path / "curve.csv"), "--rules", rules, "--json"))
+    assert run["findings"] == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +155,7 @@ def test_rules_that_there_are_not_are_told_with_what_is_allowed(tmp_path: Path, 
     path = tmp_path / "rules.toml"
     if rules is not None:
         path.write_text(rules)
-    ended = backtest(tmp_path, with_nan(tmp_path / "curve.csv"), "--rules", path)
+    ended = diagnose(tmp_path, with_nan(tmp_path / "curve.csv"), "--rules", path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert said in one_line(ended.stderr)
 
@@ -130,28 +167,30 @@ def test_a_recording_is_judged_over_its_ranks_and_left_as_it_was(tmp_path: Path)
     recording(folder, [1.0] * 70 + [math.nan] + [1.0] * 29, rank=1)
     before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     spool = Spool.open(folder / ("0" * 32), recording=True)
-    [run] = runs(backtest(tmp_path, folder, "--json"))
+    [run] = runs(diagnose(tmp_path, folder, "--json"))
     spool.abandon()
-    assert (run["file"], run["steps"]) == (str(folder), 100)
-    [alert] = run["alerts"]
+    assert (run["name"], run["format"], run["steps"]) == ("night", "recording", 100)
+    [alert] = run["findings"]
     assert (alert["rule"], alert["onset_step"], "on rank 1" in alert["message"]) == ("nonfinite_loss", 71, True)
     assert 71 <= alert["first_step"] <= 72
     assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
     recording(folder, [1.0] * 20, rank=2, run="two")
-    found = runs(backtest(tmp_path, folder, "--json"))
-    assert [(one["file"].rpartition(": ")[2], one["steps"]) for one in found] == [("rec", 100), ("two", 20)]
+    found = runs(diagnose(tmp_path, folder, "--json"))
+    assert [(one["source"], one["steps"]) for one in found] == [("perfagent:rec", 100), ("perfagent:two", 20)]
 
 
-def test_damaged_recording_is_judged_as_far_as_whole_and_fails(tmp_path: Path) -> None:
+def test_damaged_recording_is_judged_as_far_as_whole(tmp_path: Path) -> None:
     recording(tmp_path / "recorded", [1.0] * 60)
     [path] = (tmp_path / "recorded").glob("*/*.frames")
     data = bytearray(path.read_bytes())
     data[-20] ^= 0xFF
     path.write_bytes(data)
-    ended = backtest(tmp_path, tmp_path / "recorded")
-    assert ended.returncode == 1
-    assert "1 file damaged; what is whole in it was judged" in one_line(ended.stderr)
-    assert ended.stdout.endswith("recorded: 40 steps, no alert\n")
+    [run] = runs(diagnose(tmp_path, tmp_path / "recorded", "--json"))
+    assert (run["steps"], run["outcome"], run["left_out"]) == (
+        40,
+        "nothing found",
+        ["1 file damaged; what is whole in it was read"],
+    )
 
 
 def send(server: Listening, losses: Sequence[float], *, run: str, name: str, attempt: int = 1, begin: int = 1) -> None:
@@ -172,16 +211,16 @@ def test_run_of_a_server_is_judged_by_id_name_or_export(server: Listening, tmp_p
     send(server, [1.0] * 30 + [math.inf] + [1.0] * 9, run="run-a", name="a run/with a name")
     where = {"PERFAGENT_SERVER": server.url}
     for word in ("run-a", "a run/with a name"):
-        [run] = runs(backtest(tmp_path, word, "--json", **where))
-        assert (run["file"], run["steps"]) == (word, 40)
-        assert [(one["rule"], one["first_step"]) for one in run["alerts"]] == [("nonfinite_loss", 31)]
+        [run] = runs(diagnose(tmp_path, word, "--json", **where))
+        assert (run["name"], run["format"], run["steps"]) == (word, "server", 40)
+        assert [(one["rule"], one["first_step"]) for one in run["findings"]] == [("nonfinite_loss", 31)]
     path = tmp_path / "samples.csv"
     assert perfagent(tmp_path, "export", "run-a", "--format", "csv", "-o", str(path), **where).returncode == 0
-    [by_file] = runs(backtest(tmp_path, path, "--json"))
-    assert by_file["alerts"] == run["alerts"]
+    [by_file] = runs(diagnose(tmp_path, path, "--json"))
+    assert by_file["findings"] == run["findings"]
     send(server, [1.0] * 25, run="run-a", name="a run/with a name", attempt=2, begin=21)
-    [run] = runs(backtest(tmp_path, "run-a", "--json", **where))
-    assert (run["steps"], run["alerts"]) == (45, []), "what lies at or after the new start is cut from view"
+    [run] = runs(diagnose(tmp_path, "run-a", "--json", **where))
+    assert (run["steps"], run["findings"]) == (45, []), "what lies at or after the new start is cut from view"
 
 
 def test_what_is_not_there_is_told_in_a_line(server: Listening, tmp_path: Path) -> None:
@@ -191,21 +230,12 @@ def test_what_is_not_there_is_told_in_a_line(server: Listening, tmp_path: Path) 
     for words, code, said in (
         (["none.csv"], 2, "there is no file or folder none.csv"),
         (["./some/folder"], 2, "there is no file or folder ./some/folder"),
-        ([empty], 2, "holds neither CSV files (*.csv) nor a recording"),
+        ([empty], 3, "found no run in"),
         (["no-such-run"], 1, "there is no file, no folder and no run 'no-such-run'"),
     ):
-        ended = backtest(tmp_path, *words, **where)
+        ended = diagnose(tmp_path, *words, **where)
         assert (ended.returncode, ended.stdout) == (code, ""), ended
         assert said in one_line(ended.stderr)
-    away = backtest(tmp_path, "no-such-run", PERFAGENT_SERVER=f"http://127.0.0.1:{free_port()}")
+    away = diagnose(tmp_path, "no-such-run", PERFAGENT_SERVER=f"http://127.0.0.1:{free_port()}")
     assert away.returncode == 1
     assert "no file or folder 'no-such-run', and as a run: the server" in one_line(away.stderr)
-
-
-def test_a_wrong_column_is_wrong_use_and_nothing_is_printed(tmp_path: Path) -> None:
-    path = tmp_path / "curve.csv"
-    path.write_text("iteration,loss\n1,2\n")
-    ended = perfagent_process(tmp_path, "backtest", str(path), "--json")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "no column `step`" in one_line(ended.stderr)
-    assert perfagent_process(tmp_path, "backtest").returncode == 2

@@ -1,0 +1,121 @@
+"""A diagnosis for programs: our own JSON (docs/diagnose.md says its fields), SARIF for code hosts, JUnit for CI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from perfagent import __version__
+from perfagent.wire import Finding, plain
+from perfagent_server.backtest.replay import BacktestAlert
+from perfagent_server.diagnosis.judging import Diagnosis
+from perfagent_server.rules.texts import text_of
+
+__all__ = ["as_json", "as_junit", "as_sarif", "worth_telling"]
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LEVELS = {"info": "note", "warning": "warning", "critical": "error"}
+
+
+def as_json(diagnoses: Iterable[Diagnosis]) -> dict[str, Any]:
+    return {"version": 1, "runs": [_run(one) for one in diagnoses]}
+
+
+def _run(one: Diagnosis) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "path": one.path,
+        "format": one.format,
+        "source": one.source,
+        "steps": one.steps,
+        "outcome": one.outcome,
+        "verdict": {
+            **_words(one.verdict),
+            "since_step": one.verdict.since_step,
+            "evidence": plain(one.verdict.evidence),
+        },
+        "findings": [_alert(alert) for alert in one.alerts],
+        "not_judged": one.unjudged,
+        "left_out": one.left_out,
+    }
+
+
+def _words(found: Finding) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in ("rule", "severity", "cause", "title", "message", "fix")}
+
+
+def _alert(alert: BacktestAlert) -> dict[str, Any]:
+    words = _words(alert.fired) if alert.fired is not None else {"rule": alert.rule}
+    steps = {name: getattr(alert, name) for name in ("onset_step", "first_step", "last_step")}
+    return {**words, "severity": alert.severity, "message": alert.message, **steps, "ranks": [*alert.ranks]}
+
+
+def worth_telling(one: Diagnosis) -> list[Finding]:
+    """The verdict, and what else was found and is more than a remark, worst first as it came."""
+    if one.outcome != "finding":
+        return []
+    told = [one.verdict] if one.verdict.rule != "healthy" else []
+    others = [alert.fired for alert in one.alerts if alert.severity != "info" and alert.fired is not None]
+    return told + [found for found in others if found.rule != one.verdict.rule]
+
+
+def as_sarif(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """SARIF 2.1.0, https://docs.oasis-open.org/sarif/sarif/v2.1.0/: a result a finding, at the file that tells of the run."""
+    found = [(one, finding) for one in diagnoses for finding in worth_telling(one)]
+    rules = sorted({finding.rule for _, finding in found})
+    driver = {"name": "perfagent", "version": __version__, "rules": [_sarif_rule(rule) for rule in rules]}
+    results = [
+        {
+            "ruleId": finding.rule,
+            "ruleIndex": rules.index(finding.rule),
+            "level": _LEVELS[finding.severity],
+            "message": {"text": f"{one.name}: {finding.message}" + (f" Fix: {finding.fix}" if finding.fix else "")},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(one.path or one.name)}}}],
+            "properties": {"run": one.name, "cause": finding.cause, "since_step": finding.since_step},
+        }
+        for one, finding in found
+    ]
+    return {"version": "2.1.0", "$schema": _SCHEMA, "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def _sarif_rule(rule: str) -> dict[str, Any]:
+    try:
+        text = text_of(rule)
+    except KeyError:  # what a script, or an agent of another version, said itself
+        return {"id": rule}
+    return {"id": rule, "name": text.name, "shortDescription": {"text": text.meaning}}
+
+
+def _uri(path: str) -> str:
+    """Relative to the working directory where it lies below it, as code hosts want it."""
+    file = Path(path)
+    if file.is_absolute() and file.is_relative_to(Path.cwd()):
+        return file.relative_to(Path.cwd()).as_posix()
+    return file.as_uri() if file.is_absolute() else file.as_posix()
+
+
+def as_junit(diagnoses: Sequence[Diagnosis]) -> str:
+    """A test case a run: it fails by a finding, and is skipped where it could not be judged."""
+    outcomes = [one.outcome for one in diagnoses]
+    suite = ElementTree.Element(
+        "testsuite", name="perfagent diagnose", tests=str(len(diagnoses)), failures=str(outcomes.count("finding")),
+        skipped=str(outcomes.count("could not judge")), errors="0",
+    )  # fmt: skip
+    for one in diagnoses:
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(one.path or "run"), name=_xml(one.name))
+        told = worth_telling(one)
+        if told:
+            text = "\n\n".join(f"{found.rule} ({found.severity}): {found.message}\nFix: {found.fix}" for found in told)
+            ElementTree.SubElement(case, "failure", type=told[0].rule, message=_xml(told[0].title)).text = _xml(text)
+        elif one.outcome == "could not judge":
+            ElementTree.SubElement(case, "skipped", message="; ".join(map(_xml, one.left_out)) or "too little data")
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    """Without what XML 1.0 cannot hold."""
+    return _NO_XML.sub("?", text)
