@@ -135,8 +135,8 @@ def test_reading_commands_print_what_is_stated(run: Run, tmp_path: Path) -> None
     run("delete", "gone", "--yes")
     run("profile", "before", "--list", stated={"profiles": [shapes()["profile"]]})
     (tmp_path / "curve.csv").write_text("step,loss\n1,2\n2,nan\n")
-    [judged] = run("backtest", str(tmp_path / "curve.csv"))["runs"]
-    assert judged["alerts"]
+    [judged] = run("diagnose", str(tmp_path / "curve.csv"), codes=(1,))["runs"]
+    assert judged["findings"]
 
 
 @pytest.mark.real

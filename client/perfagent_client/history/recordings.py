@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.plural import some
 from perfagent.wire import Group
 from perfagent_client.history.old_run import OldRun, Process, Samples, Source
+from perfagent_client.history.parquet_file import batches, columns
 from perfagent_client.history.rows import head_of, left_out, number, whole_step
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["EXPORT_COLUMNS", "sources"]
 
 EXPORT_COLUMNS = ("name", "rank", "step", "time", "value")
-_PARQUET = b"PAR1"
 
 
 def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:
@@ -79,28 +79,13 @@ def _recording(folder: Path) -> Iterator[OldRun]:
 def _is_export(file: Path) -> bool:
     head = head_of(file, 4096)
     if file.suffix.lower() == ".parquet":
-        return head.startswith(_PARQUET) and _has_columns(file)
+        return columns(file) >= set(EXPORT_COLUMNS)
     first = head.split(b"\n", 1)[0].strip()
     if file.suffix.lower() == ".csv":
         return first.decode("utf-8-sig", "replace") == ",".join(EXPORT_COLUMNS)
     try:
         return tuple(json.loads(first)) == EXPORT_COLUMNS
     except (ValueError, TypeError, RecursionError):
-        return False
-
-
-def _has_columns(file: Path) -> bool:
-    try:
-        import pyarrow  # type: ignore[import-untyped,unused-ignore]
-        from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        with file.open("rb") as opened:  # read() says what is missing
-            opened.seek(max(0, file.stat().st_size - (1 << 16)))
-            end = opened.read()
-        return all(name.encode() in end for name in EXPORT_COLUMNS)
-    try:
-        return tuple(parquet.read_schema(file).names) == EXPORT_COLUMNS
-    except (pyarrow.ArrowException, OSError):
         return False
 
 
@@ -152,18 +137,8 @@ def _json_lines(file: Path, run: OldRun) -> Iterator[_Row]:
 
 
 def _parquet(file: Path, run: OldRun) -> Iterator[_Row]:
-    try:
-        import pyarrow  # type: ignore[import-untyped,unused-ignore]
-        from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        run.left_out.append("all of it: Parquet needs pyarrow; pip install pyarrow")
-        return
-    try:
-        for batch in parquet.ParquetFile(file).iter_batches():
-            columns = (batch.column(name).to_pylist() for name in EXPORT_COLUMNS)
-            yield from _checked(zip(*columns, strict=True), run)
-    except (pyarrow.ArrowException, OSError) as error:
-        run.left_out.append(f"the rest of the file is damaged: {str(error)[:200]}")
+    for batch in batches(file, run.left_out, EXPORT_COLUMNS):
+        yield from _checked(zip(*(batch[name] for name in EXPORT_COLUMNS), strict=True), run)
 
 
 def _checked(rows: Iterable[Sequence[Any]], run: OldRun) -> Iterator[_Row]:

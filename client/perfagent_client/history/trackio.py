@@ -101,7 +101,7 @@ def _key(record: _Record) -> str:
 def _begun(project: str, record: _Record) -> OldRun:
     name, time = str(record.get("run_name")), str(record.get("timestamp"))
     project = str(record.get("project_name") or project)
-    run = OldRun(f"trackio:{project}/{record.get('run_id') or f'{name}@{time}'}", name, project)
+    run = OldRun(f"trackio:{project}/{_key(record)}", name, project)
     run.started = run.ended = _time(time)
     return run
 
