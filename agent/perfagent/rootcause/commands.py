@@ -54,7 +54,7 @@ class Commands:
         self._seen: deque[str] = deque(maxlen=_REMEMBERED)
         self._profile: Profile | None = None
         self._explained: Explained | None = None  # by that profile
-        self._stopping: str | None = None  # the command whose step is still to come
+        self._stopping: list[str] = []  # the commands whose step is still to come
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """Carries out one command, or says why not."""
@@ -150,13 +150,12 @@ class Commands:
                 stop.saves, stop.why = saves is not False, str(parameters.get("why") or "")
                 stop.at = self._last_step() if named is None else named
                 self._investigator.add(stop)
-            self._stopping = identity
+            self._stopping.append(identity)
             self._answer(identity, "stop", "accepted", step=stop.at, saves=stop.saves)
 
     def _tell_if_stopped(self) -> None:
-        if self._stopping is not None and self._investigator.stop.due:
-            self._answer(self._stopping, "stop", "done")
-            self._stopping = None
+        while self._stopping and self._investigator.stop.due:
+            self._answer(self._stopping.pop(0), "stop", "done")
 
     def _last_step(self) -> int:
         """The step to stop after: the one in progress where there is one rank, else one that leaves the others time to
