@@ -140,9 +140,7 @@ class Settings:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"otlp_endpoint is {self.otlp_endpoint!r}; give an address such as http://collector:4318"
-            )
+            raise ConfigError(f"otlp_endpoint is {self.otlp_endpoint!r}; give an address such as http://collector:4318")
         if not all("=" in one for one in self.otlp_headers):
             raise ConfigError("otlp_headers has an entry without `=`; give NAME=VALUE, several separated by commas")
         if self.metrics_runs < 0:

@@ -228,8 +228,9 @@ class Loop:
         if self._stopped:
             raise Stopped(f"perfagent: stopped after step {self.step_count:,}: {why}")
         self._stopped = True
-        if hasattr(self.checkpoint, "save_at_stop"):
-            self.checkpoint.save_at_stop(self)
+        save = getattr(self.checkpoint, "save_at_stop", None)
+        if save is not None:
+            save(self)
 
     def resume(self) -> Any:
         """Loads the newest checkpoint that verifies; without one, or without a `checkpoint`, training begins afresh."""
