@@ -45,6 +45,7 @@ from perfagent_server.runs.run_groups import RunGroups
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.runs.run_table import RunTable
 from perfagent_server.security.access import Access
+from perfagent_server.security.audit import record_of_rule
 from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
 from perfagent_server.security.outbound import post
 from perfagent_server.security.people import People
@@ -253,7 +254,7 @@ def _wired(
     rule_settings = RuleSettings(database, settings.data / RULES_FILE)
     profiles = Profiles(database)
     rule_profiles = RuleProfiles(database, orders, rule_settings.takes_profile, clock=clock)
-    rule_stops = RuleStops(database, orders, rule_settings.stops)
+    rule_stops = RuleStops(database, orders, rule_settings.stops, record_of_rule)
     engine = Engine(
         database,
         store,

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, select
 from perfagent.wire import Finding
 from perfagent_server.database import Database, StorageError
 from perfagent_server.runs.run_commands import Order, Orders, Request
-from perfagent_server.security.audit import record_of_rule
 from perfagent_server.store.tables import command
 from perfagent_server.store.tables import run as runs
 
@@ -20,10 +19,17 @@ __all__ = ["RuleStops"]
 
 
 class RuleStops:
-    """is_on: whether a rule stops the runs of a project. Safe from any thread."""
+    """is_on: whether a rule stops the runs of a project; audited: gives the job that writes it down, of who, what, which
+    run, a detail and the project. Safe from any thread."""
 
-    def __init__(self, database: Database, orders: Orders, is_on: Callable[[str, str], bool]) -> None:
-        self._database, self._orders, self._is_on = database, orders, is_on
+    def __init__(
+        self,
+        database: Database,
+        orders: Orders,
+        is_on: Callable[[str, str], bool],
+        audited: Callable[[str, str, str, str, str], Callable[[Connection], None]],
+    ) -> None:
+        self._database, self._orders, self._is_on, self._audited = database, orders, is_on, audited
 
     def fired(self, run: str, alert: str, finding: Finding) -> Future[Order | None] | None:
         """An alert fired, or opened again. Does not wait; its result is None where nothing was asked."""
@@ -39,7 +45,7 @@ class RuleStops:
             request = Request(
                 run=run, kind="stop", params={}, who=who, why=finding.message, rule=finding.rule, alert=alert
             )
-            audit = record_of_rule(who, "run.command", run, "stop", project=project)
+            audit = self._audited(who, "run.command", run, "stop", project)
             return self._orders.issuing(request, also=audit)(connection)
 
         try:

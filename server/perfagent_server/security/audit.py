@@ -40,7 +40,7 @@ def record_of_command(
     return _row(f"command line (OS user {user})", "", action, thing, detail, project)
 
 
-def record_of_rule(who: str, action: str, thing: str, detail: str, *, project: str) -> Callable[[Connection], None]:
+def record_of_rule(who: str, action: str, thing: str, detail: str, project: str) -> Callable[[Connection], None]:
     """As record(), for what a rule does by itself."""
     return _row(who, "", action, thing, detail, project)
 
