@@ -10,7 +10,7 @@ COPY agent agent
 COPY server server
 COPY client client
 COPY dashboard dashboard
-RUN /opt/perfagent/bin/pip install --no-cache-dir -c constraints.txt '.[server,clickhouse]'
+RUN /opt/perfagent/bin/pip install --no-cache-dir -c constraints.txt '.[server,otel,clickhouse]'
 
 FROM python:3.11-slim
 RUN useradd --create-home --uid 10001 perfagent && install -d -o perfagent -g perfagent -m 0700 /data

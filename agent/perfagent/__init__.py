@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perfagent.errors import ConfigError as ConfigError
     from perfagent.errors import PerfagentError as PerfagentError
     from perfagent.errors import ServerUnreachable as ServerUnreachable
+    from perfagent.errors import Stopped as Stopped
     from perfagent.errors import WireError as WireError
     from perfagent.media import Audio as Audio
     from perfagent.media import Histogram as Histogram
@@ -92,6 +93,7 @@ __all__ = [
     "ServerUnreachable",
     "SplitOnOom",
     "StepResult",
+    "Stopped",
     "Table",
     "TokenBudgetBatchSampler",
     "TuningJob",
@@ -131,6 +133,7 @@ _WHERE = {
     "ConfigError": "perfagent.errors",
     "PerfagentError": "perfagent.errors",
     "ServerUnreachable": "perfagent.errors",
+    "Stopped": "perfagent.errors",
     "WireError": "perfagent.errors",
     "Audio": "perfagent.media",
     "Histogram": "perfagent.media",

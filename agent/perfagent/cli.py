@@ -44,6 +44,7 @@ GROUPS = {
         "delete": "delete a run",
         "profile": "profile some steps of a running training",
         "stacks": "show what every thread of a running training is doing",
+        "stop": "end a running training after a step of all its ranks",
     },
     "Make training faster": {
         "estimate": "estimate the memory that training needs",

@@ -11,9 +11,13 @@ Every message says what was given, what is allowed and what to do. Only misuse b
 trouble of our own (no server, full disk) is counted and reported once by the sender instead.
 
 A command that ends by such an error ends with its exit code: 2 for wrong use, whoever notices it, and 1 for the rest.
+
+Stopped is no error: it ends a training that was stopped from afar, with exit code 0.
 """
 
-__all__ = ["CheckpointError", "ConfigError", "PerfagentError", "ResourceError", "ServerUnreachable", "WireError"]
+__all__ = [
+    "CheckpointError", "ConfigError", "PerfagentError", "ResourceError", "ServerUnreachable", "Stopped", "WireError",
+]  # fmt: skip
 
 
 class PerfagentError(Exception):
@@ -55,3 +59,16 @@ class WireError(PerfagentError, ValueError):
 
 class ServerUnreachable(PerfagentError):  # noqa: N818 - the name of the interface document
     """The server refused the connection, timed out, or gave an answer that is not ours."""
+
+
+class Stopped(SystemExit):
+    """The run was stopped from afar (`perfagent stop`, its page, a rule): raised by the optimizer's step at the end of
+    the step that all ranks agreed on, in a script that said attach(stoppable=True). `except Exception` lets it pass,
+    `finally` and `with` do their work, and the process ends with exit code 0: a launcher starts nothing anew."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message

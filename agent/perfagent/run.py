@@ -80,7 +80,7 @@ MAX_STEP = 2**53
 """What every reader of a step can hold, and the server takes."""
 PUBLIC = (
     "alert", "batches", "config", "ended", "finish", "group", "id", "log", "name", "notes", "phase", "project",
-    "start_step", "steps_done", "tags", "url", "verdict",
+    "should_stop", "start_step", "steps_done", "tags", "url", "verdict",
 )  # fmt: skip
 """What a prompt offers."""
 _PLAIN = frozenset((float, int, bool))
@@ -422,6 +422,17 @@ class Run:
     @property
     def steps_done(self) -> int:
         return self._progress.completed
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run was stopped from afar, and this was its last step: for loops that end by themselves. Read it
+        after each step; all ranks get the same answer after the same step. Only a loop that reads it, or a script that
+        said attach(stoppable=True), may be stopped."""
+        return self._investigator.stop.read()
+
+    def allow_stop(self) -> None:
+        """As attach(stoppable=True)."""
+        self._investigator.stop.raises = True
 
     @property
     def start_step(self) -> int | None:
@@ -822,6 +833,9 @@ class Run:
         if self._ended or self.inherited:
             return
         self._ended = True
+        stop = self._investigator.stop
+        if ending == "finished" and stop.due:
+            reason = f"stopped after step {self._progress.completed:,}: {stop.why}"
         self._ending = ending, reason, more
         p = self._progress
         p.ended = True

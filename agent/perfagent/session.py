@@ -74,6 +74,7 @@ def attach(
     tune_malloc: bool | None = None,
     capture_logs: bool | None = None,
     disabled: bool | None = None,
+    stoppable: bool = False,
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
 
@@ -84,7 +85,9 @@ def attach(
     the first step to come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of
     its thresholds are raised, so that a step on the CPU keeps its memory. capture_logs: False leaves out what the
     script logs by other loggers (W&B, TensorBoard, a trainer's own). disabled: True makes this run a silent no-op.
-    Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
+    stoppable: `perfagent stop`, the run's page or a rule may end the training, after a step of all ranks: a trainer ends
+    by its own flag, a loop that reads `run.should_stop` by itself, any other by perfagent.Stopped. Raises ConfigError
+    for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
     check_model(model)
@@ -92,6 +95,8 @@ def attach(
     settled, labels = as_dict(config), as_tags(tags)
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
+    if not isinstance(stoppable, bool):
+        raise ConfigError(f"stoppable must be True or False, not {stoppable!r:.80}")
     if _inert is not None:
         logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
     if _inert is not None or _is_imported_by_a_worker():
@@ -125,6 +130,8 @@ def attach(
                 run.tune_malloc(tune_malloc)
             if capture_logs is not None:
                 run.capture_logs(AgentConfig.from_env(capture_logs=capture_logs).capture_logs)
+            if stoppable:
+                run.allow_stop()
             _named = _named or bool(name or project)
             return run
     if told is not None:
@@ -155,6 +162,8 @@ def attach(
         settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes, start=start
     )
     run.take_up(model, optimizer, {}, [])
+    if stoppable:
+        run.allow_stop()
     if not settings.disabled:
         warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
         _watch_process()
@@ -182,6 +191,7 @@ def init(
     tune_malloc: bool | None = None,
     capture_logs: bool | None = None,
     disabled: bool | None = None,
+    stoppable: bool = False,
     **foreign: Any,
 ) -> Run:
     """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found.
@@ -204,6 +214,7 @@ def init(
         "tune_malloc": tune_malloc,
         "capture_logs": capture_logs,
         "disabled": disabled,
+        "stoppable": stoppable,
     }
     options, left_out = options_of_init(options, foreign)
     if foreign.get("reinit") in (True, "finish_previous", "create_new"):

@@ -288,8 +288,8 @@ class Client(_Asking):
         return self._list(f"/alerts/{quote(alert, safe='')}", "history")
 
     def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
-        """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands
-        then."""
+        """Asks the run's processes for a "profile", "stacks", other "sampling", a "flush" or the end ("stop"); the command
+        as it stands then."""
         body = {"kind": kind, **_query(ranks=ranks), **params}
         order: dict[str, Any] = self.request("POST", _run_path(run, "/commands"), body=body)
         return order

@@ -1,5 +1,5 @@
-"""`perfagent profile` and `perfagent stacks`: a running training is asked, waited for, and its answer shown. RUN: id or
-name. `perfagent profile --list` and `--show` ask nobody: they show what the run has.
+"""`perfagent profile`, `perfagent stacks` and `perfagent stop`: a running training is asked, waited for, and its answer
+shown. RUN: id or name. `perfagent profile --list` and `--show` ask nobody: they show what the run has.
 
 Waited is for as long as somebody can answer: not when the run has ended or is lost, nor for ranks that are. Of a rank
 that has not answered a line says why, and the exit code is 1."""
@@ -23,7 +23,7 @@ from perfagent_client.connection import add_options, add_run, print_json, reader
 from perfagent_client.connection import found as find
 from perfagent_client.polling import ENDED
 
-__all__ = ["profile", "stacks"]
+__all__ = ["profile", "stacks", "stop"]
 
 POLL_S = 0.5
 
@@ -60,6 +60,33 @@ def stacks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every thread, not only the one that trains")
     _waiting(parser, 30.0)
     parser.set_defaults(run=_stacks)
+
+
+def stop(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Ends a running training after a step that all its ranks agree on, with a checkpoint where perfagent.loop or a "
+        "trainer writes any. Its script must have allowed that: attach(stoppable=True), run.should_stop or perfagent.loop."
+    )
+    add_run(parser)
+    _waiting(parser, 120.0)
+    parser.set_defaults(run=_stop)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    with reader(arguments, asks=True) as client:
+        run = find(client, arguments.name_or_id)
+        ranks = list(range(run.world_size))
+        waited = _settled(client, run.run, client.ask(run.run, "stop"), arguments.wait, ranks)
+    _raise_if_refused(waited.order)
+    step = waited.order["params"].get("step")
+    silent = sorted(set(ranks) - {one["rank"] for one in waited.order["sources"] if one["state"] == "done"})
+    if arguments.json:
+        print_json({"run": run.run, "step": step, "silent": [waited.of(rank) for rank in silent]})
+    elif step is not None:
+        print(f"{run.name or run.run} {'stops' if silent else 'stopped'} after step {step:,}")
+    for line in waited.lines(silent):
+        sys.stderr.write(f"{line}\n")
+    return 1 if silent else 0
 
 
 def _waiting(parser: argparse.ArgumentParser, default: float) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, Response
 
 from perfagent import __version__
 from perfagent_server.database import StorageError
-from perfagent_server.monitoring import CountRequests, Monitoring
+from perfagent_server.monitoring import CountRequests, Monitoring, otlp
 from perfagent_server.refusal import RefusalError
 from perfagent_server.routes import (
     alerts,
@@ -122,10 +122,13 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
         running = services or open_services(settings)
         app.state.services, app.state.access = running, running.access
         monitoring.watch(running)
+        stop_sending = otlp.start(running)
         try:
             await running.start()
             yield
         finally:
+            if stop_sending is not None:
+                await asyncio.to_thread(stop_sending)
             await running.stop()
 
     app = FastAPI(

@@ -39,11 +39,13 @@ from perfagent_server.runs.figures import Figures
 from perfagent_server.runs.flame import Flames
 from perfagent_server.runs.left_runs import is_left
 from perfagent_server.runs.rule_profiles import RuleProfiles
+from perfagent_server.runs.rule_stops import RuleStops
 from perfagent_server.runs.run_commands import Orders
 from perfagent_server.runs.run_groups import RunGroups
 from perfagent_server.runs.run_queries import Runs
 from perfagent_server.runs.run_table import RunTable
 from perfagent_server.security.access import Access
+from perfagent_server.security.audit import record_of_rule
 from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
 from perfagent_server.security.outbound import post
 from perfagent_server.security.people import People
@@ -252,6 +254,7 @@ def _wired(
     rule_settings = RuleSettings(database, settings.data / RULES_FILE)
     profiles = Profiles(database)
     rule_profiles = RuleProfiles(database, orders, rule_settings.takes_profile, clock=clock)
+    rule_stops = RuleStops(database, orders, rule_settings.stops, record_of_rule)
     engine = Engine(
         database,
         store,
@@ -261,7 +264,7 @@ def _wired(
         link=link,
         on_deliveries=outbox.wake,
         on_states=publish_runs,
-        on_fire=partial(_ask_run, orders, rule_profiles),
+        on_fire=partial(_ask_run, orders, rule_profiles, rule_stops),
         monotonic=monotonic,
     )
     if leases is not None:
@@ -375,8 +378,12 @@ def _policy(settings: Settings) -> RetentionPolicy:
     return RetentionPolicy(**kept)
 
 
-def _ask_run(orders: Orders, rule_profiles: RuleProfiles, run: str, alert: str, finding: Finding) -> None:
-    """An alert fired: every rank of the run gets the command that its rule asks for, and one may be profiled."""
+def _ask_run(
+    orders: Orders, rule_profiles: RuleProfiles, rule_stops: RuleStops, run: str, alert: str, finding: Finding
+) -> None:
+    """An alert fired: every rank of the run gets the command that its rule asks for, one may be profiled, and all of it
+    may be stopped."""
+    rule_stops.fired(run, alert, finding)
     rule = next((rule for rule in all_rules() if rule.id == finding.rule), None)
     if rule is not None and rule.asks_for:
         orders.ask(run, rule.asks_for, rule=rule.id, why=finding.message, alert=alert)

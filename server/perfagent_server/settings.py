@@ -63,6 +63,8 @@ class Settings:
     requests_per_s, samples_per_s, bytes_per_s, runs_per_hour: of one sender (limits.py). max_projects: of this server;
     max_ranks, max_names: of a run.
     metrics_runs: so many runs are in /metrics, those that were heard of last; 0: none.
+    otlp_endpoint: the address to which the same runs, and their GPUs, are sent as OTLP over HTTP, such as
+    http://collector:4318; otlp_headers: NAME=VALUE, sent with it; otlp_interval_s: how often.
     log_format: "text", or "json" for one object a line. log_level: the least level that is logged. access_log: a line for
     each request.
     oidc_issuer: the address of an OpenID provider at which people sign in; oidc_client_id, oidc_client_secret (or a file
@@ -101,6 +103,9 @@ class Settings:
     audit_days: float | None = None
     max_bytes: float | None = None
     metrics_runs: int = 100
+    otlp_endpoint: str | None = None
+    otlp_headers: tuple[str, ...] = field(default=(), repr=False)
+    otlp_interval_s: float = 60.0
     requests_per_s: float = 2_000.0
     samples_per_s: float = 500_000.0
     bytes_per_s: float = 64.0 * 2**20
@@ -129,10 +134,15 @@ class Settings:
             raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
         above_zero = (
             "max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s", "max_projects", "max_ranks", "max_names",
+            "otlp_interval_s",
         )  # fmt: skip
         for name in (*above_zero, *LIMITS):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_endpoint is {self.otlp_endpoint!r}; give an address such as http://collector:4318")
+        if not all("=" in one for one in self.otlp_headers):
+            raise ConfigError("otlp_headers has an entry without `=`; give NAME=VALUE, several separated by commas")
         if self.metrics_runs < 0:
             raise ConfigError(f"metrics_runs is {self.metrics_runs}; allowed are 0 (no run) and above")
         for name in RETENTION_SETTINGS:

@@ -50,7 +50,7 @@ REST_S = 1.0
 READ_S = 4.0
 MOST_DRAFTED = 4096
 """Notes of one tick that are written down as they were noted; more become columns at once."""
-URGENT = ("alert", "collectives", "finding", "stacks", "state")
+URGENT = ("alert", "collectives", "command", "finding", "stacks", "state")
 FIRST_PAUSE_S, CALM_S = 0.25, 60.0
 """How long a value that stays NaN does not press again, at first and at most. Five frames a second took 0.7 % of the
 training's time."""
@@ -403,7 +403,7 @@ class Dispatcher:
                 return
             self._moves.over()
         closing = self.sender.closing_at is not None
-        pause_s = self.sender.config.flush_s * (1 if self._watched else UNWATCHED)
+        pause_s = self.sender.config.flush_s * (1 if self._watched or self._is_stoppable() else UNWATCHED)
         due = self._urgent or self.sender.flushes or closing or now - self._last_cut >= pause_s
         if self.spool.backlog or (due and self.spool.has_pending):
             if not self.spool.backlog:
@@ -530,6 +530,11 @@ class Dispatcher:
             return
         kept = spool.quarantine(outgoing.seq, reason)
         self._notices.quarantined(reason, spool.folder / "quarantine" if kept else None)
+
+    def _is_stoppable(self) -> bool:
+        """Ranks that may be stopped ask for commands more often: all must know of a step before it comes."""
+        watching = None if self.sender.progress is None else self.sender.progress.investigator
+        return watching is not None and watching.stop.allowed
 
     def _obey(self, command: Mapping[str, Any]) -> None:
         if command.get("kind", command.get("command")) == "flush":

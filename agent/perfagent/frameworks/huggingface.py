@@ -1,4 +1,5 @@
-"""The Transformers Trainer needs no adapter for its steps, but says only here where a resumed training begins.
+"""The Transformers Trainer needs no adapter for its steps, but says only here where a resumed training begins, and ends
+by a flag of its own when the run is stopped from afar.
 
 Asked is the beginning of each epoch: it comes before the first step, and later than `on_train_begin`, in which a
 callback of the user's may be what attaches.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.frameworks.resuming import resumed_after
+from perfagent.step.stop import claim
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -23,6 +25,7 @@ __all__ = ["install"]
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: transformers.trainer_callback."""
     patch(framework.CallbackHandler, "on_epoch_begin", _watch_epoch)
+    patch(framework.CallbackHandler, "on_step_end", _watch_step)
 
 
 def _watch_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,3 +41,23 @@ def _watch_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _begins(_arguments: Any, state: Any, *_: Any, **__: Any) -> None:
     """state: the trainer's, which has the steps of the checkpoint."""
     resumed_after(int(state.global_step))
+    claim()  # before its first step ends
+
+
+def _watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_step_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        control = original(self, *args, **kwargs)
+        _stop_if_due(control, *args, **kwargs)
+        return control
+
+    return on_step_end
+
+
+@guarded
+def _stop_if_due(control: Any, arguments: Any, *_: Any, **__: Any) -> None:
+    """Ends as at `max_steps`, with a checkpoint where the trainer writes any and it may be written."""
+    stop = claim()
+    if stop is not None:
+        control.should_training_stop = True
+        control.should_save = control.should_save or (stop.saves and arguments.save_strategy != "no")

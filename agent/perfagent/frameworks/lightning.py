@@ -4,7 +4,8 @@ Where a strategy wraps the module (DDP, DeepSpeed), it calls the wrapper, which 
 optimization the forward pass of a training step lasts until its first backward pass; what comes between later ones is
 in `other`.
 
-A training that goes on from a checkpoint (`ckpt_path`) counts on from there.
+A training that goes on from a checkpoint (`ckpt_path`) counts on from there. One that is stopped from afar ends by
+`trainer.should_stop`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from perfagent.frameworks.resuming import resumed_after
 from perfagent.hooks.forward import Watched
 from perfagent.hooks.model_discovery import owned
 from perfagent.step.state import state
+from perfagent.step.stop import claim
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -32,6 +35,8 @@ def install(framework: ModuleType, patch: Patch) -> None:
     """framework: lightning.pytorch.strategies.strategy, or the same under the package's older name."""
     patch(framework.Strategy, "training_step", _watch_training_step)
     patch(framework.Strategy, "on_train_start", _watch_start)
+    patch(framework.Strategy, "optimizer_step", _watch_optimizer_step)
+    patch(framework.Strategy, "on_train_end", _watch_end)
 
 
 def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,8 +68,43 @@ def _watch_start(original: Callable[..., Any]) -> Callable[..., Any]:
     return on_train_start
 
 
+def _watch_optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def optimizer_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _stop_if_due(self)
+        return result
+
+    return optimizer_step
+
+
+@guarded
+def _stop_if_due(strategy: Any) -> None:
+    if claim() is not None:
+        strategy.lightning_module.trainer.should_stop = True
+
+
+def _watch_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_train_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _save_at_stop(self)
+        return original(self, *args, **kwargs)
+
+    return on_train_end
+
+
+@guarded
+def _save_at_stop(strategy: Any) -> None:
+    """Where the trainer keeps checkpoints, under a name of its own: none of them makes room for it, none is the best."""
+    trainer, stop = strategy.lightning_module.trainer, claim()
+    if stop is not None and stop.saves and trainer.checkpoint_callback is not None:
+        folder = trainer.checkpoint_callback.dirpath or trainer.default_root_dir
+        trainer.save_checkpoint(Path(folder, f"stopped-step={trainer.global_step}.ckpt"))
+
+
 @guarded
 def _starts(strategy: Any) -> None:
+    claim()
     resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
 
 

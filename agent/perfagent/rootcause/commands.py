@@ -1,4 +1,4 @@
-"""Obeys the server's commands: stacks, a profile, other sampling, a flush. On the sender's thread.
+"""Obeys the server's commands: stacks, a profile, other sampling, a flush, the end. On the sender's thread.
 
 Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`:
 accepted, done or refused, with a sentence that says why (or why a profile was cut short). A command can only ask for
@@ -7,9 +7,11 @@ what is written here: it carries numbers and words, never code.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -21,8 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Commands"]
 
-KINDS = ("flush", "profile", "sampling", "stacks")
+KINDS = ("flush", "profile", "sampling", "stacks", "stop")
 _REMEMBERED = 256
+NOT_STOPPABLE = (
+    "not stoppable: say attach(stoppable=True), read run.should_stop in the loop, or train with perfagent.loop"
+)
+_SETTLES = 2.5
+"""Rank 0 names a step that begins so many send intervals from now: the others ask for commands once in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class Commands:
         self._seen: deque[str] = deque(maxlen=_REMEMBERED)
         self._profile: Profile | None = None
         self._explained: Explained | None = None  # by that profile
+        self._stopping: list[str] = []  # the commands whose step is still to come
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """Carries out one command, or says why not."""
@@ -64,6 +72,8 @@ class Commands:
             self._start_profile(identity, parameters)
         elif kind == "sampling":
             self._sampling(identity, parameters)
+        elif kind == "stop":
+            self._stop(identity, parameters)
         elif kind == "flush":
             self._answer(identity, kind, "done")  # delivery itself has seen it (send_loop.py)
         else:
@@ -74,12 +84,14 @@ class Commands:
         if self._profile is not None:
             self._profile.poll()
             self._tell_if_done()
+        self._tell_if_stopped()
 
     def close(self) -> None:
         """The run ends. On the thread that ends it; what is recorded goes with the sender's last tick."""
         if self._profile is not None:
             self._profile.close()
             self._tell_if_done()
+        self._tell_if_stopped()
 
     def _tell_if_done(self) -> None:
         profile = self._profile
@@ -123,6 +135,37 @@ class Commands:
             self._explained = Explained.of(parameters)
             self._answer(identity, "profile", "accepted", profile=self._profile.id)
             self._investigator.add(self._profile)
+
+    def _stop(self, identity: str, parameters: Mapping[str, Any]) -> None:
+        """Rank 0 answers with the step that it names; the others get that with the command."""
+        stop, p = self._investigator.stop, self._investigator.progress
+        named = whole(parameters.get("step"))
+        if not stop.allowed:
+            self._answer(identity, "stop", "refused", NOT_STOPPABLE)
+        elif p.last is None:
+            self._answer(identity, "stop", "refused", "this process has not completed a step of a torch optimizer yet")
+        else:
+            if stop.at is None:
+                saves = parameters.get("saves", not self._investigator.is_bad)
+                stop.saves, stop.why = saves is not False, str(parameters.get("why") or "")
+                stop.at = self._last_step() if named is None else named
+                self._investigator.add(stop)
+            self._stopping.append(identity)
+            self._answer(identity, "stop", "accepted", step=stop.at, saves=stop.saves)
+
+    def _tell_if_stopped(self) -> None:
+        while self._stopping and self._investigator.stop.due:
+            self._answer(self._stopping.pop(0), "stop", "done")
+
+    def _last_step(self) -> int:
+        """The step to stop after: the one in progress where there is one rank, else one that leaves the others time to
+        learn it."""
+        sender = self._investigator.sender
+        if sender.identity.world_size == 1:
+            return self._investigator.progress.completed + 1
+        times = [row["step_time_s"] for row in self._investigator.history() if row.get("step_time_s")]
+        ahead = _SETTLES * sender.config.flush_s / max(median(times), 1e-4) if times else 1.0
+        return self._investigator.progress.completed + 2 + math.ceil(ahead)
 
     def _explain(self, asked: Explained, summary: Mapping[str, Any]) -> None:
         """What the profile shows becomes part of the alert whose rule asked for it."""

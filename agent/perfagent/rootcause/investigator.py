@@ -21,6 +21,7 @@ from perfagent.end_reason import out_of_memory
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.standstill import Standstill
 from perfagent.step.state import now
+from perfagent.step.stop import Stop
 
 if TYPE_CHECKING:
     from perfagent.delivery.drain import Taken
@@ -96,6 +97,7 @@ class Investigator:
         self._bad_step = -1  # the newest one that was looked into
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
+        self.stop = Stop(progress)
         self._age_told = 0.0
         self._standstill = Standstill(self)
         self._began = self.clock()
@@ -247,6 +249,11 @@ class Investigator:
             self._fold()
         self._unfolded = newest
         self.judged_upto = steps[-1]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the newest loss that was judged is no number. Any thread."""
+        return not self._watchful
 
     def stays_bad(self, first: int) -> bool:
         """Whether losses from this step on that are no numbers are the consequence of one that is known."""

@@ -248,6 +248,15 @@ class Checkpoint:
         with self._tolerated():
             self.save(loop.step_count, loop.state_dict(), metric=metric, engine=_engine_of(loop), reason=reason)
 
+    def save_at_stop(self, loop: Any) -> None:
+        """The run is stopped from afar: saves what the last step left, never as the best; every rank calls it after the
+        same step. Weights that hold NaN are not saved, so that the checkpoint before stays the newest."""
+        self._metric = None
+        if self._last_step != loop.step_count:
+            self._now(loop, "stopped")
+        with contextlib.suppress(CheckpointError):  # a save that was under way; it was logged
+            self.wait()
+
     def resume(self, loop: Any) -> int | None:
         """Loads the newest whole checkpoint into a loop; its step, or None when training begins afresh. Every rank
         calls it."""

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, Stopped
+from perfagent.step.stop import claim
 from perfagent.training.accumulation import Count, Window
 from perfagent.training.batches import Batches
 from perfagent.training.closures import check_optimizer_step
@@ -138,6 +139,7 @@ class Loop:
         self._window = Window(grad_accum or 1, self.strategy)
         self._batches = Batches(self._window, self.strategy)
         self._until: int | None = None
+        self._stopped = False
         self._forward = _Forward(self._window, self.strategy, autocast)
         self._scale: Callable[[Tensor], Tensor] | None = None if self.scaler is None else self.scaler.scale
         _compile(model, compiled)
@@ -216,7 +218,19 @@ class Loop:
         self._update.under_way = False
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
+        if (stop := claim(owned=True)) is not None:
+            self._stop(stop.why)
         return result
+
+    def _stop(self, why: str) -> None:
+        """The run is stopped from afar, after this step of all ranks: batches() ends; other loops are left at the end of
+        the next step."""
+        if self._stopped:
+            raise Stopped(f"perfagent: stopped after step {self.step_count:,}: {why}")
+        self._stopped = True
+        save = getattr(self.checkpoint, "save_at_stop", None)
+        if save is not None:
+            save(self)
 
     def resume(self) -> Any:
         """Loads the newest checkpoint that verifies; without one, or without a `checkpoint`, training begins afresh."""
@@ -234,7 +248,7 @@ class Loop:
 
     def goes_on(self) -> bool:
         """Whether batches() shall begin another window."""
-        return self._until is None or self.step_count < self._until
+        return not self._stopped and (self._until is None or self.step_count < self._until)
 
     @property
     def epoch(self) -> int:

@@ -42,7 +42,7 @@ class Manifest:
 
     step: optimizer steps done. number: counts the saves into a folder, over restarts too: the greater one is the newer
     one, also where a run was rolled back and saves the same steps again. kind: plain, sharded
-    (torch.distributed.checkpoint) or deepspeed. reason: why it was saved (every, asked, sigterm, exception, nan).
+    (torch.distributed.checkpoint) or deepspeed. reason: why it was saved (every, asked, sigterm, exception, nan, stopped).
     metric: what `best` compares. created: Unix seconds.
     """
 

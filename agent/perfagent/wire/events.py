@@ -239,6 +239,9 @@ class CommandData(Struct):
     kind: str | None = None
     message: str | None = None
     profile: str | None = None
+    step: Whole | None = None
+    """After which rank 0 stops; saves: whether trainers write a checkpoint then."""
+    saves: bool | None = None
 
 
 class Gpu(Struct):

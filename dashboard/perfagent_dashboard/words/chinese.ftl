@@ -507,6 +507,8 @@ export_parquet = 全部样本（Parquet）
 run_menu = 这个任务的更多操作
 compare_with = 与其他任务对比
 edit_run = 名称和标签
+stop_run = 停止这个任务
+stop_run_sure = 在接下来的某一步之后结束训练？脚本必须允许停止：attach(stoppable=True)、run.should_stop 或 perfagent.loop。若有检查点，会先保存。
 delete_run = 删除这个任务
 may_not_change = 修改任务需要 operator 角色，删除需要 admin 角色。
 name = 名称
@@ -528,6 +530,7 @@ fixed_when = 解决标志：
 take_stacks = 抓取调用栈
 take_profile = 采集 5 步 profile
 asked_stacks = 已请求所有 rank 的调用栈。它们会随下一次上报到达：见 Rank。
+asked_stop = 已请求停止训练。所有 rank 会在商定的同一步之后结束；若脚本不允许停止，训练继续。
 asked_profile = 已请求 5 步的 profile。这些步完成后到达：见时间。
 whole_traceback = 完整的 { $count } 行 traceback
 tab_charts = 图表

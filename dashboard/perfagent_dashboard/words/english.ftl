@@ -592,6 +592,8 @@ export_parquet = All samples as Parquet
 run_menu = More about this run
 compare_with = Compare with other runs
 edit_run = Name and tags
+stop_run = Stop this run
+stop_run_sure = End this training after one of its next steps? Its script must have allowed that: attach(stoppable=True), run.should_stop or perfagent.loop. A checkpoint is written where it has any.
 delete_run = Delete this run
 may_not_change = Changing a run needs the role operator, deleting it the role admin.
 name = Name
@@ -619,6 +621,7 @@ fixed_when = Resolved when:
 take_stacks = Take stacks
 take_profile = Profile 5 steps
 asked_stacks = Asked for the stacks of all ranks. They come with their next message: see Ranks.
+asked_stop = Asked the training to stop. It ends after a step that all its ranks agree on; if its script does not allow that, it goes on.
 asked_profile = Asked for a profile of 5 steps. It comes when they are done: see Time.
 whole_traceback = { $count ->
     [one] The { $count } line of the traceback

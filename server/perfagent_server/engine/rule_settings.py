@@ -84,9 +84,17 @@ class RuleSettings:
 
     def takes_profile(self, project: str, rule: str) -> bool:
         """Whether an alert of this rule has a run of this project profiled."""
+        return self._is_on(project, rule, "profile")
+
+    def stops(self, project: str, rule: str) -> bool:
+        """Whether an alert of this rule, or a user's own, stops a run of this project."""
+        own = (one.alert.stop for one in self.own.known([project]) if one.alert.id == rule)
+        return self._is_on(project, rule, "stop") or any(own)
+
+    def _is_on(self, project: str, rule: str, switch: str) -> bool:
         with self._lock:
-            given = [one.get(rule, {}).get("profile") for one in self._overrides(project)]
-        return bool(next((switch for switch in reversed(given) if switch is not None), False))
+            given = [one.get(rule, {}).get(switch) for one in self._overrides(project)]
+        return bool(next((is_on for is_on in reversed(given) if is_on is not None), False))
 
     def check(self, rule: str, settings: Mapping[str, Any]) -> None:
         """Raises ConfigError for a rule or a setting that there is not."""

@@ -62,8 +62,9 @@ def checked(rules: Any) -> Overrides:
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{name} must be a table of settings, not {settings!r:.80}")
         rest = dict(settings)
-        if not isinstance(rest.pop("enabled", True), bool):
-            raise ConfigError(f"{name}.enabled must be true or false, not {settings['enabled']!r:.80}")
+        for switch in ("enabled", "stop"):
+            if not isinstance(rest.pop(switch, True), bool):
+                raise ConfigError(f"{name}.{switch} must be true or false, not {settings[switch]!r:.80}")
         _check_profile(known[name], rest.pop("profile", False))
         overridden(known[name], rest)
     return rules

@@ -16,7 +16,7 @@ from perfagent_server.store.retention.policy import LIVE_STATES
 from perfagent_server.store.shards import STORAGE
 from perfagent_server.timestamps import unix_seconds
 
-__all__ = ["RunCollector"]
+__all__ = ["GAUGES", "RunCollector"]
 
 _LABELS = ["run", "project", "name"]
 _STATES = (*LIVE_STATES, "lost")
@@ -42,7 +42,7 @@ def _throughput(name: str) -> Value:
     return value
 
 
-_GAUGES: tuple[tuple[str, str, Value], ...] = (
+GAUGES: tuple[tuple[str, str, Value], ...] = (
     ("loss", "Newest loss.", _loss),
     ("step", "Newest completed step.", lambda row: row["step"]),
     ("step_time_seconds", "Median step time of the newest 100 steps.", lambda row: row["timing"]["step_time_s"]),
@@ -79,7 +79,7 @@ class RunCollector(Collector):
         hidden.add_metric([], found["total"] - len(found["runs"]))
         yield hidden
         rows = found["runs"]
-        for name, words, value in _GAUGES:
+        for name, words, value in GAUGES:
             family = GaugeMetricFamily(f"perfagent_run_{name}", words, labels=_LABELS)
             for row in rows:
                 if (current := value(row)) is not None:

@@ -1,4 +1,4 @@
-"""What a run is asked for: a profile, stacks, other sampling, a flush. It is handed to its processes with their next
+"""What a run is asked for: a profile, stacks, other sampling, a flush, the end. It is handed to its processes with their next
 answers."""
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def ask(
     it runs, and says what became of it: see GET. 409 where none of those asked can answer: they have ended, are lost,
     were not heard for a minute, or log over HTTP without an agent. profile: torch.profiler for `steps` steps. stacks:
     what every thread is doing. sampling: the agent's share of the step time, and how often host and device are sampled.
-    flush: send at once. For operators: a profile slows a training down, and a job's ingest key must not do that to
+    flush: send at once. stop: ends the training at the end of a step that rank 0 names, where its script allows it. For
+    operators: a profile slows a training down, and a job's ingest key must not do that to
     another run."""
     run = at.id
     given = dict(asked)
@@ -79,6 +80,8 @@ def ask(
     elif not isinstance(ranks, list) or not ranks or not all(type(rank) is int and 0 <= rank < 2**31 for rank in ranks):
         message = f"ranks is {ranks!r:.80}; a list of whole numbers from 0 on, or nothing, is needed"
         raise ApiError(422, "invalid", message, "ranks")
+    elif kind == "stop":
+        raise ApiError(422, "invalid", "a stop takes no ranks: all of them end after the same step", "ranks")
     audit = record(request, identity, "run.command", run, kind, project=at.project)
     try:
         order = services.orders.issue(run, kind, params, ranks=ranks, who=identity.who, also=audit)

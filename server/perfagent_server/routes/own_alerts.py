@@ -37,7 +37,8 @@ _PATIENCE_S = 20.0
 class AlertForm:
     """metric: a name, or a pattern such as `loss/*`. function: of the values over the duration; rise, fall: fires when it
     has not risen, or fallen, for so long; missing: when no value came for so long. comparison, threshold: for the first
-    four. for_steps, for_s: the duration, one of the two. tags: only runs that have all of them. note: ends the message."""
+    four. for_steps, for_s: the duration, one of the two. tags: only runs that have all of them. note: ends the message. stop:
+    stops the run when it fires, where its script allows that."""
 
     metric: str
     function: Literal["value", "mean", "min", "max", "rise", "fall", "missing"] = "value"
@@ -48,6 +49,7 @@ class AlertForm:
     severity: Literal["info", "warning", "critical"] = "warning"
     tags: list[str] = field(default_factory=list)
     note: str = ""
+    stop: bool = False
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 

@@ -30,12 +30,13 @@ router = APIRouter()
 class RuleShown:
     """reads: the series, events and clock that it is judged on; charts: the series on whose charts its alert is marked,
     the first that a run has; profile: its alerts have the run profiled; profile_helps: that may be switched on;
-    thresholds, defaults, units, life: by name; words: name, meaning, when it fires and remedies by cause ("" is the
-    usual one), in English and Chinese."""
+    stop: its alerts stop the run; thresholds, defaults, units, life: by name; words: name, meaning, when it fires and
+    remedies by cause ("" is the usual one), in English and Chinese."""
 
     rule: str
     enabled: bool
     profile: bool
+    stop: bool
     profile_helps: bool
     name: str
     description: str
@@ -70,10 +71,12 @@ class RuleList:
 @dataclass
 class RuleChange:
     """thresholds: those that are not the rule's own; all others are. enabled: false switches the rule off. profile: true
-    has the run profiled when an alert of the rule fires; left out, what rules.toml says counts."""
+    has the run profiled when an alert of the rule fires, stop: true stops it, where its script allows that; left out,
+    what rules.toml says counts."""
 
     enabled: bool = True
     profile: bool | None = None
+    stop: bool | None = None
     thresholds: dict[str, float] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -103,8 +106,7 @@ def change_rule(
     check_project(identity, "admin", project)
     _known(rule)
     settings: dict[str, Any] = {**change.thresholds, "enabled": change.enabled}
-    if change.profile is not None:
-        settings["profile"] = change.profile
+    settings |= {name: value for name in ("profile", "stop") if (value := getattr(change, name)) is not None}
     try:
         services.rule_settings.check(rule, settings)
     except ConfigError as error:

@@ -1,6 +1,6 @@
 """Every rule that there is, and the rules of a project: found in this package, so that a new rule is one file.
 
-Overrides are one mapping of a rule's id to its settings: thresholds by name, `enabled` and `profile`. The same format
+Overrides are one mapping of a rule's id to its settings: thresholds by name, `enabled`, `profile` and `stop`. The same format
 stands in `rules.toml` and in the body of `PUT /api/v1/rules/{rule}`.
 """
 
@@ -27,11 +27,13 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 
 class Configured(NamedTuple):
-    """A rule with the thresholds of a project. profile: whether its alerts have the run profiled."""
+    """A rule with the thresholds of a project. profile: whether its alerts have the run profiled; stop: whether they
+    stop it."""
 
     rule: Rule
     enabled: bool
     profile: bool
+    stop: bool
 
 
 @cache
@@ -80,8 +82,10 @@ def with_overrides(rule: Rule, overrides: Sequence[Overrides]) -> Configured:
     settings: dict[str, Any] = {}
     for one in overrides:
         settings.update(one.get(rule.id, {}))
-    enabled, profile = bool(settings.pop("enabled", True)), bool(settings.pop("profile", False))
-    return Configured(overridden(rule, settings), enabled, profile)
+    enabled, profile, stop = (
+        bool(settings.pop(name, default)) for name, default in (("enabled", True), ("profile", False), ("stop", False))
+    )
+    return Configured(overridden(rule, settings), enabled, profile, stop)
 
 
 def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
@@ -91,7 +95,7 @@ def overridden(rule: Rule, settings: Mapping[str, Any]) -> Rule:
     for name, value in settings.items():
         if name not in known:
             raise ConfigError(
-                f"{rule.id} has no threshold {name!r}; it has {', '.join(known)}, `enabled` and `profile`"
+                f"{rule.id} has no threshold {name!r}; it has {', '.join(known)}, `enabled`, `profile` and `stop`"
             )
         _check(rule, name, value, known[name])
         changed[name] = type(known[name])(value)
@@ -142,6 +146,7 @@ def describe(configured: Configured) -> dict[str, Any]:
         "rule": rule.id,
         "enabled": configured.enabled,
         "profile": configured.profile,
+        "stop": configured.stop,
         "profile_helps": rule.profile_helps,
         "name": texts["en"].name,
         "description": texts["en"].meaning,

@@ -66,7 +66,8 @@ class Point(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class OwnAlert(Rule):
     """metric: a name, or a pattern such as `loss/*`. comparison, threshold: of the first four functions. for_steps, for_s:
-    the duration, one of the two. project: "" is all; tags: only runs that have all of them. note: ends the message."""
+    the duration, one of the two. project: "" is all; tags: only runs that have all of them. note: ends the message. stop: the run
+    is stopped when it fires, where its script allows that."""
 
     name: str
     metric: str
@@ -79,6 +80,7 @@ class OwnAlert(Rule):
     project: str = ""
     tags: tuple[str, ...] = ()
     note: str = ""
+    stop: bool = False
 
     def __post_init__(self) -> None:
         """What other rules say as classes."""
@@ -243,6 +245,8 @@ def own_alert(form: Any) -> OwnAlert:
     for name, allowed in (("function", FUNCTIONS), ("severity", SEVERITIES)):
         if name in values and values[name] not in allowed:
             raise FormError(name, f"{name} is {values[name]!r:.80}; allowed are {', '.join(allowed)}")
+    if not isinstance(values.get("stop", False), bool):
+        raise FormError("stop", f"stop must be true or false, not {values['stop']!r:.80}")
     _check_texts(values)
     _check_numbers(values)
     return OwnAlert(**values | {"tags": tuple(values.get("tags", ()))})

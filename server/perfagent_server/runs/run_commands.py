@@ -69,8 +69,10 @@ KINDS: dict[str, dict[str, Parameter]] = {
     "stacks": {},
     "flush": {},
     "sampling": {"overhead_budget_pct": Parameter(float, 0.01, 50.0), "sample_s": Parameter(float, 0.5, 3600.0)},
+    "stop": {},
 }  # fmt: skip
-"""What may be asked for. A profile is taken on rank 0 unless ranks are named, everything else on all ranks."""
+"""What may be asked for. A profile is taken on rank 0 unless ranks are named, everything else on all ranks; a stop
+always, and reaches the others once rank 0 has named the step after which all end."""
 
 
 def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,13 +168,18 @@ class Order:
 
 @dataclass(slots=True)
 class _Open:
+    """is_stop: it waits for the step that rank 0 names; of: the attempt for which rank 0 has done so."""
+
     ranks: frozenset[int] | None
     expires: float
+    is_stop: bool = False
+    of: int | None = None
     handed: dict[str, tuple[int, float]] = field(default_factory=dict)  # source -> (seq, when)
     answered: set[str] = field(default_factory=set)
 
     def take_in(self, known: _Open) -> None:
         """What this server knows of the same command."""
+        self.of = self.of if known.of is None else known.of
         self.answered |= known.answered
         for source, handed in known.handed.items():
             self.handed[source] = max(handed, self.handed.get(source, handed), key=itemgetter(1))
@@ -182,6 +189,7 @@ class _Open:
             now >= self.expires
             or (self.ranks is not None and frame.rank not in self.ranks)
             or frame.source in self.answered
+            or (self.is_stop and frame.rank != 0 and frame.attempt != self.of)
         ):
             return False
         handed = self.handed.get(frame.source)
@@ -276,8 +284,9 @@ class Orders:
 
     def _begin(self, run: str, order: Order) -> None:
         ranks = None if order.ranks is None else frozenset(order.ranks)
+        expires = unix_seconds(order.expires) or 0.0
         with self._lock:
-            self._open.setdefault(run, {})[order.id] = _Open(ranks, unix_seconds(order.expires) or 0.0)
+            self._open.setdefault(run, {})[order.id] = _Open(ranks, expires, order.kind == "stop")
         self.counters["issued"] += 1
 
     def issuing(
@@ -383,7 +392,8 @@ class Orders:
                 one = self._open.get(frame.run, {}).get(row.id)
                 if one is not None:
                     one.handed[frame.source] = (frame.seq, now)
-            handed.append({"id": row.id, "kind": row.kind, "params": stored_object(row.params)})
+            params = _of_stop(row, frame) if row.kind == "stop" else stored_object(row.params)
+            handed.append({"id": row.id, "kind": row.kind, "params": params})
         self.counters["handed"] += len(handed)
         return handed
 
@@ -402,7 +412,10 @@ class Orders:
             for event in one.events:
                 if event.kind == "command" and event.data.get("command") in opened:
                     with self._lock:
-                        opened[event.data["command"]].answered.add(one.source)
+                        asked = opened[event.data["command"]]
+                        asked.answered.add(one.source)
+                        if one.rank == 0 and event.data.get("step") is not None:
+                            asked.of = one.attempt
                     self.counters["answered"] += 1
 
     def forget(self, run: str) -> None:
@@ -439,12 +452,20 @@ class Orders:
 
 def _opened(connection: Connection, row: Any) -> _Open:
     """A row of the table of commands, with who has got it."""
-    opened = _Open(None if row.ranks is None else frozenset(stored_list(row.ranks)), row.expires)
+    ranks = None if row.ranks is None else frozenset(stored_list(row.ranks))
+    opened = _Open(ranks, row.expires, row.kind == "stop", stored_object(row.params).get("attempt"))
     for one in connection.execute(select(command_source).where(command_source.c.command == row.id)):
         opened.handed[one.source] = (one.seq, one.handed)
         if one.state in ANSWERS:
             opened.answered.add(one.source)
     return opened
+
+
+def _of_stop(row: Any, frame: Frame) -> dict[str, Any]:
+    """What a rank is told: who asked, and the step; rank 0 names that itself."""
+    named = stored_object(row.params) if frame.rank != 0 else {}
+    why = f"{row.who}: {row.why}" if row.why else f"asked by {row.who}"
+    return {**{name: named[name] for name in ("step", "saves") if name in named}, "why": why}
 
 
 _FURTHEST = ("refused", "handed", "accepted", "done")

@@ -18,7 +18,7 @@ from perfagent_server.security.access import address_of
 from perfagent_server.security.rights import Identity
 from perfagent_server.store.tables import audit
 
-__all__ = ["AuditQuery", "listed", "read", "record", "record_of_command"]
+__all__ = ["AuditQuery", "listed", "read", "record", "record_of_command", "record_of_rule"]
 
 
 def record(
@@ -38,6 +38,11 @@ def record_of_command(
     except KeyError:  # containers run under ids without a name
         user = str(os.getuid())
     return _row(f"command line (OS user {user})", "", action, thing, detail, project)
+
+
+def record_of_rule(who: str, action: str, thing: str, detail: str, project: str) -> Callable[[Connection], None]:
+    """As record(), for what a rule does by itself."""
+    return _row(who, "", action, thing, detail, project)
 
 
 def _row(who: str, origin: str, action: str, thing: str, detail: str, project: str) -> Callable[[Connection], None]:

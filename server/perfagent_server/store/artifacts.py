@@ -8,6 +8,7 @@ Neither the tail nor the list of events holds them.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
+from perfagent_server.store.changes import note_change
 from perfagent_server.store.media import store_media
 from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import command, command_source, event, profile, profile_part, source
@@ -73,6 +75,11 @@ def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> No
         here = and_(here, command_source.c.state == "handed")
     message = (item.data.get("message") or "")[:_MESSAGE_CHARACTERS]
     connection.execute(update(command_source).where(here).values(state=state, message=message, answered=now))
+    if state == "accepted" and frame.rank == 0 and item.data.get("step") is not None:  # of a stop: for the other ranks
+        named = {"step": item.data["step"], "saves": item.data.get("saves") is not False, "attempt": frame.attempt}
+        its = (command.c.id == item.data["command"]) & (command.c.run == frame.run) & (command.c.kind == "stop")
+        connection.execute(update(command).where(its).values(params=json.dumps(named)))
+        note_change(connection, "command", frame.run)
 
 
 def _profile(connection: Connection, frame: Frame, item: Event, now: float) -> None:

@@ -20,7 +20,7 @@ def test_what_it_does_not_know_it_says(train):
     assert job.answers("f1") == [("done", "")]
     ((state, message),) = job.answers("x1")
     assert state == "refused"
-    assert "flush, profile, sampling, stacks, not 'reboot'" in message
+    assert "flush, profile, sampling, stacks, stop, not 'reboot'" in message
 
 
 def test_sampling_is_changed_within_limits(train):

@@ -96,6 +96,36 @@ def test_a_command_goes_out_once_with_the_answer_to_a_frame(client: TestClient, 
 
 
 @pytest.mark.sql
+def test_a_stop_reaches_other_ranks_with_the_step_of_rank_0(tmp_path: Path, clock: Clock) -> None:
+    with api(tmp_path, clocks={"clock": clock}) as client:
+        job = Job(client, clock, 0, 1, world_size=2)
+        order = job.ask("stop")["id"]
+        assert job.frame(2, 1) == [], "rank 0 has not named a step yet"
+        assert job.frame(2, 0) == [order]
+        named = answered(order, "accepted", step=70, saves=False)
+        assert job.frame(3, 0, named) == []
+        late = frame({"loss": [1.0]}, seq=1, rank=1, attempt=2, events=[state("starting", world_size=2)])
+        assert send(client, late)["commands"] == [], "the step is one of the attempt before"
+    with api(tmp_path, clocks={"clock": clock}) as client:
+        assert client.get("/api/v1/runs/r1/commands").json()["commands"][0]["params"]["step"] == 70
+
+
+def test_a_rank_gets_the_step_and_who_asked(client: TestClient, clock: Clock) -> None:
+    job = Job(client, clock, 0, 1, world_size=2)
+    order = job.ask("stop")["id"]
+    [first] = send(client, frame({}, seq=2))["commands"]
+    assert list(first["params"]) == ["why"]
+    job.frame(3, 0, answered(order, "accepted", step=70))
+    [second] = send(client, frame({}, seq=2, rank=1))["commands"]
+    assert second == {"id": order, "kind": "stop", "params": {"step": 70, "saves": True, "why": first["params"]["why"]}}
+    assert "asked by" in second["params"]["why"]
+
+
+def test_a_stop_takes_no_ranks(job: Job) -> None:
+    assert job.post(kind="stop", ranks=[0]).status_code == 422
+
+
+@pytest.mark.sql
 def test_open_commands_outlive_a_restart(tmp_path: Path, clock: Clock) -> None:
     with api(tmp_path, clocks={"clock": clock}) as client:
         job = Job(client, clock, 0, 1, world_size=2)

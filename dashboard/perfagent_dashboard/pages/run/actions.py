@@ -24,7 +24,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {"stacks": {"kind": "stacks"}, "profile":
 
 
 def dialogs() -> list[Component]:
-    """Of the menu: name and tags; and whether the run is really to be deleted."""
+    """Of the menu: name and tags; and whether the run is really to be stopped, or deleted."""
     return [
         dmc.Modal(
             [
@@ -37,6 +37,10 @@ def dialogs() -> list[Component]:
         dmc.Modal(
             [say("delete_run_sure"), dmc.Group(dmc.Button(say("delete_run"), id="run-really-delete", color="red"), mt="md")],
             id="run-deleter", title=say("delete_run"), opened=False,
+        ),
+        dmc.Modal(
+            [say("stop_run_sure"), dmc.Group(dmc.Button(say("stop_run"), id="run-really-stop", color="red"), mt="md")],
+            id="run-stopper", title=say("stop_run"), opened=False,
         ),
     ]  # fmt: skip
 
@@ -54,6 +58,9 @@ class Actions:
         on_press(app, [editor, *named], ["run-edit"], [run], self._edit)
         on_press(app, [editor, counts_up], ["run-save"], ["run-name", "run-tags", run, tick], self._save)
         app.callback(Output("run-deleter", "opened"), Input("run-delete", "n_clicks"), prevent_initial_call=True)(bool)
+        app.callback(Output("run-stopper", "opened"), Input("run-stop", "n_clicks"), prevent_initial_call=True)(bool)
+        stopper = Output("run-stopper", "opened", allow_duplicate=True)
+        on_press(app, [stopper], ["run-really-stop"], [run], self._stop)
         address = Output("_pages_location", "href", allow_duplicate=True)
         on_press(app, [address], ["run-really-delete"], [run], self._delete)
         on_press(app, [Output("console-file", "data")], ["console-download"], [run], self._download)
@@ -69,6 +76,10 @@ class Actions:
     async def _save(self, _pressed: str, name: str, tags: list[str], run: str, tick: int) -> tuple[Any, ...]:
         await self._server.ask("PATCH", run_path(run), {"name": name.strip(), "tags": tags or []})
         return say("saved"), False, tick + 1
+
+    async def _stop(self, _pressed: str, run: str) -> tuple[Any, ...]:
+        await self._server.ask("POST", run_path(run, "commands"), {"kind": "stop"})
+        return say("asked_stop"), False
 
     async def _delete(self, _pressed: str, run: str) -> tuple[Any, ...]:
         await self._server.ask("DELETE", run_path(run))

@@ -115,6 +115,7 @@ def _acts(facts: RunFacts) -> list[Component]:
         dmc.MenuItem(say("compare_with"), href=f"/compare?runs={ident}"),
         dmc.MenuItem(say("edit_run"), id="run-edit", disabled=not may_change),
         dmc.MenuItem(say("notes_menu"), id={"notes": "menu"}, disabled=not may_change),
+        dmc.MenuItem(say("stop_run"), id="run-stop", color="red", disabled=not may_change or facts.has_ended),
         dmc.MenuItem(say("delete_run"), id="run-delete", color="red", disabled="admin" not in facts.may),
         *([] if may_change else [dmc.MenuLabel(say("may_not_change"))]),
     ]

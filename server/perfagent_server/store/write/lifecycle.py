@@ -459,7 +459,8 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
     finished = {row.rank for row in rows if row.state == "finished"}
     active = [row for row in rows if row.rank not in finished]
     if finished and not active:
-        return "finished", "", max(row.ended_by_our_clock() for row in rows if row.state == "finished")
+        said = next((row.reason for row in rows if row.reason and row.state == "finished"), "")  # stopped from afar
+        return "finished", said, max(row.ended_by_our_clock() for row in rows if row.state == "finished")
     states = {row.state for row in active}
     for state in ("running", "starting"):
         if state in states:
