@@ -16,6 +16,7 @@ import psutil
 import pytest
 from api_builders import frame, listening
 from command_line import ran
+from json_shapes import differences, shapes
 
 from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent_server.backtest.moment import Moment
@@ -57,6 +58,7 @@ def test_reports_say_the_same_as_the_exit_code(tmp_path: Path, capsys: pytest.Ca
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     assert ran(command, base, sick, "--json", *words) == WORSE
     said = json.loads(capsys.readouterr().out)
+    assert not [*differences(said, shapes()["gate"])]
     assert (said["speed"], said["phase"], [one["rule"] for one in said["sicker"]]) == (
         "slower",
         "data",
