@@ -375,8 +375,17 @@ class Run:
         return self._shown().text()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        return self._shown().html()
+        """What a notebook shows of it: with the server's verdict and the curve of the loss, where it has them."""
+        if self.settings.disabled or self.inherited or self.settings.record is not None or not self.id:
+            return self._shown().html()
+        return self._shown().html(*verdict.with_losses(self.id, self._sender.config))
+
+    def show(self, every_s: float = 2.0) -> None:
+        """Shows the run in a notebook, and keeps that output up to date every `every_s` seconds until the run has ended, while
+        cells below it train. Elsewhere it is printed once."""
+        from perfagent.notebook import show_live  # not with the training: a notebook asks for it
+
+        show_live(self, lambda: self._ended, every_s)
 
     def _shown(self) -> Shown:
         name = self.name or self._default_name() or self.id or ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from perfagent.wire import Finding, Series
 
 __all__ = ["Shown"]
 
@@ -25,16 +28,16 @@ class Shown(NamedTuple):
         name = f" {self.name!r}" if self.name else ""
         return f"<perfagent run{name}: {', '.join(self._facts())}{where}>"
 
-    def html(self) -> str:
-        from html import escape  # not with the training: a notebook has it
+    def html(self, verdict: Finding | None = None, losses: Series | None = None) -> str:
+        """verdict, losses: what the server has of it."""
+        from perfagent.wire.notebook_html import card, curves_html, link  # not with the training: a notebook has it
 
-        name, facts = escape(self.name), escape(", ".join(self._facts()))
-        if self.place is None:
-            return f"<p>perfagent run <b>{name}</b>: {facts}</p>"
-        place = escape(self.place)
-        if _is_address(self.place):
-            return f'<p>perfagent run <a href="{place}" target="_blank" rel="noopener"><b>{name}</b></a>: {facts}</p>'
-        return f"<p>perfagent run <b>{name}</b>: {facts}; {place}</p>"
+        facts = self._facts()
+        if self.place is not None and not _is_address(self.place):
+            facts.append(self.place)
+        curve = curves_html("Loss", [losses]) if losses is not None else ""
+        said = verdict._repr_html_() if verdict is not None else ""
+        return card(f"perfagent run {link(self.name, self.place)}", facts, said, curve)
 
     def _facts(self) -> list[str]:
         facts = [self.state]

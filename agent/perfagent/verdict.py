@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfagent.addresses import is_on_this_machine
 
 if TYPE_CHECKING:
-    from perfagent.agent_config import AgentConfig
-    from perfagent.wire import Finding
+    import httpx
 
-__all__ = ["ask"]
+    from perfagent.agent_config import AgentConfig
+    from perfagent.wire import Finding, Series
+
+__all__ = ["ask", "with_losses"]
 
 TIMEOUT_S = 2.0
+_POINTS = 120
+"""Of a small curve."""
 
 
 def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) -> Finding | None:
@@ -25,11 +30,8 @@ def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) 
 
     from perfagent.wire import Finding
 
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     try:
-        with httpx.Client(
-            timeout=TIMEOUT_S, trust_env=not is_on_this_machine(settings.server), headers=headers
-        ) as client:
+        with _client(settings) as client:
             answer = client.get(f"{settings.server}/api/v1/runs/{run}/verdict")
         if answer.status_code == 200:
             return msgspec.json.decode(answer.content, type=Finding)
@@ -42,6 +44,31 @@ def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) 
         )
     tell(topic, logging.WARNING, f"perfagent: no verdict here: {why}")
     return None
+
+
+def with_losses(run: str, settings: AgentConfig) -> tuple[Finding | None, Series | None]:
+    """The verdict, and the loss over the whole run; None for what the server does not say in time. Raises nothing."""
+    import httpx
+    import msgspec
+
+    from perfagent.wire import Finding, Series
+
+    found: list[Any] = [None, None]
+    wanted = (("verdict", Finding), (f"series?name=loss&points={_POINTS}", Series))
+    with contextlib.suppress(httpx.HTTPError, msgspec.MsgspecError), _client(settings) as client:
+        for place, (what, kind) in enumerate(wanted):
+            answer = client.get(f"{settings.server}/api/v1/runs/{run}/{what}")
+            if answer.status_code == 200:
+                # Not strict: "NaN" and "Infinity" are numbers.
+                found[place] = msgspec.json.decode(answer.content, type=kind, strict=False)
+    return found[0], found[1]
+
+
+def _client(settings: AgentConfig) -> httpx.Client:
+    import httpx
+
+    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    return httpx.Client(timeout=TIMEOUT_S, trust_env=not is_on_this_machine(settings.server), headers=headers)
 
 
 def _why(status: int, run: str, settings: AgentConfig) -> str:

@@ -22,9 +22,12 @@ from perfagent.addresses import is_on_this_machine
 from perfagent.admin_proof import AdminProof
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
 from perfagent.local_server import server_address, stopped_server
+from perfagent.notebook import show_live
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing, plain
-from perfagent_client.models import RunDetails, parse
+from perfagent.wire.data_frame import Library
+from perfagent_client.models import Comparison, RunDetails, parse
+from perfagent_client.samples import Samples, listed
 
 __all__ = ["ApiError", "AsyncClient", "Client", "RunDetails"]
 
@@ -144,6 +147,12 @@ def _check_name(name: str, names: Sequence[str]) -> None:
     )
 
 
+def _no_run(run: str) -> ApiError:
+    return ApiError(
+        404, "not_found", f"there is no run with the id or name {run!r}; `perfagent runs` lists them", "run"
+    )
+
+
 class Client(_Asking):
     """Everything blocks; one kept connection. Use it as a context manager, or close() it.
 
@@ -213,12 +222,22 @@ class Client(_Asking):
                 raise
         for summary in self.runs(name=run, limit=1):
             return self.run(summary.run)
-        raise ApiError(
-            404, "not_found", f"there is no run with the id or name {run!r}; `perfagent runs` lists them", "run"
-        )
+        raise _no_run(run)
 
     def run(self, run: str) -> RunDetails:
-        return parse(RunDetails, self._table(_run_path(run)))
+        return parse(RunDetails, self._table(_run_path(run))).shown_as(self._run_html)
+
+    def _run_html(self, run: RunDetails) -> str:
+        from perfagent_client.notebook import run_html  # where a notebook asks for it
+
+        return run_html(run, self)
+
+    def show(self, run: str, every_s: float = 2.0) -> None:
+        """Shows a run (id or name) in a notebook, and keeps that output up to date every `every_s` seconds until the run has
+        ended, while cells below it run. Elsewhere it is printed once. Raises ApiError 404."""
+        from perfagent_client.notebook import LiveRun
+
+        show_live(live := LiveRun(self.find(run), self), live.has_ended, every_s)
 
     def change(
         self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
@@ -238,9 +257,16 @@ class Client(_Asking):
         it has ended. steps: of the newest so many instead."""
         return parse(Timing, self._table(_run_path(run, "/timing"), steps=steps))
 
-    def compare(self, runs: Sequence[str]) -> dict[str, Any]:
+    def compare(self, runs: Sequence[str]) -> Comparison:
         """Runs, or windows of runs (`RUN:FROM-TO`), with the first of them: docs/wire.md, Comparing runs."""
-        return self._table("/compare", runs=list(runs))
+        found = Comparison(self._table("/compare", runs=list(runs)))
+        found.html = self._comparison_html
+        return found
+
+    def _comparison_html(self, found: Comparison) -> str:
+        from perfagent_client.notebook import comparison_html
+
+        return comparison_html(found, self)
 
     def names(self, run: str) -> list[str]:
         return self._list(_run_path(run, "/names"), "names")
@@ -326,8 +352,27 @@ class Client(_Asking):
         with self._stream(_run_path(run, "/export"), format=format) as answer:
             yield from answer.iter_bytes()
 
+    def frame(
+        self, runs: str | Sequence[str], names: str | Sequence[str] | None = None, *, library: Library | None = None
+    ) -> Any:
+        """Every sample of runs (ids or names), or those of some series, as a pandas or polars DataFrame with a row a sample: run,
+        run_name, name, rank, step, time (UTC), value, exactly as it was logged. library: "pandas" or "polars"; None for pandas
+        where it is installed, else polars. A column a series: `frame.pivot(index="step", columns="name", values="value")` in
+        pandas, for one run and rank.
+
+        Raises ApiError 404 for a name that none of the runs has, ResourceError where the library is not installed.
+        """
+        samples, found = Samples(listed(names)), [self.find(word) for word in listed(runs)]
+        for run in found:
+            with self._stream(_run_path(run.run, "/export"), name=samples.wanted) as answer:
+                for line in answer.iter_lines():
+                    samples.add(run, line)
+        for name in samples.missing():
+            _check_name(name, [known for run in found for known in self.names(run.run)])
+        return samples.frame(library)
+
     @contextlib.contextmanager
-    def _stream(self, path: str, **params: str) -> Iterator[httpx.Response]:
+    def _stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
         """An answer that is read in pieces."""
         has_begun = False
         try:
@@ -405,6 +450,17 @@ class AsyncClient(_Asking):
     async def run(self, run: str) -> RunDetails:
         return parse(RunDetails, await self._get(_run_path(run)))
 
+    async def find(self, run: str) -> RunDetails:
+        """A run by its id, else the newest one of that name. Raises ApiError 404."""
+        try:
+            return await self.run(run)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        async for summary in self.runs(name=run):
+            return await self.run(summary.run)
+        raise _no_run(run)
+
     async def latest(self, run: str) -> dict[str, Latest]:
         return {name: parse(Latest, item) for name, item in (await self._get(_run_path(run, "/latest"))).items()}
 
@@ -424,8 +480,31 @@ class AsyncClient(_Asking):
         query = {"name": name, "rank": rank, "from": from_step, "to": to_step, "points": points}
         found = parse(Series, await self._get(_run_path(run, "/series"), **query))
         if not found.step:
-            _check_name(name, (await self._get(_run_path(run, "/names")))["names"])
+            _check_name(name, await self.names(run))
         return found
+
+    async def frame(
+        self, runs: str | Sequence[str], names: str | Sequence[str] | None = None, *, library: Library | None = None
+    ) -> Any:
+        """As Client.frame."""
+        samples, found = Samples(listed(names)), [await self.find(word) for word in listed(runs)]
+        for run in found:
+            url = self._url(_run_path(run.run, "/export"))
+            try:
+                async with self.http.stream("GET", url, params={"name": samples.wanted}) as answer:
+                    if not answer.is_success:
+                        await answer.aread()
+                    _raise(answer)
+                    async for line in answer.aiter_lines():
+                        samples.add(run, line)
+            except httpx.TransportError as error:
+                raise self._unreachable(error) from error
+        for name in samples.missing():
+            _check_name(name, [known for run in found for known in await self.names(run.run)])
+        return samples.frame(library)
+
+    async def names(self, run: str) -> list[str]:
+        return list((await self._get(_run_path(run, "/names")))["names"])
 
     async def verdict(self, run: str) -> Finding:
         return parse(Finding, await self._get(_run_path(run, "/verdict")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, TypeVar, get_origin, get_type_hints
@@ -11,17 +12,39 @@ import msgspec
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary, Spent
 
-__all__ = ["RunDetails", "parse"]
+__all__ = ["Comparison", "RunDetails", "parse"]
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
-class RunDetails(RunSummary):
-    """One run as in GET /api/v1/runs/{run}: the summary, what people wrote about it, and what it has taken."""
-
+class _Details(RunSummary):
     notes: str = field(default="")
     spent: Spent = field(default_factory=Spent)
+
+
+class RunDetails(_Details):
+    """One run as in GET /api/v1/runs/{run}: the summary, what people wrote about it, and what it has taken. In a notebook it
+    shows its verdict and curves as they are then."""
+
+    __slots__ = ("_html",)
+
+    def shown_as(self, html: Callable[[RunDetails], str]) -> RunDetails:
+        self._html = html
+        return self
+
+    def _repr_html_(self) -> str | None:
+        html: Callable[[RunDetails], str] | None = getattr(self, "_html", None)
+        return html(self) if html is not None else None
+
+
+class Comparison(dict[str, Any]):
+    """The answer of GET /api/v1/compare, which a notebook shows as `perfagent compare` does, with the curves of the loss."""
+
+    html: Callable[[Comparison], str] | None = None
+
+    def _repr_html_(self) -> str | None:
+        return self.html(self) if self.html is not None else None
 
 
 def parse(kind: type[T], data: Any) -> T:

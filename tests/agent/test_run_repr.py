@@ -28,7 +28,9 @@ def test_shown_run_has_its_newest_loss_and_no_foreign_markup() -> None:
     assert Shown("", "starting", None, None, None).text() == "<perfagent run: starting>"
 
 
-def test_training_shows_its_last_completed_step_and_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_shows_its_last_completed_step_and_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole_end(monkeypatch)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -48,6 +50,8 @@ def test_training_shows_its_last_completed_step_and_loss(tmp_path: Path, monkeyp
     where = f"recorded in {tmp_path / 'record'}"
     assert repr(run) == f"<perfagent run 'mine': finished, step 60, loss {loss.item():.6g}, {where}>"
     assert "<a " not in run._repr_html_()
+    run.show()
+    assert "<perfagent run 'mine': finished" in capsys.readouterr().out, "outside of a notebook it is printed"
 
 
 def test_disabled_run_does_nothing_and_has_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -19,6 +20,8 @@ import kubernetes_validate
 import pytest
 import yaml
 from builders import free_port, job_environment
+
+from perfagent_server.commands.gate import command as gate
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.real
@@ -63,6 +66,20 @@ def test_the_compose_file_has_the_schema_of_compose() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
     is_known_command(services["perfagent"]["command"])
+
+
+def test_workflow_of_the_gate_has_the_schema_of_github() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    file = ROOT / "examples" / "github_actions" / "gate.yml"
+    done = subprocess.run([*command, str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [step] = [
+        one for one in yaml.safe_load(file.read_text("utf-8"))["jobs"]["gate"]["steps"] if "gate" in one.get("run", "")
+    ]
+    options = re.findall(r" (--[a-z-]+)", step["run"].partition("||")[0])
+    parser = argparse.ArgumentParser()
+    gate(parser)
+    assert {"--base-dir", "--base-command"} <= set(options) - {"--steps"} <= {*parser._option_string_actions}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

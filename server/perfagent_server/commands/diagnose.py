@@ -24,9 +24,10 @@ from perfagent_server.rules.catalogue import rules_for
 from perfagent_server.rules.plan import Plan
 
 if TYPE_CHECKING:
+    from perfagent_client.history.old_run import OldRun
     from perfagent_server.commands.connection import AdminApi
 
-__all__ = ["Plans", "command", "diagnosed"]
+__all__ = ["Plans", "command", "diagnosed", "found_on_server", "runs_in"]
 
 _FOUND, _COULD_NOT_JUDGE = 1, 3
 _MOST_REMARKS, _FEW_RULES = 3, 2
@@ -143,12 +144,17 @@ def diagnosed(paths: Sequence[Path], plans: Plans) -> Iterator[Diagnosis]:
             sys.stderr.write(f"perfagent diagnose: {source.paths[0]} cannot be read ({error.strerror or error})\n")
 
 
+def runs_in(path: Path) -> list[OldRun]:
+    """All runs of a file or a folder."""
+    return [run for source in find_runs([path]) for run in source.read()]
+
+
 def _of_server(name_or_id: str, arguments: argparse.Namespace, plans: Plans) -> Diagnosis:
     from perfagent_server.commands.connection import AdminApi
 
     api = AdminApi.from_arguments(arguments)
     try:
-        run = _found(api, name_or_id)
+        run = found_on_server(api, name_or_id)
     except ServerUnreachable as error:
         raise ServerUnreachable(f"there is no file or folder {name_or_id!r}, and as a run: {error}") from error
     plan = plans.of(run["project"])
@@ -157,7 +163,7 @@ def _of_server(name_or_id: str, arguments: argparse.Namespace, plans: Plans) -> 
     return found
 
 
-def _found(api: AdminApi, name_or_id: str) -> Any:
+def found_on_server(api: AdminApi, name_or_id: str) -> Any:
     """The run of that id, else the newest of that name."""
     from perfagent_server.commands.connection import NotThere
 

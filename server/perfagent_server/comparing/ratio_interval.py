@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LEAST_STEPS", "Ratio", "Statistic", "block_length", "independent", "is_enough", "ratio_of", "resampled"]
+__all__ = [
+    "LEAST_STEPS", "Ratio", "Statistic", "Values", "block_length", "edges", "independent", "is_enough", "ratio_of", "resampled",
+]  # fmt: skip
 
 LEAST_STEPS = 50
 """With fewer, nothing is said."""
@@ -31,7 +33,7 @@ Statistic = Callable[..., Values]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The statistic of the second series divided by that of the first, and its 95 % interval."""
+    """The statistic of the second series divided by that of the first, and its interval."""
 
     value: float
     low: float
@@ -48,7 +50,9 @@ def independent(values: Values) -> int:
     return int(len(values) / _dependence(values)) if len(values) else 0
 
 
-def ratio_of(statistic: Statistic, first: Values, second: Values, base: Values | None = None) -> Ratio | None:
+def ratio_of(
+    statistic: Statistic, first: Values, second: Values, base: Values | None = None, confidence: float = _CONFIDENCE
+) -> Ratio | None:
     """first, second: finite values in the order of their steps. base: resampled(statistic, first), computed once where many
     runs have the same baseline. None with too few of either, or where a statistic is not above 0."""
     whole = [float(statistic(one)) for one in (first, second)] if len(first) and len(second) else [0.0]
@@ -56,10 +60,15 @@ def ratio_of(statistic: Statistic, first: Values, second: Values, base: Values |
         return None
     a = np.maximum(resampled(statistic, first) if base is None else base, np.finfo(float).tiny)
     b = _resampled(statistic, second, np.random.default_rng(_SEED + 1))
-    edge = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(b / a, [edge, 1 - edge])
+    low, high = edges(b / a, confidence)
     value = whole[1] / whole[0]
-    return Ratio(value, min(float(low), value), max(float(high), value))
+    return Ratio(value, min(low, value), max(high, value))
+
+
+def edges(resamples: Values, confidence: float) -> tuple[float, float]:
+    """The interval that holds this share of them, from 0 to 1, with as many below as above."""
+    low, high = np.quantile(resamples, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def resampled(statistic: Statistic, values: Values) -> Values:

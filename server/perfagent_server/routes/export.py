@@ -7,9 +7,10 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response, StreamingResponse
 
 from perfagent.wire import LogRow, plain
@@ -42,11 +43,17 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
         }
     },
 )
-def export(run: SeenRun, services: ServicesDep, format: str = "jsonl") -> Response:  # noqa: A002 - its name in the query
-    """Rows {"name","rank","step","time","value"}, by name, then rank, then step. Formats: jsonl, csv, parquet."""
+def export(
+    run: SeenRun,
+    services: ServicesDep,
+    format: str = "jsonl",  # noqa: A002 - its name in the query
+    name: Annotated[list[str] | None, Query(max_length=1000)] = None,
+) -> Response:
+    """Rows {"name","rank","step","time","value"}, by name, then rank, then step. Formats: jsonl, csv, parquet. name: only these
+    series."""
     if format not in _FORMATS:
         raise ApiError(400, "bad_request", f"format is {format[:80]!r}; allowed are {', '.join(_FORMATS)}", "format")
-    rows = services.store.samples(run)
+    rows = services.store.samples(run, name)
     if format == "parquet":
         return StreamingResponse(parquet.write(_chunks(rows)), media_type=_PARQUET)
     if format == "csv":

@@ -1,0 +1,81 @@
+"""A training of some milliseconds a step, whose steps can be made longer by a known share: `python gate_job.py STEPS [KIND PCT]`.
+
+KIND says where: `forward` (work in the model), `wait` (for data), `collate` (work on data), `optimizer` (work beside it). What
+waits or works longer is a share of the median of its own steps without it, so that it is exact on any machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+from torch import nn
+
+LAYERS, WIDTH, BATCH = 20, 192, 128
+
+
+class Longer(nn.Module):
+    """Makes a step longer by a share of what it takes otherwise. As a module it works in the forward pass."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.own_s: deque[float] = deque(maxlen=50)
+        self.extra_s = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.work()
+        return x
+
+    def wait(self) -> None:
+        self.extra_s = self.share * median(self.own_s or [0.0])
+        time.sleep(self.extra_s)
+
+    def work(self) -> None:
+        """Processor time, whoever else has the processors."""
+        self.extra_s = self.share * median(self.own_s or [0.0])
+        until = time.thread_time() + self.extra_s
+        while time.thread_time() < until:
+            pass
+
+
+def batches(steps: int, longer: Longer, kind: str) -> Iterator[torch.Tensor]:
+    for _ in range(steps):
+        batch = torch.randn(BATCH, WIDTH)
+        if kind == "wait":
+            longer.wait()
+        elif kind == "collate":
+            longer.work()
+        yield batch
+
+
+def main(steps: int, kind: str = "", percent: float = 0.0) -> None:
+    import perfagent
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    longer = Longer(percent / 100)
+    layers = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    model = nn.Sequential(*layers, *([longer] if kind == "forward" else []))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    run = perfagent.attach(model, optimizer)
+    clock = time.perf_counter if kind == "wait" else time.thread_time
+    began = clock()
+    for batch in run.batches(batches(steps, longer, kind)):
+        loss = (model(batch) - batch).square().mean()
+        loss.backward()
+        if kind == "optimizer":
+            longer.work()
+        optimizer.step()
+        optimizer.zero_grad()
+        now = clock()
+        longer.own_s.append(now - began - longer.extra_s)
+        began = now
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:3], *map(float, sys.argv[3:4]))

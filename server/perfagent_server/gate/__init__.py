@@ -1,0 +1,1 @@
+"""Whether a new run is slower or sicker than the one before: `perfagent gate`."""

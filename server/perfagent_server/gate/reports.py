@@ -1,0 +1,138 @@
+"""A judgment of the gate in the formats that CI reads: Markdown (a GitHub job summary), JUnit XML and SARIF 2.1.0
+(https://docs.oasis-open.org/sarif/sarif/v2.1.0/). Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from perfagent import __version__
+from perfagent.wire import Finding, metric, plain
+from perfagent.wire.quantities import duration
+from perfagent_server.gate.judgment import CANNOT_TELL, FINE, Judgment
+from perfagent_server.gate.timing import Difference
+
+__all__ = ["as_json", "headline", "junit", "lines", "markdown", "sarif"]
+
+_METHOD = {
+    True: "The commands ran in turn, in blocks of steps (A B B A); mean of the ratios of these rounds without the tenth "
+    "at either end, with a block bootstrap's interval.",
+    False: "The runs were not interleaved: what the machine did between them is part of the difference. Median or mean of the "
+    "step times, with a block bootstrap's interval.",
+}
+_OF = {"unqueued": ", without queueing for a processor", "cpu": " of the processors"}
+_TITLES = {"wall": "wall time", "unqueued": "wall time without queueing for a processor", "cpu": "processor time"}
+_SARIF_LEVELS = {"critical": "error", "warning": "warning"}
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def headline(judgment: Judgment, confidence: float) -> str:
+    if judgment.broken:
+        return judgment.broken
+    if judgment.speed == "unknown":
+        return f"Cannot tell whether NEW is slower: {judgment.why}."
+    measure = next(one for one in judgment.times if one.what == judgment.by)
+    assert measure.value is not None
+    what = "a step takes {}" + _OF.get(judgment.by, "")
+    percent = 100 * (measure.value - 1)
+    edges = f"{100 * confidence:g} % interval {100 * (measure.low - 1):+.1f} to {100 * (measure.high - 1):+.1f} %"
+    if judgment.speed == "same":
+        return f"NEW is not slower: {what.format(f'{percent:+.1f} %')} ({edges})."
+    grown = next((one for one in judgment.phases if one.phase == judgment.phase), None)
+    why = ""
+    if grown is not None:
+        title = metric(f"phase/{grown.phase}_s").title.lower()
+        why = f"; {title} grew most, from {duration(grown.base_s)} to {duration(grown.new_s)} a step"
+    return f"NEW is slower: {what.format(f'{percent:.1f} % longer')} ({edges}){why}."
+
+
+def lines(judgment: Judgment, confidence: float) -> Iterator[str]:
+    yield headline(judgment, confidence)
+    yield from (f"NEW is sicker: [{one.severity}] {one.rule}: {one.message}" for one in judgment.sicker)
+    yield from (_measured(one) for one in judgment.times if one.what != judgment.by)
+    yield from (f"new, and judged by the interval above: {one.rule}: {one.message}" for one in judgment.slow_rules)
+    yield "{} steps of BASE and {} of NEW. ".format(*judgment.steps) + _METHOD[len(judgment.times) > 1]
+
+
+def _measured(one: Difference) -> str:
+    if one.value is None:
+        return f"{_TITLES[one.what]} a step: not measured"
+    value, low, high = (f"{100 * (factor - 1):+.1f}" for factor in (one.value, one.low, one.high))
+    return f"{_TITLES[one.what]} a step: {value} % ({low} to {high} %)"
+
+
+def as_json(judgment: Judgment) -> dict[str, Any]:
+    made: dict[str, Any] = plain({**asdict(judgment), "exit_code": judgment.exit_code})
+    return made
+
+
+def markdown(judgment: Judgment, confidence: float) -> str:
+    word = {FINE: "passed", CANNOT_TELL: "cannot tell"}.get(judgment.exit_code, "failed")
+    rows = [f"## perfagent gate: {word}", "", *(f"- {_escaped(line)}" for line in lines(judgment, confidence))]
+    if judgment.phases:
+        rows += ["", "| part of the step | BASE | NEW |", "|---|---:|---:|"]
+        rows += [
+            f"| {metric(f'phase/{one.phase}_s').title} | {duration(one.base_s)} | {duration(one.new_s)} |"
+            for one in judgment.phases
+        ]
+    return "\n".join([*rows, ""])
+
+
+def _escaped(text: str) -> str:
+    """What a message quotes of a script is no markup."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#!" else letter for letter in " ".join(text.split()))
+
+
+def junit(judgment: Judgment, confidence: float) -> bytes:
+    """A test for the speed and one for the health; that a speed cannot be told is a test that was skipped."""
+    suite = ElementTree.Element("testsuite", name="perfagent gate")
+    speed = _case(suite, "speed")
+    if judgment.base_broken or (judgment.speed == "unknown" and not judgment.broken):
+        _result(speed, "skipped", headline(judgment, confidence))
+    elif judgment.speed == "slower":
+        _result(speed, "failure", headline(judgment, confidence))
+    health = _case(suite, "health")
+    if judgment.broken and not judgment.base_broken:
+        _result(health, "failure", judgment.broken)
+    for one in judgment.sicker:
+        _result(health, "failure", f"{one.rule}: {one.message}")
+    failures = sum(case.find("failure") is not None for case in suite)
+    suite.attrib |= {"tests": "2", "failures": str(failures), "errors": "0",
+                     "skipped": str(sum(case.find("skipped") is not None for case in suite))}  # fmt: skip
+    ElementTree.indent(suite)
+    made: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
+    return made
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="perfagent.gate", name=name)
+
+
+def _result(case: ElementTree.Element, kind: str, message: str) -> None:
+    # XML has no form for most control characters, and a message may quote what a script printed.
+    ElementTree.SubElement(case, kind, message="".join(one if one.isprintable() else " " for one in message))
+
+
+def sarif(judgment: Judgment, confidence: float) -> str:
+    found: list[tuple[str, str, str, Finding | None]] = [
+        (one.rule, _SARIF_LEVELS[one.severity], one.message, one) for one in judgment.sicker
+    ]
+    if judgment.speed == "slower":
+        found.append(("slower", "error", headline(judgment, confidence), None))
+    if judgment.broken and not judgment.base_broken:
+        found.append(("failed", "error", judgment.broken, None))
+    driver = {"name": "perfagent gate", "version": __version__, "rules": [{"id": rule} for rule, *_ in found]}
+    results = [
+        {"ruleId": rule, "level": level, "message": {"text": text}, **_properties(finding)}
+        for rule, level, text, finding in found
+    ]
+    return json.dumps(
+        {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}, indent=2
+    )
+
+
+def _properties(finding: Finding | None) -> dict[str, Any]:
+    return {} if finding is None else {"properties": {"fix": finding.fix, "sinceStep": finding.since_step}}
