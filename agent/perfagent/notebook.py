@@ -23,7 +23,7 @@ def show_live(shown: Any, has_ended: Callable[[], bool], every_s: float) -> None
     except ImportError:
         print(shown)  # noqa: T201 - what was asked for
         return
-    handle = display(shown, display_id=True)
+    handle = display(shown, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
     if get_ipython() is None or handle is None:
         return
     main = threading.main_thread()
