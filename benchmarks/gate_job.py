@@ -1,4 +1,5 @@
-"""A training of some milliseconds a step, whose steps can be made longer by a known share: `python gate_job.py STEPS [KIND PCT]`.
+"""A training job for benchmarks/gate.py: `python gate_job.py STEPS [KIND PCT]`. A step takes some milliseconds; KIND and PCT make
+it longer by a known share.
 
 KIND says where: `forward` (work in the model), `wait` (for data), `collate` (work on data), `optimizer` (work beside it). What
 waits or works longer is a share of the median of its own steps without it, so that it is exact on any machine.

@@ -1,4 +1,4 @@
-"""Shows something in a notebook and keeps it up to date while the cells below run."""
+"""Shows an object in a notebook and updates it while later cells run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run and of a comparison, asked of the server when it is shown."""
+"""Shows a run or a comparison in a notebook. The data is requested from the server when the cell runs."""
 
 from __future__ import annotations
 

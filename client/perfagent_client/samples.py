@@ -1,4 +1,4 @@
-"""The samples of runs as columns, from the lines of their exports, exactly as they were logged."""
+"""Reads the exported samples of runs into columns, exactly as they were logged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a page shows before its script runs: the bar, and of a run its verdict. On a slow line, or beside a busy server, a reader
-sees this in place of an empty page, until the page takes its place (assets/start.js)."""
+"""Renders what a page shows before its script runs: the bar, and the verdict of a run. On a slow line, or beside a busy
+server, a reader sees this in place of an empty page, until the page takes its place (assets/start.js)."""
 
 from __future__ import annotations
 

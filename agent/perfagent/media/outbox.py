@@ -1,4 +1,4 @@
-"""Takes media out of what is logged, and sends them from the sender's thread, each as one event with its bytes.
+"""Takes media out of the logged values. The sender's thread encodes each one and sends it as an event.
 
 Nothing here may delay a step, a sample or an alarm: so little is encoded in a tick, so much waits, and so much of a frame
 and of the spool is theirs. What does not fit is left out, counted (`dropped_media`, and told to the server) and said once.

@@ -1,4 +1,4 @@
-"""Quantities as people read them: 4.41 GiB, 42.3 ms, 31 %. By the unit that the catalogue of metrics gives each name. Pure."""
+"""Formats quantities for people: 4.41 GiB, 42.3 ms, 31 %. The catalogue of metrics gives the unit of each name. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs that other programs wrote down: one reader a format, each without the tracker that wrote it.
+"""Readers of the files of other trackers and trainers: one module per format. No reader needs the tracker that wrote the file.
 
-A reader finds its files in a folder and reads each run with its settings, its series exactly as they were written, and a
-sentence for what it could not take. What is cut or damaged is read as far as it is whole.
+A reader finds its files in a folder and returns each run: settings, exact series, and a sentence for everything that it left
+out. A truncated or damaged file is read up to the damage.
 """
 
 from __future__ import annotations

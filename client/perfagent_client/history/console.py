@@ -1,4 +1,4 @@
-"""The text that a job printed, line by line, without what terminals and launchers add."""
+"""Splits console output into lines, and removes color codes and the rank labels of launchers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How a job ended, by the last lines that it printed: the exception, the signal, or the words of who killed it.
+"""Finds out from console output how a job ended: by an exception, by a signal, or killed by the kernel or the scheduler.
 
-Of several ranks the first that did not merely lose another one; of one rank what it said last. An error after which the training
-goes on is no end.
+With several ranks, the rank that failed first counts; a rank that only lost its connection to another one does not. Within a
+rank the last error counts. An error is ignored if training went on after it.
 """
 
 from __future__ import annotations

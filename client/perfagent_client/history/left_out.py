@@ -1,4 +1,4 @@
-"""What readers say of things they could not take, in the same words for each format."""
+"""Sentences about data that a reader left out, the same for every format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["cut", "damaged", "not_numbers"]
 
 
 def cut(path: Path, size: int) -> str:
-    """size: bytes that a writer had not yet finished, or that are gone."""
+    """size: bytes of an incomplete record at the end of the file."""
     return f"the last {some(size, 'byte')} of {path.name} are cut"
 
 
 def damaged(path: Path, size: int) -> str:
-    """size: bytes whose checksum is wrong, and what can't be read because of them."""
+    """size: bytes with a wrong checksum, and those that cannot be read because of them."""
     return f"{some(size, 'byte')} of {path.name} are damaged"
 
 

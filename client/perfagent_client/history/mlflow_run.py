@@ -1,4 +1,4 @@
-"""What MLflow says of a run, in a database or in files, as an OldRun (https://mlflow.org/docs/latest/ml/tracking)."""
+"""Converts an MLflow run, from a database or from files, to an OldRun (https://mlflow.org/docs/latest/ml/tracking)."""
 
 from __future__ import annotations
 

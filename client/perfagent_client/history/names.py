@@ -1,5 +1,5 @@
-"""What the field calls the series that rules read, and what they are called here. An import keeps a run's own names; rules find
-them by this table.
+"""Maps common metric names, such as `grad_norm`, to the names that the rules read, such as `grad/norm`. An import keeps the run's
+own names; rules look them up here.
 
 Losses are not in it: rules know them by their words (`perfagent.wire.loss_names`), whatever stands around.
 """

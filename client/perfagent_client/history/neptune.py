@@ -1,7 +1,7 @@
-"""Runs that neptune-exporter wrote as Parquet files, in one or several parts (https://github.com/neptune-ai/neptune-exporter).
+"""Reads the Parquet files of neptune-exporter (https://github.com/neptune-ai/neptune-exporter). A run has one file or several.
 
-Neptune's steps are decimal. Series of whole steps keep them; where steps have fractions, all series of the run that have some
-are multiplied by the one power of ten that makes them whole, as the exporter's --step-multiplier does.
+Neptune's steps are decimal numbers. Whole steps stay as they are. If steps of a run have fractions, the steps of those series
+are multiplied by one power of ten that makes them whole, like the exporter's --step-multiplier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run as its files tell of it."""
+"""A run that was read from the files of a tracker or trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files: what columns they have, without a library, and their rows, with pyarrow (https://parquet.apache.org/docs/file-format)."""
+"""Reads Parquet files: column names without a library, rows with pyarrow (https://parquet.apache.org/docs/file-format)."""
 
 from __future__ import annotations
 

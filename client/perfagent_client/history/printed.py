@@ -1,7 +1,7 @@
 """What trainers print: the dicts of Transformers, torchtitan, nanoGPT, Megatron, Keras, Coqui and whatever writes `name value`.
 
-Lines are believed where their shape, which is the names in them, repeats and has a loss. The step is what the line says, else
-what the progress bar before it says, else lines are counted. There is no definition of these but the code that prints them:
+A line counts if other lines have the same names in it, and one of them is a loss. The step comes from the line, else from the
+progress bar before it, else lines are numbered. Only the code that prints these lines defines their formats:
 https://github.com/pytorch/torchtitan (torchtitan/components/metrics.py), https://github.com/karpathy/nanoGPT (train.py),
 https://github.com/coqui-ai/Trainer (trainer/logging/console_logger.py), https://github.com/keras-team/keras (progbar.py).
 """

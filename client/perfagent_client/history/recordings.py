@@ -1,6 +1,6 @@
-"""Our own: what a job recorded offline (perfagent.recording), and what `perfagent export` wrote, as CSV, JSON lines or Parquet.
+"""Reads perfagent's own files: offline recordings (perfagent.recording), and exports as CSV, JSON lines or Parquet.
 
-They know of ranks and events, which no other format has: `OldRun.processes` has it all.
+Only these files have ranks and events; `OldRun.processes` holds them.
 """
 
 from __future__ import annotations

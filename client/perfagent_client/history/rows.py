@@ -1,4 +1,4 @@
-"""What readers of rows share: numbers as they were written, and a sentence for what is none."""
+"""Functions that readers of tables share: exact numbers, and a sentence about values that are not numbers."""
 
 from __future__ import annotations
 

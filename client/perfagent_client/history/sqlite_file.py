@@ -1,6 +1,6 @@
-"""A SQLite database of another program: read as it lies there, nothing is written beside it that was not there.
+"""Reads a SQLite database of another program without writing to its folder.
 
-Without its last pages a database is read up to the first that is missing (format: https://sqlite.org/fileformat2.html).
+A truncated database is read up to its first missing page (format: https://sqlite.org/fileformat2.html).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tables with a row a step: CSV as Lightning's CSVLogger, Ultralytics (`results.csv`), Keras' CSVLogger and scripts write it,
-and JSON lines.
+"""Reads tables with one row per step: JSON lines, and CSV files of Lightning's CSVLogger, Ultralytics (`results.csv`), Keras'
+CSVLogger and scripts.
 
-A column that counts steps makes a table a run; where there is none but a loss, rows are counted. Empty cells are no values.
+A table is a run if it has a step column or a loss. Without a step column, rows are numbered. An empty cell is no value.
 """
 
 from __future__ import annotations

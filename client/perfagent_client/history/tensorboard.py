@@ -1,4 +1,4 @@
-"""TensorBoard event files: the scalars of a folder, without TensorBoard.
+"""Reads the scalars of TensorBoard event files, without TensorBoard. A folder is a run.
 
 A file holds records (TFRecord: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details), each one an
 `Event` message (https://github.com/tensorflow/tensorboard/tree/master/tensorboard/compat/proto).

@@ -1,7 +1,7 @@
-"""Runs that trackio keeps: a SQLite file a project, or the Parquet files that it makes of one (trackio/sqlite_storage.py).
+"""Reads trackio projects: the SQLite file, or the Parquet files made from it (trackio/sqlite_storage.py).
 
-Read are the tables of 0.1 to 0.43: with and without ids of runs, with JSON as text and as bytes. Parquet of older versions
-has no NaN: they wrote nothing for one. Metrics of the system have no step; they are numbered in their order.
+The tables of versions 0.1 to 0.43 are read, with or without run ids, with JSON as text or as bytes. Older versions wrote an
+empty cell to Parquet in place of NaN. System metrics have no step, so they are numbered.
 """
 
 from __future__ import annotations

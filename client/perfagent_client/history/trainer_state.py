@@ -1,6 +1,6 @@
-"""`trainer_state.json` of the Transformers Trainer: its `log_history` has every row that it logged.
+"""Reads `trainer_state.json` of the Transformers Trainer, whose `log_history` holds every logged row.
 
-Each checkpoint of an output folder has one, with all rows until then: the one with the most steps is the run.
+Each checkpoint of an output folder has such a file, with all rows so far. The file with the most steps counts.
 https://huggingface.co/docs/transformers/main_classes/callback#transformers.TrainerState
 """
 

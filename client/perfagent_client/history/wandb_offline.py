@@ -1,4 +1,4 @@
-"""Runs that W&B keeps on disk: `wandb/offline-run-*` and `wandb/run-*`, without W&B.
+"""Reads the local files of W&B, `wandb/offline-run-*` and `wandb/run-*`, without W&B.
 
 `run-ID.wandb` is a log in LevelDB's format (https://github.com/google/leveldb/blob/main/doc/log_format.md) with a header of
 7 bytes and zlib's CRC-32; its records are messages `Record`

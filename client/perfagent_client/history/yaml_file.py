@@ -1,4 +1,4 @@
-"""YAML beside old runs: settings that a tracker or a trainer wrote."""
+"""Reads the YAML files in which trackers and trainers keep settings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`perfagent mcp`: what AI agents may ask of runs, over the Model Context Protocol. Read only."""
+"""`perfagent mcp`: a read-only server of the Model Context Protocol, for AI agents."""

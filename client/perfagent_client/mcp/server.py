@@ -1,4 +1,4 @@
-"""The tools over the Model Context Protocol, by its SDK."""
+"""Registers the tools with the SDK of the Model Context Protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The eight questions of an AI agent about runs. Each docstring is what the agent reads about it."""
+"""The eight tools of the MCP server. An AI agent reads their docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a tab: what stands under a heading, and a figure that the server drew."""
+"""Parts of a tab: a section with a heading, and a figure that the server drew."""
 
 from __future__ import annotations
 

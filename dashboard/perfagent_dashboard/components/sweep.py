@@ -1,5 +1,5 @@
-"""What pages of sweeps share: by what runs are grouped, what makes one the best, the table of groups, settings beside results,
-and saved views. The last two are elements that scripts fill (assets/charts/parallel.js, assets/pages/views.js)."""
+"""Components of the pages Runs and Compare: the choice of grouping and goal, the table of groups, parallel coordinates and saved
+views. Scripts fill the last two (assets/charts/parallel.js, assets/pages/views.js)."""
 
 from __future__ import annotations
 

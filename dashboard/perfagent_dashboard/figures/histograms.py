@@ -1,4 +1,4 @@
-"""Histograms over steps as a heat map: of each step, which share of its values lies where. Pure: the server's histograms in,
+"""Draws histograms over steps as a heat map: the share of values in each bin, step by step. Pure: the server's histograms in,
 a go.Figure out."""
 
 from __future__ import annotations

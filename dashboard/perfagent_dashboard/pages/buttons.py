@@ -1,4 +1,4 @@
-"""What happens when a button is pressed: something is done, and the page says what it was, or why it was refused."""
+"""Callbacks of buttons: the page does what was asked and says so, or says why it was refused."""
 
 from __future__ import annotations
 

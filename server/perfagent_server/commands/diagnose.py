@@ -1,4 +1,4 @@
-"""`perfagent diagnose PATH|RUN ...`: what the rules find in runs that are over, whatever wrote their files."""
+"""`perfagent diagnose PATH|RUN ...`: judges finished runs with the rules, from the files of any tracker or trainer."""
 
 from __future__ import annotations
 

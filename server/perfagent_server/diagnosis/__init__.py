@@ -1,1 +1,1 @@
-"""Judges runs that files tell of: what rules find in them, and what they cannot judge for lack of data. No database, no HTTP."""
+"""Judges runs that were read from files with the rules, and lists what the rules cannot judge. No database, no HTTP."""

@@ -1,8 +1,8 @@
-"""What only a whole curve shows: rules that follow a run live need hundreds of steps, where a log has a value for each tenth.
+"""Findings that need the whole curve. Live rules need hundreds of values, but a trainer's log has one value every ten steps or
+so.
 
-The findings are those of rules, with their words. What a file lacks, such as the GradScaler's skipped steps, is allowed for here:
-the rules themselves stay as strict as they are for runs that report it.
-"""
+The findings have the ids and words of the rules. This module makes allowance for data that files lack, such as the steps
+that a GradScaler skipped, so the live rules stay strict."""
 
 from __future__ import annotations
 

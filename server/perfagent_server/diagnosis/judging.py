@@ -1,4 +1,4 @@
-"""One diagnosis a run: its verdict, all that was found, and what could not be judged because the files do not have it."""
+"""Diagnoses a run: its verdict, all findings, and the rules that had no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the past as the moments that rules judge.
+"""Turns a finished run into the moments that rules judge.
 
 The clock: a step takes what `step_time_s` says, else `train_time_ms` (cumulative); without either a row takes a second. The times
 of a file only put its series in order: an evaluation, a pause or a machine that slept is no step, and no file says which it was.

@@ -1,4 +1,4 @@
-"""A diagnosis for programs: our own JSON (docs/diagnose.md says its fields), SARIF for code hosts, JUnit for CI."""
+"""Writes diagnoses as JSON (fields: docs/diagnose.md), as SARIF for code hosts, and as JUnit for CI."""
 
 from __future__ import annotations
 

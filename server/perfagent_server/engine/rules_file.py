@@ -1,5 +1,5 @@
-"""`rules.toml`: thresholds in place of the rules' own, and alerts that users made. Without a database, as `perfagent diagnose`
-reads it, too."""
+"""Reads `rules.toml`: thresholds of rules, and alerts that users define. `perfagent diagnose` reads it as well, so nothing here
+needs a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gate says of two runs: slower, sicker, fine, or that it cannot tell. Pure."""
+"""Decides whether the new run is slower, sicker or fine, or whether the gate cannot tell. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judgment of the gate in the formats that CI reads: Markdown (a GitHub job summary), JUnit XML and SARIF 2.1.0
+"""Writes a judgment of the gate in the formats of CI systems: Markdown (a GitHub job summary), JUnit XML and SARIF 2.1.0
 (https://docs.oasis-open.org/sarif/sarif/v2.1.0/). Pure."""
 
 from __future__ import annotations

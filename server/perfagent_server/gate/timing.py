@@ -1,5 +1,5 @@
-"""How much slower the new one is, with an interval: in wall time a step; in wall time without the queue for a processor that
-another thread has; and in processor time. Pure.
+"""Estimates how much slower the new run is, with a confidence interval: in wall time per step, in wall time without the time that
+the thread waits for a processor, and in processor time. Pure.
 
 Of two commands that ran in turn (`paired`): each round of four blocks, A B B A, gives the logarithm of a ratio of seconds a step,
 which what slows down the whole machine for longer than a round leaves as it is. The estimate is their mean without the tenth at

@@ -1,5 +1,5 @@
-"""Runs two commands in turn: one stands still (SIGSTOP) while the other trains for a block, so that whatever else the machine
-does meets both alike. The order is A B B A A B B A: what drifts slowly cancels out."""
+"""Runs two commands in turn: SIGSTOP pauses one while the other trains for a block of steps, so that load on the machine affects
+both equally. The order A B B A A B B A cancels slow drift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in groups, by their group, a tag or a setting: the table, the bands of a series, and settings beside results."""
+"""Routes for grouped runs: the table of groups, the bands of a series, and settings beside results."""
 
 from __future__ import annotations
 

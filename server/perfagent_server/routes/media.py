@@ -1,4 +1,4 @@
-"""Images, audio, tables and histograms of a run. No answer of these can run in a browser, whatever its bytes are."""
+"""Routes for images, audio, tables and histograms of a run. A browser never executes what they return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Panels of one's own: charts of several series, or of expressions over them, which a project keeps for all its runs."""
+"""Routes for custom panels: charts of several series, or of expressions over series. A project's panels show on all its runs."""
 
 from __future__ import annotations
 

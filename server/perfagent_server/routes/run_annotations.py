@@ -1,4 +1,4 @@
-"""Annotations: what people wrote at a step of a run. The charts of the run mark them."""
+"""Routes for annotations: texts of users at a step of a run, which its charts mark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views that people saved under a name: what stood in the address of a page, for whoever may see the project."""
+"""Routes for saved views: the query string of a page under a name. Everybody who can see the project can use them."""
 
 from __future__ import annotations
 

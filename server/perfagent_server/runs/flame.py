@@ -1,4 +1,4 @@
-"""A profile's trace as a flame graph: what ran inside what, put together by names, for each thread and GPU stream."""
+"""Builds flame graphs from a profile's trace, one per thread and GPU stream. Calls with the same stack of names are merged."""
 
 from __future__ import annotations
 

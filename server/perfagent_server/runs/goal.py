@@ -1,4 +1,4 @@
-"""Which series says how good a run is, and whether more or less of it is better: by its name, unless somebody says."""
+"""Chooses the metric that ranks runs, and whether higher or lower is better. Its name decides, unless the user chooses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs that belong together, such as the seeds of one setting: a row a group with mean and spread, a line a group with a
-band, and the settings of each run beside its results."""
+"""Groups runs, such as the seeds of one setting. For each group: mean and standard deviation of metrics, and a band of a
+series. For each run: its settings beside its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of runs beside each other: which is the best, their figures, what the settings do, and a line with a band each."""
+"""Compares groups of runs: the best group, the table, parallel coordinates, and charts with a line and a band per group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people wrote about a run: a quiet panel under its verdict, changed in place."""
+"""The notes of a run, under its verdict. They are edited in place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cuts a frame of very many rows along its steps, so that nobody who reads the tail has to take all of them at once: the rules
-let other runs in between two pieces."""
+"""Cuts a large frame into pieces of consecutive steps. Readers of the tail then take one piece at a time, and the rules can judge
+other runs between two pieces."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Media: images, sounds, tables and histograms that the script logged; of each name those of one step, chosen by a slider. Only
-what is shown is listed, however many there are."""
+"""The Media tab: images, sounds, tables and histograms that the script logged. A slider chooses the step. The page requests
+only the items that it shows."""
 
 from __future__ import annotations
 
