@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfagent.plural import some
 
-__all__ = ["cut", "damaged", "not_numbers"]
+__all__ = ["counted", "cut", "damaged", "not_numbers"]
 
 
 def cut(path: Path, size: int) -> str:
@@ -24,3 +24,11 @@ def not_numbers(kinds: Counter[str]) -> list[str]:
     """kinds: how many values there were of each kind, such as `image`."""
     found = ", ".join(some(number, kind) for kind, number in sorted(kinds.items()))
     return [f"values that are no numbers: {found}"] if found else []
+
+
+def counted(others: Counter[str]) -> list[str]:
+    """others: how often each thing was left out. A sentence for each of the five most frequent, and one for all others."""
+    kinds = others.most_common()
+    said = [f"{count:,} {what}" for what, count in kinds[:5]]
+    rest = sum(count for _, count in kinds[5:])
+    return said + ([f"{some(rest, 'other value')} that are no numbers"] if rest else [])

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.plural import some
 from perfagent.wire import Group
+from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Process, Samples, Source
 from perfagent_client.history.parquet_file import batches, columns
-from perfagent_client.history.rows import head_of, left_out, number, whole_step
+from perfagent_client.history.rows import head_of, number, whole_step
 
 if TYPE_CHECKING:
     from perfagent.recording import Recorded
@@ -150,7 +151,7 @@ def _checked(rows: Iterable[Sequence[Any]], run: OldRun) -> Iterator[_Row]:
             others["rows that are no samples"] += 1
         else:
             yield name, of, whole, at, found
-    run.left_out += left_out(others)
+    run.left_out += counted(others)
 
 
 def _say_cut(run: OldRun, rest: str) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfagent.plural import some
 from perfagent_client.history.old_run import OldRun
 
-__all__ = ["STEP_COLUMNS", "add_row", "flat", "head_of", "left_out", "number", "whole_step"]
+__all__ = ["STEP_COLUMNS", "add_row", "flat", "head_of", "number", "whole_step"]
 
 STEP_COLUMNS = (
     "step", "global_step", "trainer/global_step", "_step", "train_step", "current_steps", "iteration", "iter", "update",
@@ -52,9 +51,9 @@ def whole_step(value: Any) -> int | None:
 
 
 def flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested objects, with `/` between their names."""
+    """The values of nested objects, with `/` between their names. An object with `_type`, such as an image, is a value."""
     for name, value in row.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and "_type" not in value:
             yield from flat(value, f"{before}{name}/")
         else:
             yield before + name, value
@@ -67,11 +66,3 @@ def head_of(file: Path, size: int) -> bytes:
             return opened.read(size)
     except OSError:
         return b""
-
-
-def left_out(others: Counter[str]) -> list[str]:
-    """One sentence for each kind, the most frequent first; of many kinds the rest together."""
-    kinds = others.most_common()
-    said = [f"{count:,} {what}" for what, count in kinds[:5]]
-    rest = sum(count for _, count in kinds[5:])
-    return said + ([f"{some(rest, 'other value')} that are no numbers"] if rest else [])

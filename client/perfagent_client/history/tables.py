@@ -18,9 +18,10 @@ from typing import Any
 
 from perfagent.plural import some
 from perfagent.wire import is_evaluation_loss, loss_kind
+from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.recordings import EXPORT_COLUMNS
-from perfagent_client.history.rows import STEP_COLUMNS, add_row, flat, head_of, left_out, number, whole_step
+from perfagent_client.history.rows import STEP_COLUMNS, add_row, flat, head_of, number, whole_step
 
 __all__ = ["sources"]
 
@@ -92,7 +93,7 @@ def _read(file: Path, folder: Path) -> Iterator[OldRun]:
         _read_lines(run, file, others)
     else:
         _read_csv(run, file, others)
-    run.left_out = left_out(others) + run.left_out
+    run.left_out = counted(others) + run.left_out
     if run.series:
         yield run
 

@@ -19,6 +19,7 @@ from typing import Any
 from perfagent_client.history.left_out import not_numbers
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.parquet_file import batches, columns
+from perfagent_client.history.rows import flat
 from perfagent_client.history.sqlite_file import rows, runs_of, tables, with_logs
 
 __all__ = ["sources"]
@@ -111,7 +112,7 @@ def _take(run: OldRun, record: _Record, others: Counter[str]) -> None:
     if time is not None:
         run.ended = max(run.ended or time, time)
     when = math.nan if time is None else time
-    for key, value in _flat(_decoded(record.get("metrics"))):
+    for key, value in flat(_decoded(record.get("metrics"))):
         number = _restored(value)
         if value is None:  # where another row of the file has a value
             continue
@@ -124,15 +125,6 @@ def _take(run: OldRun, record: _Record, others: Counter[str]) -> None:
             run.add(key, step, number, when)
         else:
             others["value without a step"] += 1
-
-
-def _flat(logged: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """What is nested has its place for its name."""
-    for key, value in logged.items():
-        if isinstance(value, dict) and "_type" not in value:
-            yield from _flat(value, f"{above}{key}/")
-        else:
-            yield f"{above}{key}", value
 
 
 def _restored(value: Any) -> Any:

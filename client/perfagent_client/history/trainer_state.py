@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfagent.plural import some
+from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
-from perfagent_client.history.rows import add_row, left_out
+from perfagent_client.history.rows import add_row
 
 __all__ = ["sources"]
 
@@ -107,7 +108,7 @@ class _State:
                 others["rows without a step"] += 1
             else:
                 add_row(run, step, ((name, value) for name, value in row.items() if name != "step"), others)
-        run.left_out = left_out(others) + ([self.damage] if self.damage else [])
+        run.left_out = counted(others) + ([self.damage] if self.damage else [])
         return run
 
     def _state(self) -> Literal["", "finished"]:

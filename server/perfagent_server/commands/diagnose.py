@@ -90,7 +90,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(judged), ensure_ascii=False))
     else:
         _show(Screen(), judged)
-    _write(arguments.sarif, json.dumps(as_sarif(judged), indent=1) if arguments.sarif else "")
+    _write(arguments.sarif, as_sarif(judged) if arguments.sarif else "")
     _write(arguments.junit, as_junit(judged) if arguments.junit else "")
     _complain(judged, nothing)
     outcomes = {one.outcome for one in judged}

@@ -201,9 +201,9 @@ def _write(judgment: Judgment, arguments: argparse.Namespace) -> None:
         with arguments.markdown.open("a", encoding="utf-8") as file:  # a job summary is added to
             file.write(reports.markdown(judgment, confidence))
     if arguments.junit:
-        arguments.junit.write_bytes(reports.junit(judgment, confidence))
+        arguments.junit.write_text(reports.as_junit(judgment, confidence), "utf-8")
     if arguments.sarif:
-        arguments.sarif.write_text(reports.sarif(judgment, confidence), "utf-8")
+        arguments.sarif.write_text(reports.as_sarif(judgment, confidence), "utf-8")
     if arguments.json:
         print(json.dumps(reports.as_json(judgment)))
         return

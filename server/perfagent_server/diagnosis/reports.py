@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from perfagent import __version__
 from perfagent.wire import Finding, plain
 from perfagent_server.backtest.replay import BacktestAlert
+from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
 from perfagent_server.diagnosis.judging import Diagnosis
 from perfagent_server.rules.texts import text_of
 
 __all__ = ["as_json", "as_junit", "as_sarif", "worth_telling"]
-
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_LEVELS = {"info": "note", "warning": "warning", "critical": "error"}
 
 
 def as_json(diagnoses: Iterable[Diagnosis]) -> dict[str, Any]:
@@ -63,23 +57,22 @@ def worth_telling(one: Diagnosis) -> list[Finding]:
     return told + [found for found in others if found.rule != one.verdict.rule]
 
 
-def as_sarif(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """SARIF 2.1.0, https://docs.oasis-open.org/sarif/sarif/v2.1.0/: a result a finding, at the file that tells of the run."""
+def as_sarif(diagnoses: Sequence[Diagnosis]) -> str:
+    """A result per finding, at the file of the run."""
     found = [(one, finding) for one in diagnoses for finding in worth_telling(one)]
     rules = sorted({finding.rule for _, finding in found})
-    driver = {"name": "perfagent", "version": __version__, "rules": [_sarif_rule(rule) for rule in rules]}
-    results = [
+    results = (
         {
             "ruleId": finding.rule,
             "ruleIndex": rules.index(finding.rule),
-            "level": _LEVELS[finding.severity],
+            "level": SARIF_LEVELS[finding.severity],
             "message": {"text": f"{one.name}: {finding.message}" + (f" Fix: {finding.fix}" if finding.fix else "")},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(one.path or one.name)}}}],
             "properties": {"run": one.name, "cause": finding.cause, "since_step": finding.since_step},
         }
         for one, finding in found
-    ]
-    return {"version": "2.1.0", "$schema": _SCHEMA, "runs": [{"tool": {"driver": driver}, "results": results}]}
+    )
+    return sarif("perfagent", [_sarif_rule(rule) for rule in rules], results)
 
 
 def _sarif_rule(rule: str) -> dict[str, Any]:
@@ -99,23 +92,14 @@ def _uri(path: str) -> str:
 
 
 def as_junit(diagnoses: Sequence[Diagnosis]) -> str:
-    """A test case a run: it fails by a finding, and is skipped where it could not be judged."""
-    outcomes = [one.outcome for one in diagnoses]
-    suite = ElementTree.Element(
-        "testsuite", name="perfagent diagnose", tests=str(len(diagnoses)), failures=str(outcomes.count("finding")),
-        skipped=str(outcomes.count("could not judge")), errors="0",
-    )  # fmt: skip
-    for one in diagnoses:
-        case = ElementTree.SubElement(suite, "testcase", classname=_xml(one.path or "run"), name=_xml(one.name))
-        told = worth_telling(one)
-        if told:
-            text = "\n\n".join(f"{found.rule} ({found.severity}): {found.message}\nFix: {found.fix}" for found in told)
-            ElementTree.SubElement(case, "failure", type=told[0].rule, message=_xml(told[0].title)).text = _xml(text)
-        elif one.outcome == "could not judge":
-            ElementTree.SubElement(case, "skipped", message="; ".join(map(_xml, one.left_out)) or "too little data")
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    """A test case per run: a finding fails it, and a run that could not be judged is skipped."""
+    return junit("perfagent diagnose", [_case(one) for one in diagnoses])
 
 
-def _xml(text: str) -> str:
-    """Without what XML 1.0 cannot hold."""
-    return _NO_XML.sub("?", text)
+def _case(one: Diagnosis) -> TestCase:
+    place = one.path or "run"
+    if told := worth_telling(one):
+        text = "\n\n".join(f"{found.rule} ({found.severity}): {found.message}\nFix: {found.fix}" for found in told)
+        return TestCase(one.name, place, [Failure(told[0].title, told[0].rule, text)])
+    skipped = ("; ".join(one.left_out) or "too little data") if one.outcome == "could not judge" else ""
+    return TestCase(one.name, place, skipped=skipped)

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
-from xml.etree import ElementTree
 
-from perfagent import __version__
 from perfagent.wire import Finding, metric, plain
 from perfagent.wire.quantities import duration
+from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
 from perfagent_server.gate.judgment import CANNOT_TELL, FINE, Judgment
 from perfagent_server.gate.timing import Difference
 
-__all__ = ["as_json", "headline", "junit", "lines", "markdown", "sarif"]
+__all__ = ["as_json", "as_junit", "as_sarif", "headline", "lines", "markdown"]
 
 _METHOD = {
     True: "The commands ran in turn, in blocks of steps (A B B A); mean of the ratios of these rounds without the tenth "
@@ -25,8 +23,6 @@ _METHOD = {
 }
 _OF = {"unqueued": ", without queueing for a processor", "cpu": " of the processors"}
 _TITLES = {"wall": "wall time", "unqueued": "wall time without queueing for a processor", "cpu": "processor time"}
-_SARIF_LEVELS = {"critical": "error", "warning": "warning"}
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def headline(judgment: Judgment, confidence: float) -> str:
@@ -86,52 +82,30 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#!" else letter for letter in " ".join(text.split()))
 
 
-def junit(judgment: Judgment, confidence: float) -> bytes:
-    """A test for the speed and one for the health; that a speed cannot be told is a test that was skipped."""
-    suite = ElementTree.Element("testsuite", name="perfagent gate")
-    speed = _case(suite, "speed")
-    if judgment.base_broken or (judgment.speed == "unknown" and not judgment.broken):
-        _result(speed, "skipped", headline(judgment, confidence))
-    elif judgment.speed == "slower":
-        _result(speed, "failure", headline(judgment, confidence))
-    health = _case(suite, "health")
-    if judgment.broken and not judgment.base_broken:
-        _result(health, "failure", judgment.broken)
-    for one in judgment.sicker:
-        _result(health, "failure", f"{one.rule}: {one.message}")
-    failures = sum(case.find("failure") is not None for case in suite)
-    suite.attrib |= {"tests": "2", "failures": str(failures), "errors": "0",
-                     "skipped": str(sum(case.find("skipped") is not None for case in suite))}  # fmt: skip
-    ElementTree.indent(suite)
-    made: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
-    return made
+def as_junit(judgment: Judgment, confidence: float) -> str:
+    """A test for the speed and one for the health. The speed test is skipped if the gate cannot tell."""
+    told = headline(judgment, confidence)
+    unknown = judgment.base_broken or (judgment.speed == "unknown" and not judgment.broken)
+    slower = [Failure(told)] if judgment.speed == "slower" and not unknown else []
+    broken = [Failure(judgment.broken)] if judgment.broken and not judgment.base_broken else []
+    sicker = [Failure(f"{one.rule}: {one.message}") for one in judgment.sicker]
+    speed = TestCase("speed", "perfagent.gate", slower, told if unknown else "")
+    return junit("perfagent gate", [speed, TestCase("health", "perfagent.gate", [*broken, *sicker])])
 
 
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname="perfagent.gate", name=name)
-
-
-def _result(case: ElementTree.Element, kind: str, message: str) -> None:
-    # XML has no form for most control characters, and a message may quote what a script printed.
-    ElementTree.SubElement(case, kind, message="".join(one if one.isprintable() else " " for one in message))
-
-
-def sarif(judgment: Judgment, confidence: float) -> str:
+def as_sarif(judgment: Judgment, confidence: float) -> str:
     found: list[tuple[str, str, str, Finding | None]] = [
-        (one.rule, _SARIF_LEVELS[one.severity], one.message, one) for one in judgment.sicker
+        (one.rule, SARIF_LEVELS[one.severity], one.message, one) for one in judgment.sicker
     ]
     if judgment.speed == "slower":
         found.append(("slower", "error", headline(judgment, confidence), None))
     if judgment.broken and not judgment.base_broken:
         found.append(("failed", "error", judgment.broken, None))
-    driver = {"name": "perfagent gate", "version": __version__, "rules": [{"id": rule} for rule, *_ in found]}
-    results = [
+    results = (
         {"ruleId": rule, "level": level, "message": {"text": text}, **_properties(finding)}
         for rule, level, text, finding in found
-    ]
-    return json.dumps(
-        {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}, indent=2
     )
+    return sarif("perfagent gate", [{"id": rule} for rule, *_ in found], results)
 
 
 def _properties(finding: Finding | None) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""Writes results for CI systems: SARIF 2.1.0 (https://docs.oasis-open.org/sarif/sarif/v2.1.0/) and JUnit XML. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from perfagent import __version__
+
+__all__ = ["SARIF_LEVELS", "Failure", "TestCase", "junit", "sarif"]
+
+SARIF_LEVELS = {"info": "note", "warning": "warning", "critical": "error"}
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def sarif(tool: str, rules: Sequence[Mapping[str, Any]], results: Iterable[Mapping[str, Any]]) -> str:
+    """rules: of the tool, each with its `id`. results: each with `ruleId`, `level` and `message`."""
+    driver = {"name": tool, "version": __version__, "rules": [*rules]}
+    runs = [{"tool": {"driver": driver}, "results": [*results]}]
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": runs}, indent=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    message: str
+    type: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TestCase:
+    """A test passes without a failure. skipped: why it has no result."""
+
+    name: str
+    class_name: str
+    failures: Sequence[Failure] = ()
+    skipped: str = ""
+
+
+def junit(name: str, cases: Sequence[TestCase]) -> str:
+    """name: of the test suite."""
+    counts = {"tests": len(cases), "failures": sum(bool(one.failures) for one in cases)}
+    counts |= {"skipped": sum(bool(one.skipped) for one in cases), "errors": 0}
+    suite = ElementTree.Element("testsuite", {"name": name, **{what: str(count) for what, count in counts.items()}})
+    for one in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(one.class_name), name=_xml(one.name))
+        for failure in one.failures:
+            about = {"message": _xml(failure.message)} | ({"type": failure.type} if failure.type else {})
+            ElementTree.SubElement(case, "failure", about).text = _xml(failure.text)
+        if one.skipped:
+            ElementTree.SubElement(case, "skipped", message=_xml(one.skipped))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML 1.0 forbids."""
+    return _NO_XML.sub("?", text)
