@@ -46,6 +46,7 @@ PAGES = (
     Page("Runs", "/runs", ".ag-row .cell-run"),
     Page("a run", "/run/nan-0", "#run-charts .plot[data-points]"),
     Page("Compare", "/compare?runs=sweep-000,sweep-001", ".headline"),
+    Page("Compare, 20 runs", "/compare?runs=" + ",".join(f"sweep-{number:03}" for number in range(20)), ".headline"),
     Page("Alerts", "/alerts", ".alert.card"),
     Page("Settings", "/settings?tab=rules", ".mantine-Accordion-root"),
 )
