@@ -41,6 +41,7 @@ GROUPS = {
         "mcp": "let an AI agent read runs, by the Model Context Protocol",
         "export": "write a run's samples as JSON lines, CSV or Parquet",
         "diagnose": "say what is wrong with runs in files of any tracker, or with crash logs; needs no server",
+        "import": "bring old runs of any tracker into the server",
         "gate": "fail a build whose training is slower or sicker than before",
         "delete": "delete a run",
         "profile": "profile some steps of a running training",

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from perfagent.errors import ResourceError
 from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
+from perfagent_server.alerts.imported import put_findings
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.alerts.reports import Reports
 from perfagent_server.alerts.senders import Post
@@ -246,6 +247,7 @@ def _wired(
     keys = Keys(database, pepper)
     outbox = Outbox(database, settings.webhook_allow, is_mine=holds(OUTBOX), clock=clock, send=send)
     store.on_deletion.append(lambda connection, run: tell_of_deletion(connection, run, time.time(), link))
+    store.on_import.append(put_findings)
 
     def publish_runs(changed: list[str]) -> None:
         for summary in runs.summaries(changed):

@@ -24,7 +24,8 @@ from perfagent.wire.limits import MAX_COUNT, MAX_EVENTS, MAX_STEP, name_problem
 from perfagent.wire.query import Severity, State
 
 __all__ = [
-    "EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "HistogramMedia", "Rejected", "event_problem", "media_type_of", "read_frame",
+    "EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "HistogramMedia", "ImportData", "Rejected", "event_problem", "media_type_of",
+    "read_frame",
 ]  # fmt: skip
 
 MAX_PARTS = 256
@@ -115,6 +116,26 @@ class FindingData(Struct):
     evidence: dict[str, Any] | None = None
     gain_pct: float | None = None
     explains: list[str] | None = None
+
+
+class ImportedFinding(FindingData, kw_only=True):
+    """What was found in an imported run. time, ended: from when to when, Unix seconds; to_the_end: of the run."""
+
+    time: float
+    ended: float | None = None
+    to_the_end: bool = False
+    last_step: Whole | None = None
+    cause: str | None = None
+    cost: str | None = None
+
+
+class ImportData(Struct):
+    """How far a run is imported. taken: samples and events that were sent, this frame's included, by series; findings: of the
+    whole run, judged by the sender, in place of those before."""
+
+    import_id: Annotated[str, Meta(min_length=1, max_length=64)] = msgspec.field(name="import")
+    taken: dict[str, Whole] = {}
+    findings: Annotated[list[ImportedFinding], Meta(max_length=256)] | None = None
 
 
 class Operator(Struct):
@@ -404,6 +425,7 @@ EVENT_DATA: Mapping[str, type[Struct]] = {
     "left_out": LeftOutData,
     "thread": ThreadData,
     "media": MediaData,
+    "import": ImportData,
 }
 """The fields of each of EVENT_KINDS. Whatever may be left out may be nil."""
 

@@ -56,6 +56,7 @@ EVENT_KINDS = (
     "left_out",
     "thread",
     "media",
+    "import",
 )
 
 Column = bytes | Sequence[float] | Sequence[int]

@@ -23,7 +23,10 @@ from perfagent.wire import SEVERITIES, Finding
 from perfagent_server.alerts.causes import and_then, title_of
 from perfagent_server.rules.rule import Life
 
-__all__ = ["Change", "Machine", "worse"]
+__all__ = ["RUN_ENDED", "Change", "Machine", "worse"]
+
+RUN_ENDED = "the run ended"
+"""How the reason begins why an alert is over that was open when its run ended."""
 
 _ENOUGH_JUDGED = 10
 _REWRITE_S = 60.0  # a row whose figures move a little at every step is written no more often

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from perfagent.wire import Finding, Severity
-from perfagent_server.alerts.state_machine import Change, Machine, worse
+from perfagent_server.alerts.state_machine import RUN_ENDED, Change, Machine, worse
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.engine.evaluator import Evaluator
 from perfagent_server.rules.plan import Plan
@@ -26,7 +26,8 @@ _LEAST_S = 0.001
 @dataclass(frozen=True, slots=True)
 class BacktestAlert:
     """onset_step: where the trouble began; first_step: at which the alert fired; last_step: the last at which the rule
-    still found it; ranks: that it is about; fired: the finding with which it fired."""
+    still found it; ranks: that it is about; fired: the finding with which it fired; to_the_end: it was open when the run
+    ended."""
 
     rule: str
     severity: Severity
@@ -36,6 +37,7 @@ class BacktestAlert:
     message: str
     ranks: tuple[int, ...] = ()
     fired: Finding | None = field(default=None, compare=False, repr=False)
+    to_the_end: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Judged:
 
 @dataclass(slots=True)
 class _Open:
-    """An alert so far. machine: what keeps its life; None once it is over."""
+    """An alert so far. machine: what keeps its life; None once it is over. to_the_end: nothing but the run's end ended it."""
 
     finding: Finding
     severity: Severity
@@ -59,6 +61,7 @@ class _Open:
     last_step: int
     machine: Machine | None
     fired: Finding
+    to_the_end: bool = True
 
     def settle(self) -> None:
         if self.machine is not None:
@@ -76,6 +79,7 @@ class _Open:
             message=self.finding.message,
             ranks=tuple(self.finding.ranks),
             fired=self.fired,
+            to_the_end=self.to_the_end,
         )
 
 
@@ -130,6 +134,7 @@ class _Replay:
             known.finding = change.finding
             if worse(change.finding.severity, known.severity):
                 known.severity = change.finding.severity
+            known.to_the_end = change.kind != "resolve" or change.why.startswith(RUN_ENDED)
             if change.kind == "resolve":
                 known.settle()
             else:

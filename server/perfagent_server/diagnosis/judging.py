@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from perfagent.wire import Finding
+from perfagent_client.history.attempts import loss_of
 from perfagent_client.history.old_run import OldRun
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.replay import BacktestAlert, Judged, replay
 from perfagent_server.diagnosis import hindsight
-from perfagent_server.diagnosis.moments import curves, loss_of, moments
+from perfagent_server.diagnosis.moments import curves, moments
 from perfagent_server.rules.own_alert import OwnAlert
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import EVALUATION_LOSS, Events, Every, Rule, Series
@@ -148,7 +149,8 @@ def _with_hindsight(run: OldRun, plan: Plan, seen: set[str]) -> tuple[Judged, Pl
     late = [one for one in hindsight.findings(series) if one.rule in plan.rules and one.rule not in known]
     last = max((samples.step[-1] for samples in series.values() if len(samples)), default=0)
     told = [
-        BacktestAlert(one.rule, one.severity, one.since_step or 0, last, last, one.message, (0,), one) for one in late
+        BacktestAlert(one.rule, one.severity, one.since_step or 0, last, last, one.message, (0,), one, to_the_end=True)
+        for one in late
     ]
     alerts = judged.alerts + told
     return replace(judged, alerts=alerts, verdict=_verdict(judged, alerts, plan)), plan

@@ -8,12 +8,11 @@ Where the steps begin again at a lower one, the run was started again there.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
-from perfagent.wire import LOSS, Event, loss_kind
+from perfagent.wire import Event
+from perfagent_client.history.attempts import Attempts, start_step
 from perfagent_client.history.endings import ending
 from perfagent_client.history.names import renamed
 from perfagent_client.history.old_run import OldRun, Samples
@@ -22,7 +21,7 @@ from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.reported import Reported, in_order_of_time
 from perfagent_server.rules.plan import Plan
 
-__all__ = ["EPOCH", "curves", "loss_of", "moments"]
+__all__ = ["EPOCH", "curves", "moments"]
 
 EPOCH = 1_700_000_000.0
 """When a run begins, Unix seconds."""
@@ -36,11 +35,6 @@ _Row = tuple[int, int, int]
 def curves(run: OldRun) -> dict[str, Samples]:
     """The series by the names that rules read."""
     return {ours: run.series[name] for name, ours in renamed(run.series).items()}
-
-
-def loss_of(series: Mapping[str, Samples]) -> str | None:
-    """The loss that is trained on, as the window of the rules chooses it."""
-    return LOSS if LOSS in series else next((name for name in series if loss_kind(name) == "whole"), None)
 
 
 def moments(run: OldRun, plan: Plan) -> Iterator[Moment]:
@@ -85,8 +79,7 @@ def _rows(series: Mapping[str, Samples]) -> dict[_Row, dict[str, float]]:
     rows: dict[_Row, dict[str, float]] = {}
     if not series:
         return rows
-    leading = loss_of(series) or max(series, key=lambda name: len(series[name]))
-    begins = _Attempts(series[leading])
+    begins = Attempts(series)
     for name, samples in series.items():
         for attempt, step, value in zip(begins.of(samples), samples.step, samples.value, strict=True):
             again = 0
@@ -96,45 +89,12 @@ def _rows(series: Mapping[str, Samples]) -> dict[_Row, dict[str, float]]:
     return rows
 
 
-class _Attempts:
-    """Where the steps of the leading series begin again at a lower one."""
-
-    def __init__(self, leading: Samples) -> None:
-        again = [at for at, (before, step) in enumerate(pairwise(leading.step), 1) if step < before]
-        self._steps = [leading.step[at] for at in again]
-        self._times = [leading.time[at] for at in again]
-        self._are_times_known = all(map(math.isfinite, self._times))
-
-    def of(self, samples: Samples) -> Sequence[int]:
-        """The attempt of each sample, from 1: by time where both are known; by how often the series itself goes back, if that
-        is as often; else the newest attempt that had begun at or before this step."""
-        if not self._steps:
-            return [1] * len(samples)
-        if self._are_times_known and all(map(math.isfinite, samples.time)):
-            return [1 + bisect_right(self._times, time) for time in samples.time]
-        own, attempts = 1, [1]
-        for before, step in pairwise(samples.step):
-            own += step < before
-            attempts.append(own)
-        if own == len(self._steps) + 1:
-            return attempts
-        return [
-            max((at for at, begin in enumerate(self._steps, 2) if step >= begin), default=1) for step in samples.step
-        ]
-
-
 def _starts(rows: Mapping[_Row, object]) -> dict[int, int]:
-    """Attempt -> the step from which it goes on; 0 for one that begins anew: what logs every tenth step begins with the
-    tenth."""
+    """Attempt -> the step from which it goes on."""
     steps: dict[int, list[int]] = {}
-    for attempt, step, _ in sorted(rows):
-        known = steps.setdefault(attempt, [])
-        if not known or step != known[-1]:
-            known.append(step)
-    return {
-        attempt: 0 if found[0] <= max(1, min((b - a for a, b in pairwise(found[:20])), default=found[0])) else found[0]
-        for attempt, found in steps.items()
-    }
+    for attempt, step, _ in rows:
+        steps.setdefault(attempt, []).append(step)
+    return {attempt: start_step(found) for attempt, found in steps.items()}
 
 
 # ---- clock, beginning and end

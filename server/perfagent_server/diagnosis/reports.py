@@ -1,18 +1,21 @@
-"""Writes diagnoses as JSON (fields: docs/diagnose.md), as SARIF for code hosts, and as JUnit for CI."""
+"""Writes diagnoses as JSON (fields: docs/diagnose.md), as SARIF for code hosts, as JUnit for CI, and for an import."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perfagent.wire import Finding, plain
+from perfagent_client.history.old_run import OldRun, Samples
 from perfagent_server.backtest.replay import BacktestAlert
 from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
 from perfagent_server.diagnosis.judging import Diagnosis
 from perfagent_server.rules.texts import text_of
 
-__all__ = ["as_json", "as_junit", "as_sarif", "worth_telling"]
+__all__ = ["as_findings", "as_json", "as_junit", "as_sarif", "worth_telling"]
 
 
 def as_json(diagnoses: Iterable[Diagnosis]) -> dict[str, Any]:
@@ -103,3 +106,27 @@ def _case(one: Diagnosis) -> TestCase:
         return TestCase(one.name, place, [Failure(told[0].title, told[0].rule, text)])
     skipped = ("; ".join(one.left_out) or "too little data") if one.outcome == "could not judge" else ""
     return TestCase(one.name, place, skipped=skipped)
+
+
+def as_findings(one: Diagnosis, run: OldRun, written: float) -> list[dict[str, Any]]:
+    """As `findings` of an `import` event. written: when, where the files of the run know no times."""
+    known = [samples for samples in run.series.values() if len(samples)]
+    leading = max(known, key=len, default=Samples())
+    return [
+        _found(alert, alert.fired, partial(_time, leading, written)) for alert in one.alerts if alert.fired is not None
+    ]
+
+
+def _found(alert: BacktestAlert, fired: Finding, time_of: Callable[[int], float]) -> dict[str, Any]:
+    return {
+        **_words(fired), "severity": alert.severity, "message": alert.message, "cost": fired.cost, "evidence": fired.evidence,
+        "gain_pct": fired.gain_pct, "ranks": [*alert.ranks], "since_step": alert.onset_step, "last_step": alert.last_step,
+        "time": time_of(alert.onset_step), "ended": time_of(alert.last_step), "to_the_end": alert.to_the_end,
+    }  # fmt: skip
+
+
+def _time(samples: Samples, written: float, step: int) -> float:
+    """Of the last row up to a step."""
+    at = next((at for at in range(len(samples) - 1, -1, -1) if samples.step[at] <= step), 0)
+    found = samples.time[at] if len(samples) else math.nan
+    return found if math.isfinite(found) else written

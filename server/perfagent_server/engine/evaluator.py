@@ -19,7 +19,7 @@ from perfagent.wire import LOSS, Event, Finding
 from perfagent.wire.limits import whole
 from perfagent_server.alerts import causes
 from perfagent_server.alerts.grouping import group
-from perfagent_server.alerts.state_machine import Change, Machine
+from perfagent_server.alerts.state_machine import RUN_ENDED, Change, Machine
 from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
 from perfagent_server.rules.loss.loss_spike import LossSpike
@@ -305,7 +305,7 @@ class Evaluator:
         over = {key: one for key, one in self.machines.items() if not self._life(key).outlives_run}
         for key, machine in over.items():
             machine.open_at_end = machine.open_at_end or machine.present(self._life(key)) is not None
-        return changes + self._close(over.values(), window.now, f"the run ended ({state})")
+        return changes + self._close(over.values(), window.now, f"{RUN_ENDED} ({state})")
 
     def _note_end(self, end: End) -> None:
         """Of thousands of ranks that end those that finished say nothing of interest: they make room."""
@@ -540,7 +540,7 @@ class Evaluator:
         found = reports.of_the_user(event, stored.rank, window.now, window.step)
         changes += self._carry(key, USER_LIFE, found, found.since_step or 0)
         if window.ended and key in self.machines:  # said by a rank that outlived the run, or late: sent, and over
-            changes.append(self.machines[key].close(window.step, window.now, f"the run ended ({window.state})"))
+            changes.append(self.machines[key].close(window.step, window.now, f"{RUN_ENDED} ({window.state})"))
             self.note_firing()
         return [change for change in changes if change is not None]
 

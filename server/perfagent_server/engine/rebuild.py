@@ -9,14 +9,14 @@ of the series from the store. The alert table has the last word on what is open.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from perfagent.wire import LOSS, loss_kind
 from perfagent_server.alerts import history
-from perfagent_server.alerts.state_machine import Machine
+from perfagent_server.alerts.state_machine import RUN_ENDED, Machine
 from perfagent_server.alerts.tables import finding_of
 from perfagent_server.database import Database
 from perfagent_server.engine.evaluator import Evaluator, HalfJudgedError
@@ -29,6 +29,7 @@ from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import alert, source
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
+from perfagent_server.store.write.lifecycle import IMPORTED_SOURCE
 
 __all__ = ["rebuild"]
 
@@ -42,7 +43,7 @@ def rebuild(
     """Fills a fresh evaluator with what was judged. judged: the tail id up to which; on_progress: called before each
     frame. Of a run that is new there is nothing to fill in."""
     run = judge.window.run
-    frames = store.since(judged, _MOST_FRAMES, run=run)
+    frames = _judged_here(store.since(judged, _MOST_FRAMES, run=run))
     with database.read() as connection:
         columns = runs.c.attempt, runs.c.attempts, runs.c.state, runs.c.world_size
         about = connection.execute(select(*columns).where(runs.c.id == run)).one()
@@ -54,7 +55,7 @@ def rebuild(
     if not sources:
         return
     newest = store.until(judged, _MOST_PAST, _MOST_PAST_BYTES, run=run)
-    past = [stored for stored in newest if stored.attempt == about.attempt]
+    past = [stored for stored in _judged_here(newest) if stored.attempt == about.attempt]
     if about.attempts > 1 or not _begins(sources, [*past, *frames]):
         _fill(judge, store, about, sources, [*past, *frames], start)
         _open_before(judge, alerts, past[0].received if past else math.inf)
@@ -124,6 +125,11 @@ def _correct(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], now: float) 
     judge.note_firing()
 
 
+def _judged_here(frames: Iterable[FromTail]) -> list[FromTail]:
+    """Without those of imported runs."""
+    return [stored for stored in frames if not stored.source.startswith(IMPORTED_SOURCE)]
+
+
 def _begins(sources: Sequence[Any], frames: Sequence[FromTail]) -> bool:
     """Whether all that these sources sent is still to be judged. So it is with nearly every run that is loaded, and a
     thousand jobs may begin at once."""
@@ -176,6 +182,7 @@ def _machine(row: Mapping[str, Any], now: float) -> Machine:
         resolved_step=None if is_open else step,
         resolved=None if is_open else min(row["resolved"] or now, now),
         opening=row["opening"],
+        open_at_end=not is_open and str(finding.evidence.get("resolved", "")).startswith(RUN_ENDED),
         written=row["fired"] or 0.0,
         finding=finding,
     )

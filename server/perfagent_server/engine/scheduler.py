@@ -272,7 +272,7 @@ class Engine(RulesThread):
         began, spent = self._monotonic(), defaultdict[str, float](float)
         changes: list[tuple[str, Change]] = []
         for start in range(0, len(batch), _AT_ONCE):
-            part = batch[start : start + _AT_ONCE]
+            part = self._without_imported(batch[start : start + _AT_ONCE])
             loaded = self._load({stored.run for stored in part if stored.run not in self.aside})
             drained = self._still_lost(part)
             for stored in part:
@@ -283,6 +283,14 @@ class Engine(RulesThread):
             if self._is_over(began):
                 return batch[: start + _AT_ONCE], changes
         return batch, changes
+
+    def _without_imported(self, frames: Sequence[FromTail]) -> list[FromTail]:
+        """Runs of the past are judged as a whole, by who sends them. What is in memory of one is of before these frames."""
+        live = _live(frames)
+        for run in {stored.run for stored in frames} - {stored.run for stored in live}:
+            self._drop(run)
+            self._judged_again.add(run)
+        return live
 
     def _take_share(self, stored: FromTail, spent: dict[str, float], *, drained: bool) -> list[tuple[str, Change]]:
         """spent: run -> the seconds that its frames took in this round."""
@@ -308,7 +316,7 @@ class Engine(RulesThread):
     def _catch_up(self, run: str, began: float) -> int:
         """Judges frames of a late run, as far as the tail holds them, while the round that began then lasts; how many."""
         judge, upto = self.evaluators.in_memory[run], self.held.upto(run)
-        batch = [one for one in self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run) if one.id <= upto]
+        batch = [one for one in _live(self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)) if one.id <= upto]
         if not batch:
             self._is_up_to_date(run)
             return 0
@@ -695,3 +703,8 @@ class Engine(RulesThread):
         if run in self.aside:
             raise CannotJudgeError
         return self.evaluators.in_memory.get(run)
+
+
+def _live(frames: Iterable[FromTail]) -> list[FromTail]:
+    """Without those of imported runs."""
+    return [stored for stored in frames if not stored.source.startswith(lifecycle.IMPORTED_SOURCE)]

@@ -58,14 +58,14 @@ def take(connection: Connection, frame: Frame, now: float) -> None:
 
 
 def lasting(events: Sequence[Event]) -> Sequence[Event]:
-    """The events that are kept as events: all but the pieces of files."""
+    """The events that are kept as events: all but the pieces of files, and how far an import is."""
     if not any(map(_is_piece, events)):
         return events
     return [item for item in events if not _is_piece(item)]
 
 
 def _is_piece(item: Event) -> bool:
-    return item.kind in ("profile", "media") and item.data.get("payload") is not None
+    return item.kind == "import" or (item.kind in ("profile", "media") and item.data.get("payload") is not None)
 
 
 def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> None:

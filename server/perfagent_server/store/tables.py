@@ -118,6 +118,27 @@ source = Table(
     Index(None, "state"),
 )
 
+data_import = Table(
+    "data_import",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("project", String(256), nullable=False),
+    Column("created", Float(53), nullable=False),
+    Column("who", String(128), nullable=False, default=""),
+    Column("origin", Text, nullable=False),  # the machine and its files, as its user named them
+)
+
+imported_run = Table(
+    "imported_run",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    Column("import_id", String(64), nullable=False),  # data_import.id, of the import that began it
+    Column("source", String(64), nullable=False),  # that its first frame came from
+    Column("seq", BigInteger, nullable=False),  # of its newest frame
+    Column("taken", Text, nullable=False),  # JSON: how many samples of each series are here
+    Index(None, "import_id"),
+)
+
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 ledger = Table(

@@ -20,10 +20,11 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from perfagent.wire import Frame, Group, Rejected
+from perfagent.wire.events import ImportData
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, MOST_LEFT_OUT, name_problem, room_of
 from perfagent_server.database import Database
 from perfagent_server.database.backend import replica_of
-from perfagent_server.store import artifacts
+from perfagent_server.store import artifacts, imports
 from perfagent_server.store.attempt_starts import Starts
 from perfagent_server.store.changes import newest_deletion, note_change
 from perfagent_server.store.clickhouse.marks import note_deletion
@@ -94,6 +95,8 @@ class Appender:
         self._deletions = 0  # the newest one by another server that the caches know of
         self.on_deletion: list[Callable[[Connection, str], object]] = []
         """Called with a run that is about to go, in the transaction in which it does."""
+        self.on_import: list[Callable[[Connection, str, ImportData], object]] = []
+        """Called with a run that is imported and what its sender says of it, in the transaction that stores it."""
         database.on_rollback.append(self._forget)
 
     def append(self, take: Callable[[], Batch]) -> Future[list[Receipt]]:
@@ -121,6 +124,9 @@ class Appender:
             receipts, fresh = self._append(connection, frames, now, limited, {} if rejected is None else rejected)
         for at in fresh:
             artifacts.take(connection, frames[at], now)
+            for said in imports.take(connection, frames[at]):
+                for told in self.on_import:
+                    told(connection, frames[at].run, said)
         return receipts
 
     def _append(

@@ -38,6 +38,7 @@ __all__ = [
     "ENDED",
     "FAILED",
     "FRESH_S",
+    "IMPORTED_SOURCE",
     "JSON_SOURCE",
     "Seen",
     "load",
@@ -51,6 +52,8 @@ FRESH_S = 120.0
 JSON_SOURCE = "http-"
 """How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have
 something."""
+IMPORTED_SOURCE = "import-"
+"""How the sources begin that carry runs of the past (`perfagent import`): their sender has judged each run as a whole."""
 _TIME = struct.Struct("<d")
 _SKEW_S = 60.0
 """A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""

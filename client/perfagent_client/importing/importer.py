@@ -1,0 +1,135 @@
+"""An import: reads runs, asks the server how far it has each, and sends the rest."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from perfagent.errors import ConfigError
+from perfagent_client.client import Client
+from perfagent_client.history.old_run import OldRun, Source
+from perfagent_client.importing.frames import Destination, Finding, Outgoing, run_id
+from perfagent_client.importing.sending import Behind, Sender
+
+__all__ = ["Importer", "Report"]
+
+_DEFAULT_PROJECT = "default"
+_OURS = "perfagent:"
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of a run. samples: that were sent now; problem: why it was left out as a whole."""
+
+    source: str
+    run: str
+    name: str
+    format: str
+    samples: int = 0
+    problem: str = ""
+    left_out: list[str] = field(default_factory=list)
+    verdict: str = ""
+
+
+Judge = Callable[[OldRun, str, float], Sequence[Finding]]
+"""A run, the project in which it is judged, and when its files were written -> what was found in it."""
+
+
+class Importer:
+    """judge: of the runs that have ended. tell: called with each run once the server has all of it. project, group: of all runs,
+    where they are given. words: as the user named the sources. say: of trouble. import_id: "" until something was sent."""
+
+    def __init__(
+        self, client: Client, judge: Judge, tell: Callable[[Report], None], *, project: str | None, group: str,
+        words: Sequence[str], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._client, self._judge, self._tell, self._say = client, judge, tell, say
+        self._project, self._group, self._words = project, group, words
+        self._sender = Sender(client.server, client.api_key, waits=lambda reason: say(f"{reason}; trying again"))
+        self._behind = Behind()
+        self.import_id = ""
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """Reason -> samples that the server did not take."""
+        return self._sender.rejected
+
+    def bring(self, sources: Iterable[Source], *, is_live: Callable[[OldRun, float], bool]) -> None:
+        """is_live: whether a run goes on, by it and the time at which its files were written. Raises PerfagentError."""
+        for source in sources:
+            written = max(map(_written, source.paths), default=time.time())
+            try:
+                for run in source.read():
+                    self._bring(run, source.format, written, goes_on=is_live(run, written))
+            except OSError as error:
+                self._say(f"{source.paths[0]} cannot be read ({error.strerror or error})")
+
+    def finish(self) -> None:
+        """Waits until the server has it all."""
+        self._behind.finish()
+
+    def _bring(self, run: OldRun, format: str, written: float, *, goes_on: bool) -> None:  # noqa: A002 - as in Source
+        project = self._project or run.project or _DEFAULT_PROJECT
+        to = Destination("", project, self._group, format, written, live=goes_on)
+        report = Report(run.source, run_id(run, project), run.name, format, left_out=run.left_out)
+        if run.source.startswith(_OURS) and self._known(run.source.removeprefix(_OURS)) is not None:
+            report.problem = "is here already, from its agent or `perfagent sync`"
+        elif (known := self._known(report.run)) is not None:
+            if known["imported"] is None:
+                raise ConfigError(f"the server has a run {report.run!r} that no import began")
+            to.import_id, to.seq, to.taken = (known["imported"][name] for name in ("import_id", "seq", "taken"))
+            to.live = known["imported"]["source"].startswith("follow-")
+        if not report.problem:
+            self._send(run, to, report, goes_on=goes_on and to.live)
+        self._behind.do(partial(self._tell, report))
+
+    def _send(self, run: OldRun, to: Destination, report: Report, *, goes_on: bool) -> None:
+        to.import_id = to.import_id or self._begun()
+        outgoing = Outgoing(run, to, has_ended=not goes_on)
+        if outgoing.is_complete:
+            return
+        self.import_id = self.import_id or to.import_id
+        report.samples = outgoing.samples
+        for frame in outgoing.frames(lambda: self._judge(run, to.project, to.written)):
+            self._behind.do(partial(self._sender.send, frame))
+
+    def _known(self, run: str) -> dict[str, Any] | None:
+        """What the server has of it; None of a run that is not there. Frames on their way make it more: once for each run."""
+        found = self._client.request("POST", "/imports/known", body={"runs": [run]})
+        known: dict[str, Any] | None = found["runs"].get(run)
+        return known
+
+    def _begun(self) -> str:
+        if not self.import_id:
+            origin = f"{socket.gethostname()}: {' '.join(map(_without_password, self._words))}"[:2000]
+            made = self._client.request("POST", "/imports", body={"project": self._project or "", "origin": origin})
+            self.import_id = made["id"]
+        return self.import_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._behind.close()
+        self._sender.close()
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _without_password(word: str) -> str:
+    scheme, found, rest = word.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if found else str(Path(word).resolve())

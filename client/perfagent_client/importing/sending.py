@@ -1,0 +1,102 @@
+"""Sends the frames of an import, each until the server has stored it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from perfagent.admin_proof import AdminProof
+from perfagent.delivery.transport import HttpTransport, judge, packed
+from perfagent.errors import PerfagentError, ServerUnreachable
+from perfagent.wire import Frame, encode
+
+__all__ = ["Behind", "Sender"]
+
+_PATIENCE_S = 120.0
+_LONGEST_PAUSE_S = 10.0
+_DEADLINE_S = 60.0
+_MOST_WAITING = 4
+
+
+class Sender:
+    """frames, samples: stored; rejected: reason -> samples that the server did not take. waits: called once with the reason
+    before it tries again."""
+
+    def __init__(self, server: str, key: str | AdminProof | None, *, waits: Callable[[str], None]) -> None:
+        self._transport, self._waits = HttpTransport(server, key), waits
+        self.frames = self.samples = 0
+        self.rejected: Counter[str] = Counter()
+        self._has_waited = False
+
+    def send(self, frame: Frame) -> None:
+        """Raises PerfagentError for a frame that the server refuses, and ServerUnreachable where it does not answer for two
+        minutes."""
+        body = encode(frame)
+        encoding = None
+        if not self._transport.loopback:
+            body, encoding = packed(body, loopback=False)
+        until, pause = time.monotonic() + _PATIENCE_S, 0.25
+        while True:
+            try:
+                answer = judge(self._transport.post(body, encoding=encoding, deadline_s=_DEADLINE_S))
+            except ServerUnreachable as error:
+                reason, asked = str(error), None
+                if time.monotonic() > until:
+                    raise
+            else:
+                if answer.kind == "acked":
+                    self._note(answer.stored, answer.rejected)
+                    return
+                reason, asked = answer.reason, answer.pause_s
+                if answer.kind != "retry" or time.monotonic() > until:
+                    raise PerfagentError(f"the server refused a frame of {frame.name!r}: {reason}")
+            if not self._has_waited:
+                self._has_waited = True
+                self._waits(reason)
+            time.sleep(min(asked or pause, _LONGEST_PAUSE_S))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _note(self, stored: int, rejected: Sequence[Mapping[str, Any]]) -> None:
+        self.frames += 1
+        self.samples += stored
+        for one in rejected:
+            self.rejected[str(one.get("reason", ""))] += one["count"]
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Behind:
+    """Does one thing after the other on a thread of its own, while the caller reads on. Once one has failed, it does no more."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "perfagent-import")
+        self._waiting: deque[Future[None]] = deque()
+        self._has_failed = False
+
+    def do(self, task: Callable[[], None]) -> None:
+        """Raises what an earlier task raised. Waits where many are left."""
+        while len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._one, task))
+
+    def finish(self) -> None:
+        """Waits for all. Raises what one of them raised."""
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def close(self) -> None:
+        self._has_failed = True
+        self._thread.shutdown(cancel_futures=True)
+
+    def _one(self, task: Callable[[], None]) -> None:
+        if self._has_failed:
+            return
+        try:
+            task()
+        except BaseException:
+            self._has_failed = True
+            raise
