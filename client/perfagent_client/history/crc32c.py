@@ -55,9 +55,13 @@ def checksums(records: Sequence[bytes]) -> list[int]:
     table, register = np.array(_TABLE, np.uint32), np.zeros(sum(counts), np.uint32)
     for column in np.frombuffer(padded, np.uint8).reshape(-1, _ROW).T:
         register = table[(register ^ column) & 0xFF] ^ register >> 8
-    rows = iter(register.tolist())
-    found = [reduce(_next_row, islice(rows, count), 0) ^ 0xFFFF_FFFF for count in counts]
+    rows = iter((register ^ 0xFFFF_FFFF).tolist())
+    found = [next(rows) if count == 1 else _of_rows([*islice(rows, count)]) for count in counts]
     return [check if len(record) >= 4 else crc32c(record) for record, check in zip(records, found, strict=True)]
+
+
+def _of_rows(inverted: Sequence[int]) -> int:
+    return reduce(_next_row, (row ^ 0xFFFF_FFFF for row in inverted), 0) ^ 0xFFFF_FFFF
 
 
 def _next_row(register: int, row: int) -> int:

@@ -10,6 +10,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _CONTENT = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17:
 """`DataType` -> how struct reads one element; bfloat16 (14) is the upper half of a float."""
 _BFLOAT16, _HALF = 14, 19
 _FLOATS = {5: "<f", 6: "<d"}
+_FLOAT, _TIME = struct.Struct("<f"), struct.Struct("<d")
 _INTEGERS = (7, 10, 11, 13)
 """Fields of a `TensorProto` that hold packed varints; 13: the bits of float16 and bfloat16."""
 
@@ -116,13 +118,37 @@ class _Summaries:
     def __init__(self, run: OldRun) -> None:
         self._run = run
         self._plugins: dict[bytes, str] = {}
+        self._known: dict[bytes, str] = {}
+        """Nearly all records are one float: what stands between its step and the float -> its series."""
         self.kinds: Counter[str] = Counter()
 
     def add(self, event: bytes) -> None:
         try:
+            if event[:1] == b"\x09" and event[9:10] == b"\x10" and self._run.started is not None:
+                step, begin = varint(event, 10)
+                name = self._known.get(event[begin:-4])
+                if name is not None and step < 1 << 63:
+                    self._run.add(
+                        name, step, _FLOAT.unpack_from(event, len(event) - 4)[0], _TIME.unpack_from(event, 1)[0]
+                    )
+                    return
+                with suppress(*UNREADABLE):
+                    self._learn(event[begin:])
             self._event(event)
         except UNREADABLE:  # another program wrote it: its checksum is right
             self.kinds["unreadable record"] += 1
+
+    def _learn(self, rest: bytes) -> None:
+        """Where this is a summary of one float and its tag, others like it differ in the float alone."""
+        parts = list(fields(rest))
+        values = list(fields(parts[0][1])) if [number for number, _ in parts] == [5] else []
+        one = list(fields(values[0][1])) if [number for number, _ in values] == [1] else []
+        if (
+            [number for number, _ in one] == [1, 2]
+            and self._plugins.get(tag := one[0][1]) != "hparams"
+            and len(one[1][1]) == 4
+        ):
+            self._known[rest[:-4]] = tag.decode(errors="replace")
 
     def _event(self, event: bytes) -> None:
         step, at, summary = 0, math.nan, b""
@@ -166,6 +192,7 @@ class _Summaries:
 
     def _metadata(self, tag: bytes, plugin_data: Message) -> None:
         plugin = self._plugins.setdefault(tag, plugin_data.text(1))
+        self._known.clear()
         if plugin == "hparams":
             session = plugin_data.message(2).message(3)
             for entry in map(Message, session.every(1)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from perfagent_client.history.old_run import OldRun, Source
@@ -35,9 +36,7 @@ class Following:
             for source in self._moved():
                 began = time.monotonic()
                 self._live[source.paths] = False
-                self._importer.bring(
-                    [source], is_live=lambda run, written, of=source.paths: self._goes_on(run, written, of)
-                )
+                self._importer.bring([source], is_live=partial(self._goes_on, source.paths))
                 self._importer.finish()
                 self._due[source.paths] = time.monotonic() + (time.monotonic() - began) / _SHARE
             time.sleep(_EVERY_S)
@@ -53,7 +52,7 @@ class Following:
                 self._seen[source.paths] = now
                 yield source
 
-    def _goes_on(self, run: OldRun, written: float, paths: tuple[Path, ...]) -> bool:
+    def _goes_on(self, paths: tuple[Path, ...], run: OldRun, written: float) -> bool:
         newest = max(written, _written(paths)) if paths else written
         goes_on = run.state not in ("finished", "failed") and time.time() - newest < _QUIET_S
         self._live[paths] = self._live.get(paths, False) or goes_on

@@ -82,24 +82,20 @@ class Outgoing:
 
     def frames(self, judge: Callable[[], Sequence[Finding]]) -> Iterator[Frame]:
         """judge: called once, before the last frame."""
-        by_process: dict[tuple[int, int], list[Lane]] = {}
-        for lane in self._lanes:
-            by_process.setdefault((lane.attempt, lane.rank), []).append(lane)
-        for process in self._run.processes:
-            by_process.setdefault((process.attempt, process.rank), [])
-        last = max(by_process, default=(1, 0))
-        for process, its in sorted(by_process.items()):
-            for groups in self._cut(its):
-                yield self._frame(process, groups, [])
-            for events in self._told(process):
-                yield self._frame(process, [], events)
+        told = {(one.attempt, one.rank) for one in self._run.processes}
+        everyone = sorted({(lane.attempt, lane.rank) for lane in self._lanes} | told) or [(1, 0)]
+        for of in everyone:
+            for groups in self._cut([lane for lane in self._lanes if (lane.attempt, lane.rank) == of]):
+                yield self._frame(of, groups, [])
+            for events in self._told(of):
+                yield self._frame(of, [], events)
         findings = None
         if not self._to.live:
             findings, self._to.taken[_JUDGED] = list(judge()), self._rows
         self._to.taken[_ENDED] = int(self._has_ended)
-        for process in sorted(by_process) if self._has_ended else ():
-            if process[0] == last[0] and process != last:
-                yield self._frame(process, [], [self._end()])
+        *others, last = [of for of in everyone if of[0] == everyone[-1][0]]
+        for of in others if self._has_ended else ():
+            yield self._frame(of, [], [self._end()])
         yield self._frame(last, [], [*self._lines(), *([self._end()] if self._has_ended else [])], findings)
 
     def _cut(self, its: Sequence[Lane]) -> Iterator[list[Group]]:
@@ -115,9 +111,9 @@ class Outgoing:
                     self._to.taken[lane.key] = end
                 yield _joined(groups)
 
-    def _told(self, process: tuple[int, int]) -> Iterator[list[Event]]:
+    def _told(self, of: tuple[int, int]) -> Iterator[list[Event]]:
         """What a process said itself, in pieces of some megabytes."""
-        key = f"{process[0]}/{process[1]}/events"
+        key = f"{of[0]}/{of[1]}/events"
         its = self._events.get(key, [])
         while at := its[self._to.taken.get(key, 0) :]:
             size, piece = 0, []
@@ -130,9 +126,9 @@ class Outgoing:
             yield piece
 
     def _frame(
-        self, process: tuple[int, int], groups: list[Group], events: list[Event], findings: list[Finding] | None = None
+        self, of: tuple[int, int], groups: list[Group], events: list[Event], findings: list[Finding] | None = None
     ) -> Frame:
-        attempt, rank = process
+        attempt, rank = of
         begun = f"{attempt}/{rank}"
         if not self._to.taken.get(begun):
             events = [*self._begin(attempt, rank), *events]

@@ -18,7 +18,7 @@ from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.importing.frames import Destination, Finding, Outgoing, run_id
 from perfagent_client.importing.sending import Behind, Sender
 
-__all__ = ["Importer", "Report"]
+__all__ = ["Importer", "Judgment", "Report"]
 
 _DEFAULT_PROJECT = "default"
 _OURS = "perfagent:"
@@ -26,7 +26,8 @@ _OURS = "perfagent:"
 
 @dataclass(slots=True)
 class Report:
-    """What became of a run. samples: that were sent now; problem: why it was left out as a whole."""
+    """What became of a run. samples: that were sent now; problem: why it was left out as a whole; verdict, severity: what is
+    wrong with it, empty where nothing is."""
 
     source: str
     run: str
@@ -36,25 +37,34 @@ class Report:
     problem: str = ""
     left_out: list[str] = field(default_factory=list)
     verdict: str = ""
+    severity: str = ""
 
 
-Judge = Callable[[OldRun, str, float], Sequence[Finding]]
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    findings: Sequence[Finding]
+    verdict: str = ""
+    severity: str = ""
+
+
+Judge = Callable[[OldRun, str, float], Judgment]
 """A run, the project in which it is judged, and when its files were written -> what was found in it."""
 
 
 class Importer:
     """judge: of the runs that have ended. tell: called with each run once the server has all of it. project, group: of all runs,
-    where they are given. words: as the user named the sources. say: of trouble. import_id: "" until something was sent."""
+    where they are given. words: as the user named the sources. say: of trouble. imports: to which something was sent."""
 
     def __init__(
-        self, client: Client, judge: Judge, tell: Callable[[Report], None], *, project: str | None, group: str,
-        words: Sequence[str], say: Callable[[str], None],
+        self, client: Client, judge: Judge, tell: Callable[[Report], None], *, import_id: str, project: str | None,
+        group: str, words: Sequence[str], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._client, self._judge, self._tell, self._say = client, judge, tell, say
         self._project, self._group, self._words = project, group, words
         self._sender = Sender(client.server, client.api_key, waits=lambda reason: say(f"{reason}; trying again"))
         self._behind = Behind()
-        self.import_id = ""
+        self._import_id, self._is_begun = import_id, False
+        self.imports: set[str] = set()
 
     @property
     def rejected(self) -> Counter[str]:
@@ -91,13 +101,19 @@ class Importer:
         self._behind.do(partial(self._tell, report))
 
     def _send(self, run: OldRun, to: Destination, report: Report, *, goes_on: bool) -> None:
-        to.import_id = to.import_id or self._begun()
         outgoing = Outgoing(run, to, has_ended=not goes_on)
         if outgoing.is_complete:
             return
-        self.import_id = self.import_id or to.import_id
+        to.import_id = to.import_id or self._begun()
+        self.imports.add(to.import_id)
         report.samples = outgoing.samples
-        for frame in outgoing.frames(lambda: self._judge(run, to.project, to.written)):
+
+        def judged() -> Sequence[Finding]:
+            found = self._judge(run, to.project, to.written)
+            report.verdict, report.severity = found.verdict, found.severity
+            return found.findings
+
+        for frame in outgoing.frames(judged):
             self._behind.do(partial(self._sender.send, frame))
 
     def _known(self, run: str) -> dict[str, Any] | None:
@@ -107,11 +123,13 @@ class Importer:
         return known
 
     def _begun(self) -> str:
-        if not self.import_id:
+        if not self._is_begun:
             origin = f"{socket.gethostname()}: {' '.join(map(_without_password, self._words))}"[:2000]
-            made = self._client.request("POST", "/imports", body={"project": self._project or "", "origin": origin})
-            self.import_id = made["id"]
-        return self.import_id
+            self._client.request(
+                "PUT", f"/imports/{self._import_id}", body={"project": self._project or "", "origin": origin}
+            )
+            self._is_begun = True
+        return self._import_id
 
     def __enter__(self) -> Self:
         return self

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from perfagent.command_line.question import agreed, somebody_can_answer
 from perfagent.command_line.terminal_output import Screen
@@ -20,14 +21,15 @@ from perfagent_client.history import OldRun, find_runs
 from perfagent_client.history.mlflow_store import from_uri
 from perfagent_client.history.old_run import Source
 from perfagent_client.importing.following import Following
-from perfagent_client.importing.importer import Importer, Report
-from perfagent_server.diagnosis.judging import Diagnosis, diagnose
+from perfagent_client.importing.importer import Importer, Judgment, Report
+from perfagent_client.importing.processes import Done, in_processes
+from perfagent_server.diagnosis.judging import diagnose
 from perfagent_server.diagnosis.plans import ServerPlans
 from perfagent_server.diagnosis.reports import as_findings
 
 __all__ = ["command"]
 
-_FOUND_NOTHING = 1
+_FOUND_NOTHING, _INTERRUPTED = 1, 130
 _STYLES = {"warning": "yellow", "critical": "bold red"}
 
 
@@ -69,36 +71,45 @@ class _Judge:
     """Judges each run by the rules of the server."""
 
     plans: ServerPlans
-    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
 
-    def __call__(self, run: OldRun, project: str, written: float) -> list[dict[str, Any]]:
+    def __call__(self, run: OldRun, project: str, written: float) -> Judgment:
         found = diagnose(run, self.plans.of(project, run.tags))
-        self.diagnoses[run.source] = found
-        return as_findings(found, run, written)
+        verdict = found.verdict if found.outcome == "finding" else None
+        findings = as_findings(found, run, written)
+        return Judgment(findings, verdict.title or verdict.rule, verdict.severity) if verdict else Judgment(findings)
+
+
+def _importer(arguments: argparse.Namespace, import_id: str, tell: Callable[[Report], None]) -> Importer:
+    client = administrator(arguments)
+    return Importer(
+        client, _Judge(ServerPlans(client, _say)), tell, import_id=import_id, project=arguments.project,
+        group=arguments.group, words=arguments.sources, say=_say,
+    )  # fmt: skip
 
 
 def _bring(arguments: argparse.Namespace) -> int:
-    client = administrator(arguments)
-    judge = _Judge(ServerPlans(client, _say))
-    told = _Told(Screen(), judge, is_quiet=arguments.json)
-    importer = Importer(
-        client, judge, told.run, project=arguments.project, group=arguments.group, words=arguments.sources, say=_say
-    )
-    sources = partial(_sources, arguments.sources)
+    told = _Told(Screen(), is_quiet=arguments.json)
+    import_id = f"im_{uuid.uuid4().hex[:12]}"
     try:
-        with client, importer:
-            if arguments.follow:
-                Following(importer, sources).run()
-            else:
-                importer.bring(sources(), is_live=lambda _run, _written: False)
-                importer.finish()
+        if arguments.follow:
+            with _importer(arguments, import_id, told.run) as importer:
+                Following(importer, partial(_sources, arguments.sources)).run()
+        in_processes(list(_sources(arguments.sources)), partial(_part, arguments, import_id), told.take)
     except KeyboardInterrupt:
-        _say(
-            f"interrupted; what was sent stays: {_taken_back(importer.import_id)} The same command again sends the rest."
-        )
-        return 0 if arguments.follow else 130
-    told.sum_up(importer)
+        _say("interrupted; what was sent stays, and the same command again sends the rest")
+        return 0 if arguments.follow else _INTERRUPTED
+    told.sum_up()
     return 0 if told.reports else _FOUND_NOTHING
+
+
+def _part(
+    arguments: argparse.Namespace, import_id: str, sources: Sequence[Source], tell: Callable[[Report], None]
+) -> Done:
+    """Brings some of the sources, in a process of its own."""
+    with _importer(arguments, import_id, tell) as importer:
+        importer.bring(sources, is_live=lambda _run, _written: False)
+        importer.finish()
+        return Done(importer.imports, importer.rejected)
 
 
 def _sources(words: Iterable[str]) -> Iterator[Source]:
@@ -114,14 +125,20 @@ class _Told:
     """Says what became of each run, when the server has it."""
 
     screen: Screen
-    judge: _Judge
     is_quiet: bool
     reports: list[Report] = field(default_factory=list)
+    imports: set[str] = field(default_factory=set)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def take(self, done: Report | Done) -> None:
+        if isinstance(done, Report):
+            self.run(done)
+        else:
+            self.imports |= done.imports
+            self.rejected += done.rejected
 
     def run(self, report: Report) -> None:
         self.reports.append(report)
-        found = self.judge.diagnoses.pop(report.source, None)
-        report.verdict = found.verdict.title or found.verdict.rule if found is not None else ""
         if self.is_quiet:
             return
         what = (
@@ -130,38 +147,30 @@ class _Told:
             else f"nothing new ({report.format})"
         )
         self.screen.line(f"{report.name}: {report.problem or what}", "yellow" if report.problem else "")
-        if found is not None and found.outcome == "finding":
-            self.screen.line(f"  {found.verdict.severity}  {report.verdict}", _STYLES.get(found.verdict.severity, ""))
+        if report.verdict:
+            self.screen.line(f"  {report.severity}  {report.verdict}", _STYLES.get(report.severity, ""))
         for sentence in report.left_out:
             self.screen.line(f"  left out: {sentence}")
 
-    def sum_up(self, importer: Importer) -> None:
+    def sum_up(self) -> None:
         new = [one for one in self.reports if one.samples]
         samples = sum(one.samples for one in new)
         if self.is_quiet:
-            runs = [vars(one) for one in self.reports]
+            runs = [asdict(one) for one in self.reports]
             print_json(
-                {
-                    "import": importer.import_id or None,
-                    "runs": runs,
-                    "samples": samples,
-                    "rejected": dict(importer.rejected),
-                }
+                {"imports": sorted(self.imports), "runs": runs, "samples": samples, "rejected": dict(self.rejected)}
             )
             return
-        for reason, count in importer.rejected.items():
+        for reason, count in self.rejected.items():
             _say(f"the server did not take {some(count, 'sample')}: {reason}")
         if not self.reports:
             _say("found no run; `perfagent import --help` lists what it reads")
             return
+        undo = " and ".join(f"`perfagent import --undo {name}`" for name in sorted(self.imports))
         self.screen.line(
-            f"{some(len(self.reports), 'run')}, of which {len(new)} had something new: {some(samples, 'sample')}. "
-            f"{_taken_back(importer.import_id)}"
+            f"{some(len(self.reports), 'run')}, {len(new) or 'none'} with something new: {some(samples, 'sample')}."
+            + (f" {undo} takes back what it brought." if undo else "")
         )
-
-
-def _taken_back(import_id: str) -> str:
-    return f"`perfagent import --undo {import_id}` takes it back." if import_id else ""
 
 
 # ---- lists, and taking back

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Request
+from fastapi import Path as PathField
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, select
 from starlette.responses import Response
 
 from perfagent.wire.frame import MAX_NAME_BYTES
@@ -23,6 +23,7 @@ from perfagent_server.security.audit import record
 from perfagent_server.security.rights import Identity
 from perfagent_server.services import Services
 from perfagent_server.store.imports import Imported, imported
+from perfagent_server.store.statements import insert_for
 from perfagent_server.store.tables import data_import, imported_run
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
@@ -36,6 +37,7 @@ _ANSWER_S = 15.0
 """A client waits no longer than twice that; it asks again for the rest."""
 
 Sender = Annotated[Identity, Depends(require("ingest"))]
+ImportId = Annotated[str, PathField(pattern=r"^im_[0-9a-f]{12}$")]
 
 
 @dataclass
@@ -46,11 +48,6 @@ class NewImport:
     origin: Annotated[str, Field(max_length=2000)] = ""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
-
-
-@dataclass
-class Begun:
-    id: str
 
 
 @dataclass
@@ -99,23 +96,24 @@ class TakenBack:
     left: int
 
 
-@router.post("/imports", status_code=201, responses={201: {"model": Begun}})
-def begin(new: NewImport, request: Request, services: ServicesDep, identity: Sender) -> Response:
-    """Begins an import. Its id goes with the frames of each run, in `import` events."""
+@router.put("/imports/{import_id}", status_code=204, response_class=Response)
+def begin(import_id: ImportId, new: NewImport, request: Request, services: ServicesDep, identity: Sender) -> Response:
+    """Begins an import, or goes on with one's own. Its id goes with the frames of each run, in `import` events."""
     if new.project:
         check_sender(identity, (new.project,))
-    values = {
-        "id": "im_" + uuid.uuid4().hex[:12], "project": new.project, "created": time.time(), "who": identity.name or identity.who,
-        "origin": new.origin,
-    }  # fmt: skip
-    audit = record(request, identity, "import.create", str(values["id"]), new.origin[:500], project=new.project)
+    who = identity.name or identity.who
+    values = {"id": import_id, "project": new.project, "created": time.time(), "who": who, "origin": new.origin}
+    audit = record(request, identity, "import.create", import_id, new.origin[:500], project=new.project)
 
-    def job(connection: Connection) -> None:
-        connection.execute(insert(data_import).values(**values))
-        audit(connection)
+    def job(connection: Connection) -> str:
+        its = insert_for(connection.dialect.name)(data_import).values(**values).on_conflict_do_nothing()
+        if connection.execute(its).rowcount:
+            audit(connection)
+        return str(connection.execute(select(data_import.c.who).where(data_import.c.id == import_id)).scalar())
 
-    services.database.write(job)
-    return reply(Begun(str(values["id"])), 201)
+    if (owner := services.database.write(job)) != who:
+        raise ApiError(409, "conflict", f"import {import_id} is {owner}'s; take another id", "import_id")
+    return Response(status_code=204)
 
 
 @router.post("/imports/known", responses={200: {"model": Known}})
