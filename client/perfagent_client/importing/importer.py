@@ -139,6 +139,7 @@ class Importer:
     ) -> None:
         self._behind.close()
         self._sender.close()
+        self._client.close()
 
 
 def _written(path: Path) -> float:

@@ -29,6 +29,8 @@ def welcome(server: str) -> Component:
             ),
             html.P(say("way_demo"), className="hint"),
             _code(f"{other}perfagent demo"),
+            html.P(say("way_import"), className="hint"),
+            _code(f"{other}perfagent import runs/"),
         ],
         className="welcome",
     )

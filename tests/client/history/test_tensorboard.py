@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from pathlib import Path
 
 import pytest
+from event_files import framed, scalar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,18 +70,7 @@ def test_hparams_yaml_of_lightning_is_the_config(tmp_path):
     assert run.config == {"lr": 0.5, "betas": [0.9, 0.99], "act": ""}
 
 
-def event(step: int, value: float) -> bytes:
-    summary = b"\x0a\x0b\x0a\x04loss\x15" + struct.pack("<f", value)
-    return b"\x09" + struct.pack("<d", 1e9 + step) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary
-
-
-def framed(record: bytes) -> bytes:
-    size = struct.pack("<Q", len(record))
-    masked = [((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFF_FFFF for crc in (crc32c(size), crc32c(record))]
-    return size + struct.pack("<I", masked[0]) + record + struct.pack("<I", masked[1])
-
-
-RECORDS = [framed(event(step, step / 8)) for step in range(20)]
+RECORDS = [framed([scalar("loss", step, step / 8, 1e9 + step)]) for step in range(20)]
 SIZE = len(RECORDS[0])
 
 
@@ -118,7 +107,7 @@ def test_a_damaged_byte_changes_no_value(file, at, change):
 def test_any_bytes_under_its_name_are_no_crash(file, data):
     file.write_bytes(data)
     runs(file.parent)
-    file.write_bytes(framed(data))
+    file.write_bytes(framed([data]))
     runs(file.parent)
 
 
