@@ -72,7 +72,7 @@ TABLE: dict[tuple[str, str], Need] = {
     ("DELETE", "/api/v1/panels/{panel}"): Need("operate", "project"),
     ("GET", "/api/v1/compare"): READ_RUN,
     ("PUT", "/api/v1/imports/{import_id}"): Need("ingest", "project"),
-    ("POST", "/api/v1/imports/known"): Need("ingest", "project"),
+    ("POST", "/api/v1/imports/known"): Need("ingest", "seen"),
     ("GET", "/api/v1/imports"): READ_SEEN,
     ("DELETE", "/api/v1/imports/{import_id}"): Need("admin", "project"),
     ("GET", "/api/v1/groups"): READ_SEEN,

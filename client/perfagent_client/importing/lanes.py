@@ -3,6 +3,7 @@ how much of it the server has."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ __all__ = ["Lane", "lanes"]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Of one process in one attempt. key: names it for ever. time: Unix seconds, finite."""
+    """Of one process in one attempt. key: stands for it for ever, and tells the server no name. time: Unix seconds, finite."""
 
     key: str
     attempt: int
@@ -54,11 +55,15 @@ def lanes(run: OldRun, written: float) -> list[Lane]:
     series = {name: samples for name, samples in run.series.items() if len(samples)}
     attempts = Attempts(series) if series else None
     return [
-        Lane(f"{attempt}/{name}", attempt, 0, _group(name, part, written))
+        Lane(_key(attempt, name), attempt, 0, _group(name, part, written))
         for name, samples in series.items()
         if attempts is not None
         for attempt, part in _by_attempt(samples, attempts)
     ]
+
+
+def _key(attempt: int, name: str) -> str:
+    return hashlib.blake2b(f"{attempt}/{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _by_attempt(samples: Samples, attempts: Attempts) -> Iterator[tuple[int, Samples]]:

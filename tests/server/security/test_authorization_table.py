@@ -27,6 +27,7 @@ from perfagent_server.store.tables import run as runs
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN, ALERT = "r1", "al_of_r1"
+IMPORT, IMPORTED_RUN = "im_0123456789ab", "r3"
 CANARY = "canary"
 """Part of every text that belongs to the project `ours`: who may not see it never reads this word."""
 
@@ -46,6 +47,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/v1/rules/alerts/{name}"): LOW,
     ("POST", "/api/v1/rules/alerts/try"): {"run": RUN, **LOW},
     ("PUT", "/api/v1/views/{name}"): {"page": "runs", "query": f"q={CANARY}", "replace": True},
+    ("PUT", "/api/v1/imports/{import_id}"): {"project": OURS, "origin": CANARY},
+    ("POST", "/api/v1/imports/known"): {"runs": [RUN, IMPORTED_RUN]},
     ("PUT", "/api/v1/prices"): {"currency": CANARY, "kwh": 0.3},
     ("PUT", "/api/v1/retention"): {"samples_days": 30},
     ("PATCH", "/api/v1/retention"): {"samples_days": 30},
@@ -91,6 +94,10 @@ def callers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         media = [Event(kind="media", time=1.0, data=picture)]
         send(client, frame({"loss": [1.0]}, run=RUN, project=OURS, name=f"{CANARY}-name", events=media), **ADMIN)
         send(client, frame({"loss": [1.0]}, run="r2", project=THEIRS, name="another"), **ADMIN)
+        brought = [Event(kind="import", time=1.0, data={"import": IMPORT, "taken": {"0123456789abcdef": 1}})]
+        old = frame({"loss": [1.0]}, run=IMPORTED_RUN, project=OURS, source="import-r3", events=brought)
+        send(client, old, **ADMIN)
+        client.put(f"/api/v1/imports/{IMPORT}", json={"project": OURS, "origin": CANARY}, headers=ADMIN)
         _write_canaries(client)
         headers = {caller.name: _headers(client, caller) for caller in CALLERS}
         bodies = {"silences": {"note": CANARY, "for_s": 600}, "keys": {"scope": "read", "name": CANARY}}
@@ -190,7 +197,7 @@ def test_x09_the_table_holds(callers: Callers, caller: Caller) -> None:
             run="no-such-run" if method == "DELETE" and outcome == "yes" else RUN, alert_id=ALERT, rule="data_bound",
             name="docs.js" if path.startswith("/docs") else "nobody-of-this-name", channel_id="none",
             silence_id="none" if outcome == "yes" else callers.silence, session_id="none", profile="none",
-            annotation="none", panel="p1", media="1",
+            annotation="none", panel="p1", media="1", import_id="im_ffffffffffff" if outcome == "yes" else IMPORT,
             key_id="none" if outcome == "yes" else callers.key,
         )  # fmt: skip
         query: Any = QUERIES.get(path, {})
