@@ -14,11 +14,18 @@ __all__ = ["events", "framed", "scalar", "write"]
 
 def scalar(tag: str, step: int, value: float, time: float) -> bytes:
     """One event. step: below 2**14."""
-    name = tag.encode()
     number = bytes([step]) if step < 128 else bytes([step & 127 | 128, step >> 7])
-    one = b"\x0a" + bytes([len(name)]) + name + b"\x15" + struct.pack("<f", value)
-    summary = b"\x0a" + bytes([len(one)]) + one
-    return b"\x09" + struct.pack("<d", time) + b"\x10" + number + b"\x2a" + bytes([len(summary)]) + summary
+    before, size = _before(tag)
+    return b"\x09" + struct.pack("<d", time) + b"\x10" + number + b"\x2a" + size + before + struct.pack("<f", value)
+
+
+@cache
+def _before(tag: str) -> tuple[bytes, bytes]:
+    """A summary up to its float, and its size with it."""
+    name = tag.encode()
+    one = b"\x0a" + bytes([len(name)]) + name + b"\x15"
+    summary = b"\x0a" + bytes([len(one) + 4]) + one
+    return summary, bytes([len(summary) + 4])
 
 
 def framed(records: Sequence[bytes]) -> bytes:

@@ -133,6 +133,7 @@ def test_the_same_again_adds_nothing_and_growth_only_itself(server, tmp_path):
     file.write_bytes(whole + event_files.events({"loss": FALLING[120:], "lr": [0.1] * 80}, first=121))
     grown = bring(server, tmp_path, tmp_path / "grows")
     assert (grown["samples"], grown["imports"]) == (161, first["imports"])
+    assert get(server, f"/runs/{run}")["ended"].startswith("2023-11-14T22:16:40"), "step 200"
     assert [len(samples) for samples in stored(server, run).values()] == [200, 200]
 
 

@@ -130,8 +130,8 @@ class ImportedFinding(FindingData, kw_only=True):
 
 
 class ImportData(Struct):
-    """How far a run is imported. taken: samples and events that were sent, this frame's included, by the sender's keys; findings: of the
-    whole run, judged by the sender, in place of those before."""
+    """How far a run is imported. taken: samples and events that were sent, this frame's included, by the sender's keys;
+    findings: of the whole run, judged by the sender, in place of those before."""
 
     import_id: Annotated[str, Meta(min_length=1, max_length=64)] = msgspec.field(name="import")
     taken: dict[str, Whole] = {}

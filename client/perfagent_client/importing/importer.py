@@ -65,6 +65,7 @@ class Importer:
         self._behind = Behind()
         self._import_id, self._is_begun = import_id, False
         self.imports: set[str] = set()
+        self._brought: set[str] = set()
 
     @property
     def rejected(self) -> Counter[str]:
@@ -88,7 +89,10 @@ class Importer:
     def _bring(self, run: OldRun, format: str, written: float, *, goes_on: bool) -> None:  # noqa: A002 - as in Source
         project = self._project or run.project or _DEFAULT_PROJECT
         to = Destination("", project, self._group, format, written, live=goes_on)
-        report = Report(run.source, run_id(run, project), run.name, format, left_out=run.left_out)
+        if (ident := run_id(run, project)) in self._brought:
+            self._behind.finish()  # the server must first know what is on its way
+        self._brought.add(ident)
+        report = Report(run.source, ident, run.name, format, left_out=run.left_out)
         if run.source.startswith(_OURS) and self._known(run.source.removeprefix(_OURS)) is not None:
             report.problem = "is here already, from its agent or `perfagent sync`"
         elif (known := self._known(report.run)) is not None:
@@ -117,7 +121,7 @@ class Importer:
             self._behind.do(partial(self._sender.send, frame))
 
     def _known(self, run: str) -> dict[str, Any] | None:
-        """What the server has of it; None of a run that is not there. Frames on their way make it more: once for each run."""
+        """What the server has of it; None of a run that is not there."""
         found = self._client.request("POST", "/imports/known", body={"runs": [run]})
         known: dict[str, Any] | None = found["runs"].get(run)
         return known

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from perfagent.admin_proof import AdminProof
-from perfagent.delivery.transport import HttpTransport, judge, packed
+from perfagent.delivery.transport import Answer, HttpTransport, judge, packed
 from perfagent.errors import PerfagentError, ServerUnreachable
 from perfagent.wire import Frame, encode
 
@@ -32,32 +32,33 @@ class Sender:
         self._has_waited = False
 
     def send(self, frame: Frame) -> None:
-        """Raises PerfagentError for a frame that the server refuses, and ServerUnreachable where it does not answer for two
-        minutes."""
-        body = encode(frame)
-        encoding = None
+        """Raises PerfagentError for a frame that the server refuses, or has of another import of the same run, and
+        ServerUnreachable where it does not take any for two minutes."""
+        body, encoding = encode(frame), None
         if not self._transport.loopback:
             body, encoding = packed(body, loopback=False)
-        until, pause = time.monotonic() + _PATIENCE_S, 0.25
-        while True:
-            try:
-                answer = judge(self._transport.post(body, encoding=encoding, deadline_s=_DEADLINE_S))
-            except ServerUnreachable as error:
-                reason, asked = str(error), None
-                if time.monotonic() > until:
-                    raise
-            else:
-                if answer.kind == "acked":
-                    self._note(answer.stored, answer.rejected)
-                    return
-                reason, asked = answer.reason, answer.pause_s
-                if answer.kind != "retry" or time.monotonic() > until:
-                    raise PerfagentError(f"the server refused a frame of {frame.name!r}: {reason}")
+        until, pause, is_again = time.monotonic() + _PATIENCE_S, 0.25, False
+        while (answer := self._answer(body, encoding)).kind != "acked":
+            if answer.kind != "retry":
+                raise PerfagentError(f"the server refused a frame of {frame.name!r}: {answer.reason}")
+            if time.monotonic() > until:
+                raise ServerUnreachable(
+                    f"the server takes nothing: {answer.reason}; the same command again sends the rest"
+                )
             if not self._has_waited:
-                self._has_waited = True
-                self._waits(reason)
-            time.sleep(min(asked or pause, _LONGEST_PAUSE_S))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+                self._waits(answer.reason)
+            self._has_waited = is_again = True
+            time.sleep(min(answer.pause_s or pause, _LONGEST_PAUSE_S))
+            pause *= 2
+        if answer.duplicate and not is_again:
+            raise PerfagentError(f"another command imports {frame.name!r} now; the same command again sends the rest")
+        self._note(answer.stored, answer.rejected)
+
+    def _answer(self, body: bytes, encoding: str | None) -> Answer:
+        try:
+            return judge(self._transport.post(body, encoding=encoding, deadline_s=_DEADLINE_S))
+        except ServerUnreachable as error:
+            return Answer(kind="retry", reason=str(error))
 
     def _note(self, stored: int, rejected: Sequence[Mapping[str, Any]]) -> None:
         self.frames += 1

@@ -361,8 +361,9 @@ class _Book:
         # the agent says more when a later attach() or init() adds to the run
         if state == "starting" or "config" in data:
             self._describe(run, frame, data)
-        if source["state"] in ENDED and not (state in FAILED and source["state"] == "finished"):
-            self._changed(source)  # how it ended is known; only a failure after "finished" is news
+        is_news = state in FAILED and source["state"] == "finished"
+        if source["state"] in ENDED and not (is_news or frame.source.startswith(IMPORTED_SOURCE)):
+            self._changed(source)  # how it ended is known; files that were still growing are imported again
             return
         if source["state"] == "lost" and state not in ENDED:
             return  # a frame that shows that its process lives has brought it back already
