@@ -10,8 +10,9 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import real_slurm
 import yaml
-from builders import ServerProcess, free_port, job_environment, server_process, sync
+from builders import ServerProcess, free_port, job_environment, server_process, sync, until
 from e2e.launching import python
 
 pytestmark = pytest.mark.real
@@ -69,6 +70,37 @@ def test_the_sbatch_file_trains_and_its_run_is_named_by_the_job(server: ServerPr
     job |= {"PERFAGENT_SERVER": server.url, "PERFAGENT_KEY_FILE": str(tmp_path / "no key"), "PATH": path}
     bash((CLUSTER / "train.sbatch").read_text(), "ddp.py", tmp_path, job_environment(tmp_path, **job))
     assert only_run(server, "ddp", tmp_path)["run"] == f"slurm-{job['SLURM_JOB_ID']}"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not real_slurm.IS_INSTALLED, reason="needs Debian's slurm-wlm and munge, and root")
+def test_slurm_runs_it_and_a_requeued_job_is_one_run(server: ServerProcess, tmp_path: Path) -> None:
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_KEY_FILE=str(tmp_path / "no key"))
+    environment["PATH"] = programs(tmp_path / "bin", torchrun=TORCHRUN)
+    words = (
+        "--nodes=1",
+        "--gpus-per-node=2",
+        "--cpus-per-task=2",
+        "--chdir",
+        str(tmp_path),
+        str(CLUSTER / "train.sbatch"),
+    )
+    with real_slurm.slurm(tmp_path / "slurm") as slurm:
+        job = slurm.submit(*words, str(EXAMPLES / "ddp.py"), "--steps", "100000", environment=environment)
+        run = f"slurm-{job}"
+        until(
+            lambda: (server.find(f"/runs/{run}") or {"step": 0})["step"] > 5, within_s=120, every_s=0.5, why=slurm.log
+        )
+        slurm.ask("scontrol", "requeue", job)
+        until(lambda: slurm.state(job) == "PENDING", within_s=60, every_s=0.5, why=slurm.state(job))
+        slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
+        again = until(
+            lambda: (found := server.get(f"/runs/{run}"))["attempts"] == 2 and found, within_s=180, every_s=0.5
+        )
+        assert again["world_size"] == 2
+        slurm.ask("scancel", job)
+        until(lambda: slurm.state(job) == "CANCELLED", within_s=60, every_s=0.5, why=slurm.state(job))
+    assert server.wait_for_state(run, "killed", "preempted", "failed")["attempts"] == 2
 
 
 def test_the_skypilot_file_is_bash_and_names_our_variables() -> None:
