@@ -2,7 +2,8 @@
 it longer by a known share.
 
 KIND says where: `forward` (work in the model), `wait` (for data), `collate` (work on data), `optimizer` (work beside it). What
-waits or works longer is a share of the median of its own steps without it, so that it is exact on any machine.
+waits or works longer is a share of the median of its own steps without it, so that it is exact on any machine. `layers` is a
+model with one more layer, which takes longer forward, backward and in the optimizer: `share_of_a_layer` measures how much.
 """
 
 from __future__ import annotations
@@ -54,14 +55,38 @@ def batches(steps: int, longer: Longer, kind: str) -> Iterator[torch.Tensor]:
         yield batch
 
 
+def model_of(layers: int) -> nn.Sequential:
+    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+
+
+def share_of_a_layer(steps: int) -> float:
+    """By which share of its processor time a step with one more layer is longer: the median over pairs of steps in turn."""
+    torch.set_num_threads(1)
+    models = [model_of(LAYERS), model_of(LAYERS + 1)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
+    ratios = []
+    for _ in range(steps):
+        used_s = []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            began = time.thread_time()
+            batch = torch.randn(BATCH, WIDTH)
+            (model(batch) - batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            used_s.append(time.thread_time() - began)
+        ratios.append(used_s[1] / used_s[0])
+    return median(ratios[steps // 10 :]) - 1
+
+
 def main(steps: int, kind: str = "", percent: float = 0.0) -> None:
     import perfagent
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     longer = Longer(percent / 100)
-    layers = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = nn.Sequential(*layers, *([longer] if kind == "forward" else []))
+    model = model_of(LAYERS + (kind == "layers"))
+    if kind == "forward":
+        model.append(longer)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     run = perfagent.attach(model, optimizer)
     clock = time.perf_counter if kind == "wait" else time.thread_time

@@ -238,13 +238,14 @@ def _clock(text: str) -> str:
 
 
 def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, ranks: list[int]) -> _Waited:
-    """The command once these ranks have answered for good, nobody is left to answer, or the time is over."""
+    """The command once these ranks have answered for good, a stop is refused, nobody is left to answer, or the time is over."""
     end = time.monotonic() + wait_s
     while True:
         state = client.run(run).state  # before the answers: what was said before the end is with them
         latest = next((one for one in client.commands(run) if one["id"] == order["id"]), order)
         missing = set(ranks) - {one["rank"] for one in latest["sources"] if one["state"] in ("done", "refused")}
-        if not missing:
+        # a stop that one rank refuses happens nowhere, and reaches no other where that is rank 0
+        if not missing or (order["kind"] == "stop" and latest["state"] == "refused"):
             return _Waited(latest)
         # one that has accepted works on it, and answers when the network is back
         accepted = missing & {one["rank"] for one in latest["sources"] if one["state"] == "accepted"}

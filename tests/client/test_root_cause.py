@@ -62,6 +62,11 @@ class Job:
         done = Event(kind="command", time=2.0, data={"command": identity, "kind": "stacks", "state": "done"})
         self.send(rank, said, done)
 
+    def refuse(self, rank: int, why: str) -> None:
+        identity = self.asked()["id"]
+        self.send(rank)
+        self.send(rank, Event(kind="command", time=2.0, data={"command": identity, "state": "refused", "message": why}))
+
     def lose(self, rank: int, *, heard: float) -> None:
         here = update(source).where(source.c.id == f"{self.name}-1-{rank}").values(contact=heard)
         write = self.server.app.state.services.database.write
@@ -134,6 +139,14 @@ def test_when_all_have_answered_the_exit_code_is_zero(job: Job, capsys: Any) -> 
     assert (code, told.err) == (0, "")
     assert told.out.startswith("rank 0\n    train.py:1 in rank_0\n")
     assert "rank 1\n    train.py:1 in rank_1" in told.out
+
+
+def test_a_stop_that_rank_0_refuses_waits_for_no_other(job: Job) -> None:
+    job.start(0, 1, world_size=2)
+    refusing = meanwhile(lambda: job.refuse(0, "not stoppable: say so"))
+    with pytest.raises(PerfagentError, match="refused: not stoppable: say so"):
+        run(root_cause.stop, job)
+    refusing.join()
 
 
 @pytest.mark.parametrize(

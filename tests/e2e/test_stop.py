@@ -60,14 +60,50 @@ def test_a_nan_stops_both_ranks_after_one_step(server: ServerProcess, tmp_path: 
         assert all(bool(value.isfinite().all()) for value in state["model"].values())
 
 
+def has_trained(server: ServerProcess, step: int) -> None:
+    until(lambda: (found := server.find("/runs/job")) is not None and found["step"] >= step, within_s=60)
+
+
+def perfagent_stop(server: ServerProcess, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perfagent", "stop", "job", "--server", server.url, "--json"]
+    environment = job_environment(folder / "person") | {"PERFAGENT_API_KEY": server.admin_token}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_perfagent_stop_ends_a_loop_that_reads_it(server: ServerProcess, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as aside:
         job = aside.submit(ranks, server, tmp_path, "reads")
-        until(lambda: (found := server.find("/runs/job")) is not None and found["step"] >= 20, within_s=60)
-        command = [sys.executable, "-m", "perfagent", "stop", "job", "--server", server.url, "--json"]
-        environment = job_environment(tmp_path / "person") | {"PERFAGENT_API_KEY": server.admin_token}
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        has_trained(server, 20)
+        said = perfagent_stop(server, tmp_path)
         first, second = job.result()
     assert said.returncode == 0, said.stderr
     assert first["step"] == second["step"] == json.loads(said.stdout)["step"]
     assert first["how"] == second["how"] == "by should_stop"
+
+
+def test_who_has_not_allowed_a_stop_says_why_and_trains_on(server: ServerProcess, tmp_path: Path) -> None:
+    """Asked by a person, and after the NaN by a rule."""
+    server.admin("PUT", "/rules/nonfinite_loss", {"stop": True})
+
+    def stops() -> list[dict[str, Any]]:
+        return [one for one in server.get("/runs/job/commands")["commands"] if one["kind"] == "stop"]
+
+    with ThreadPoolExecutor(1) as aside:
+        job = aside.submit(ranks, server, tmp_path, "forbids")
+        try:
+            has_trained(server, 20)
+            said = perfagent_stop(server, tmp_path)
+            until(lambda: [one["state"] for one in stops()] == ["refused"] * 2, within_s=30)
+            has_trained(server, server.get("/runs/job")["step"] + 20)
+        finally:
+            (tmp_path / "go").touch()
+        first, second = job.result()
+    asked = stops()
+    assert {one["who"] for one in asked} == {"admin token", "rule nonfinite_loss"}
+    for order in asked:
+        ((rank, why),) = [(one["rank"], one["message"]) for one in order["sources"]]
+        assert rank == 0 and "attach(stoppable=True)" in why
+    assert said.returncode == 1 and f"refused: {why}" in said.stderr
+    assert first["how"] == second["how"] == "by itself"
+    assert first["step"] == second["step"] > 120
+    assert "stopped after" not in server.wait_for_state("job", "finished")["reason"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -195,6 +196,14 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
         sys.stderr.write(f"perfagent gate: {text}\n")
 
 
+def _place(arguments: argparse.Namespace) -> str:
+    """NEW's own name, else the script of its command."""
+    if arguments.sides:
+        return str(arguments.sides[1])
+    program, *words = shlex.split(arguments.new_command or arguments.base_command)
+    return next((word for word in words if Path(word).is_file()), program)
+
+
 def _write(judgment: Judgment, arguments: argparse.Namespace) -> None:
     confidence = arguments.confidence
     if arguments.markdown:
@@ -203,7 +212,7 @@ def _write(judgment: Judgment, arguments: argparse.Namespace) -> None:
     if arguments.junit:
         arguments.junit.write_text(reports.as_junit(judgment, confidence), "utf-8")
     if arguments.sarif:
-        arguments.sarif.write_text(reports.as_sarif(judgment, confidence), "utf-8")
+        arguments.sarif.write_text(reports.as_sarif(judgment, confidence, _place(arguments)), "utf-8")
     if arguments.json:
         print(json.dumps(reports.as_json(judgment)))
         return

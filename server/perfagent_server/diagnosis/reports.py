@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from perfagent.wire import Finding, plain
 from perfagent_client.history.old_run import OldRun, Samples
 from perfagent_server.backtest.replay import BacktestAlert
-from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
+from perfagent_server.ci_reports import SARIF_LEVELS, Failure, Result, TestCase, junit, sarif
 from perfagent_server.diagnosis.judging import Diagnosis
-from perfagent_server.rules.texts import text_of
 
 __all__ = ["as_findings", "as_json", "as_junit", "as_sarif", "worth_telling"]
 
@@ -62,36 +60,19 @@ def worth_telling(one: Diagnosis) -> list[Finding]:
 
 def as_sarif(diagnoses: Sequence[Diagnosis]) -> str:
     """A result per finding, at the file of the run."""
-    found = [(one, finding) for one in diagnoses for finding in worth_telling(one)]
-    rules = sorted({finding.rule for _, finding in found})
-    results = (
-        {
-            "ruleId": finding.rule,
-            "ruleIndex": rules.index(finding.rule),
-            "level": SARIF_LEVELS[finding.severity],
-            "message": {"text": f"{one.name}: {finding.message}" + (f" Fix: {finding.fix}" if finding.fix else "")},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(one.path or one.name)}}}],
-            "properties": {"run": one.name, "cause": finding.cause, "since_step": finding.since_step},
-        }
-        for one, finding in found
-    )
-    return sarif("perfagent", [_sarif_rule(rule) for rule in rules], results)
-
-
-def _sarif_rule(rule: str) -> dict[str, Any]:
-    try:
-        text = text_of(rule)
-    except KeyError:  # what a script, or an agent of another version, said itself
-        return {"id": rule}
-    return {"id": rule, "name": text.name, "shortDescription": {"text": text.meaning}}
-
-
-def _uri(path: str) -> str:
-    """Relative to the working directory where it lies below it, as code hosts want it."""
-    file = Path(path)
-    if file.is_absolute() and file.is_relative_to(Path.cwd()):
-        return file.relative_to(Path.cwd()).as_posix()
-    return file.as_uri() if file.is_absolute() else file.as_posix()
+    found = [
+        Result(
+            finding.rule,
+            SARIF_LEVELS[finding.severity],
+            f"{one.name}: {finding.message}" + (f" Fix: {finding.fix}" if finding.fix else ""),
+            one.path or one.name,
+            one.name,
+            {"run": one.name, "cause": finding.cause, "since_step": finding.since_step},
+        )
+        for one in diagnoses
+        for finding in worth_telling(one)
+    ]
+    return sarif("perfagent", found)
 
 
 def as_junit(diagnoses: Sequence[Diagnosis]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfagent.wire import Finding, metric, plain
 from perfagent.wire.quantities import duration
-from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
+from perfagent_server.ci_reports import SARIF_LEVELS, Failure, Result, TestCase, junit, sarif
 from perfagent_server.gate.judgment import CANNOT_TELL, FINE, Judgment
 from perfagent_server.gate.timing import Difference
 
@@ -23,6 +23,11 @@ _METHOD = {
 }
 _OF = {"unqueued": ", without queueing for a processor", "cpu": " of the processors"}
 _TITLES = {"wall": "wall time", "unqueued": "wall time without queueing for a processor", "cpu": "processor time"}
+
+_OWN_RULES = {
+    "slower": "A step of NEW takes longer than one of BASE, beyond noise.",
+    "failed": "The command of NEW failed, and that of BASE did not.",
+}
 
 
 def headline(judgment: Judgment, confidence: float) -> str:
@@ -93,20 +98,18 @@ def as_junit(judgment: Judgment, confidence: float) -> str:
     return junit("perfagent gate", [speed, TestCase("health", "perfagent.gate", [*broken, *sicker])])
 
 
-def as_sarif(judgment: Judgment, confidence: float) -> str:
-    found: list[tuple[str, str, str, Finding | None]] = [
-        (one.rule, SARIF_LEVELS[one.severity], one.message, one) for one in judgment.sicker
+def as_sarif(judgment: Judgment, confidence: float, place: str) -> str:
+    """place: the file, folder, script or name of NEW."""
+    found = [
+        Result(one.rule, SARIF_LEVELS[one.severity], one.message, place, properties=_properties(one))
+        for one in judgment.sicker
     ]
     if judgment.speed == "slower":
-        found.append(("slower", "error", headline(judgment, confidence), None))
+        found.append(Result("slower", "error", headline(judgment, confidence), place))
     if judgment.broken and not judgment.base_broken:
-        found.append(("failed", "error", judgment.broken, None))
-    results = (
-        {"ruleId": rule, "level": level, "message": {"text": text}, **_properties(finding)}
-        for rule, level, text, finding in found
-    )
-    return sarif("perfagent gate", [{"id": rule} for rule, *_ in found], results)
+        found.append(Result("failed", "error", judgment.broken, place))
+    return sarif("perfagent gate", found, _OWN_RULES)
 
 
-def _properties(finding: Finding | None) -> dict[str, Any]:
-    return {} if finding is None else {"properties": {"fix": finding.fix, "sinceStep": finding.since_step}}
+def _properties(finding: Finding) -> dict[str, Any]:
+    return {"cause": finding.cause, "since_step": finding.since_step, "fix": finding.fix}

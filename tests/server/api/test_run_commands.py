@@ -121,6 +121,19 @@ def test_a_rank_gets_the_step_and_who_asked(client: TestClient, clock: Clock) ->
     assert "asked by" in second["params"]["why"]
 
 
+def test_a_stop_that_rank_0_refuses_reaches_no_other_rank(client: TestClient, clock: Clock) -> None:
+    job = Job(client, clock, 0, 1, world_size=2)
+    order = job.ask("stop")["id"]
+    job.frame(2, 0)
+    job.frame(3, 0, answered(order, "refused", message="not stoppable"))
+    assert job.frame(2, 1) == []
+    (shown,) = job.orders()
+    assert (shown["state"], [(one["rank"], one["message"]) for one in shown["sources"]]) == (
+        "refused",
+        [(0, "not stoppable")],
+    )
+
+
 def test_a_stop_takes_no_ranks(job: Job) -> None:
     assert job.post(kind="stop", ranks=[0]).status_code == 422
 

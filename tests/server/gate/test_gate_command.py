@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from api_builders import frame, listening
+from code_scanning import assert_shown
 from command_line import ran
 from json_shapes import differences, shapes
 
@@ -66,15 +67,14 @@ def test_reports_say_the_same_as_the_exit_code(tmp_path: Path, capsys: pytest.Ca
     )
     suite = ElementTree.fromstring(files["junit"].read_text())
     assert [(case.get("name"), len(case.findall("failure"))) for case in suite] == [("speed", 1), ("health", 1)]
-    [run] = json.loads(files["sarif"].read_text())["runs"]
-    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [
+    assert [(one["ruleId"], one["level"]) for one in assert_shown(json.loads(files["sarif"].read_text()))] == [
         ("nonfinite_loss", "error"),
         ("slower", "error"),
     ]
     assert files["markdown"].read_text().startswith("## perfagent gate: failed")
     assert ran(command, base, base, *words) == FINE
     assert "## perfagent gate: passed" in files["markdown"].read_text(), "a job summary is added to"
-    assert json.loads(files["sarif"].read_text())["runs"][0]["results"] == []
+    assert assert_shown(json.loads(files["sarif"].read_text())) == []
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,12 @@ def test_new_command_that_fails_is_worse_and_a_base_is_no_answer(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.py").write_text("pass")
     (tmp_path / "bad.py").write_text("raise SystemExit('no <data>')")
-    words = ["--seconds", "20", "--base-command"]
+    words = ["--seconds", "20", "--sarif", "found.sarif", "--base-command"]
     assert ran(command, *words, "python good.py", "--new-command", "python bad.py") == WORSE
     written = capsys.readouterr()
+    [failed] = assert_shown(json.loads(Path("found.sarif").read_text()))
+    place = failed["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert (failed["ruleId"], place) == ("failed", "bad.py")
     assert "NEW ended with exit code 1" in written.out and "no <data>" in written.err
     assert ran(command, *words, "python bad.py", "--new-command", "python good.py") == CANNOT_TELL
 
