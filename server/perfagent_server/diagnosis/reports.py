@@ -11,7 +11,7 @@ from typing import Any
 from perfagent.wire import Finding, plain
 from perfagent_client.history.old_run import OldRun, Samples
 from perfagent_server.backtest.replay import BacktestAlert
-from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
+from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, located, sarif
 from perfagent_server.diagnosis.judging import Diagnosis
 from perfagent_server.rules.texts import text_of
 
@@ -70,7 +70,7 @@ def as_sarif(diagnoses: Sequence[Diagnosis]) -> str:
             "ruleIndex": rules.index(finding.rule),
             "level": SARIF_LEVELS[finding.severity],
             "message": {"text": f"{one.name}: {finding.message}" + (f" Fix: {finding.fix}" if finding.fix else "")},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(one.path or one.name)}}}],
+            **located(Path(one.path or one.name)),
             "properties": {"run": one.name, "cause": finding.cause, "since_step": finding.since_step},
         }
         for one, finding in found
@@ -84,14 +84,6 @@ def _sarif_rule(rule: str) -> dict[str, Any]:
     except KeyError:  # what a script, or an agent of another version, said itself
         return {"id": rule}
     return {"id": rule, "name": text.name, "shortDescription": {"text": text.meaning}}
-
-
-def _uri(path: str) -> str:
-    """Relative to the working directory where it lies below it, as code hosts want it."""
-    file = Path(path)
-    if file.is_absolute() and file.is_relative_to(Path.cwd()):
-        return file.relative_to(Path.cwd()).as_posix()
-    return file.as_uri() if file.is_absolute() else file.as_posix()
 
 
 def as_junit(diagnoses: Sequence[Diagnosis]) -> str:

@@ -1,15 +1,16 @@
 """Writes a judgment of the gate in the formats of CI systems: Markdown (a GitHub job summary), JUnit XML and SARIF 2.1.0
-(https://docs.oasis-open.org/sarif/sarif/v2.1.0/). Pure."""
+(https://docs.oasis-open.org/sarif/sarif/v2.1.0/)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from perfagent.wire import Finding, metric, plain
 from perfagent.wire.quantities import duration
-from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, sarif
+from perfagent_server.ci_reports import SARIF_LEVELS, Failure, TestCase, junit, located, sarif
 from perfagent_server.gate.judgment import CANNOT_TELL, FINE, Judgment
 from perfagent_server.gate.timing import Difference
 
@@ -93,7 +94,8 @@ def as_junit(judgment: Judgment, confidence: float) -> str:
     return junit("perfagent gate", [speed, TestCase("health", "perfagent.gate", [*broken, *sicker])])
 
 
-def as_sarif(judgment: Judgment, confidence: float) -> str:
+def as_sarif(judgment: Judgment, confidence: float, place: Path) -> str:
+    """place: what NEW is: the file of the run, or the script."""
     found: list[tuple[str, str, str, Finding | None]] = [
         (one.rule, SARIF_LEVELS[one.severity], one.message, one) for one in judgment.sicker
     ]
@@ -102,7 +104,7 @@ def as_sarif(judgment: Judgment, confidence: float) -> str:
     if judgment.broken and not judgment.base_broken:
         found.append(("failed", "error", judgment.broken, None))
     results = (
-        {"ruleId": rule, "level": level, "message": {"text": text}, **_properties(finding)}
+        {"ruleId": rule, "level": level, "message": {"text": text}, **located(place), **_properties(finding)}
         for rule, level, text, finding in found
     )
     return sarif("perfagent gate", [{"id": rule} for rule, *_ in found], results)
