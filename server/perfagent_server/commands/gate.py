@@ -14,16 +14,16 @@ from pathlib import Path
 
 from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen
-from perfagent.errors import ConfigError, PerfagentError, ResourceError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent_server.backtest.replay import replay
 from perfagent_server.backtest.reported import Reported, in_order_of_time
 from perfagent_server.backtest.server_run import read_server_run
 from perfagent_server.commands.connection import AdminApi, add_options
-from perfagent_server.commands.diagnose import Plans, found_on_server, runs_in
+from perfagent_server.commands.diagnose import Plans, found_on_server, is_path, own_trouble_is_no_finding, runs_in
 from perfagent_server.diagnosis.judging import Diagnosis, diagnose, of_moments
 from perfagent_server.diagnosis.moments import moments as moments_of
 from perfagent_server.gate import reports
-from perfagent_server.gate.judgment import CANNOT_TELL, Judgment, as_if_never_stopped, judge, new_findings
+from perfagent_server.gate.judgment import Judgment, as_if_never_stopped, judge, new_findings
 from perfagent_server.gate.timing import Steps, apart, grown, paired
 from perfagent_server.gate.turns import Command, Job, in_turn
 from perfagent_server.rules.plan import Plan
@@ -99,15 +99,11 @@ def _percent(text: str) -> float:
 
 def _gate(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    plans = Plans(arguments.rules)
-    try:
+    with own_trouble_is_no_finding():
+        plans = Plans(arguments.rules)
         judgment = _of_runs(arguments, plans) if arguments.sides else _of_commands(arguments, plans)
         _tell(judgment, arguments)
         _write(judgment, arguments)
-    except PerfagentError as error:
-        if error.exit_code == 1:  # no server, a damaged file: 1 would say that NEW is worse
-            error.exit_code = CANNOT_TELL
-        raise
     return judgment.exit_code
 
 
@@ -143,18 +139,13 @@ class _Stored:
 
 def _stored(word: str, arguments: argparse.Namespace, plans: Plans) -> _Stored:
     """Of a file or a folder with one run, else of a run of the server."""
-    path = Path(word).expanduser()
-    if not path.exists() and (
-        path.suffix or word.startswith(("/", "./", "../", "~"))
-    ):  # a run may have a slash in its name
-        raise ConfigError(f"there is no file or folder {word}")
-    if not path.exists():
+    if not is_path(word):
         api = AdminApi.from_arguments(arguments)
         run = found_on_server(api, word)
         plan = plans.of(run["project"])
         told = list(read_server_run(api, run["run"], plan.on_event))
         return _Stored(Steps.of(told), of_moments(word, told, plan), plan)
-    runs = runs_in(path)
+    runs = runs_in(Path(word).expanduser())
     if len(runs) != 1:
         raise ConfigError(f"{word} holds {len(runs)} runs; one is compared with one")
     plan = plans.of(runs[0].project)

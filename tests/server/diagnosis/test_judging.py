@@ -243,3 +243,24 @@ def test_base_install_with_numpy_is_enough_on_any_system() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert len(json.loads(done.stdout)["runs"]) == len(GALLERY)
+
+
+@pytest.mark.real
+def test_missing_package_loses_only_what_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "crash.log").write_text("Traceback (most recent call last):\n  x\nKeyError: 'text'\n")
+    neptune = LABELLED.parent / "history" / "neptune"
+    script = BARE.format(missing=MISSING)
+    for sources, code, count in (([neptune, tmp_path], 1, 1), ([neptune], 3, 0)):
+        words = [sys.executable, "-c", script, *map(str, sources), "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (done.returncode, len(json.loads(done.stdout)["runs"])) == (code, count)
+        assert "needs pyarrow" in done.stderr
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["diagnose", "gate"])
+def test_command_that_could_not_start_found_nothing(name: str) -> None:
+    script = "import sys; sys.modules['numpy'] = None; from perfagent.cli import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", script, name, "x", "y"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "numpy is missing" in done.stderr
