@@ -177,6 +177,11 @@ def test_run_that_its_tracker_calls_failed_is_ill(losses: list[float]) -> None:
     assert diagnose(run, PLAN).verdict.rule != "process_crash"
 
 
+def test_run_that_ended_with_an_exit_code_for_wandb_is_ill() -> None:
+    found = of_files(LABELLED.parent / "history" / "wandb-0.31")["failed"]
+    assert (found.verdict.rule, found.outcome) == ("process_crash", "finding")
+
+
 def test_job_that_met_its_time_limit_is_named(tmp_path: Path) -> None:
     said = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
     (tmp_path / "job.out").write_text(said)
