@@ -64,11 +64,13 @@ GROUPS = {
         "users": "add, list and remove users, and give them roles",
     },
 }
+_NOT_RUN = {"diagnose": 3, "gate": 3}
+"""Exit code for a missing package, of commands whose 1 is a verdict."""
 SUMMARIES = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits: 0 success, 1 failure, 2 wrong use."""
+    """Runs one command and exits: 0 success, 1 failure (3 of those whose 1 is a verdict), 2 wrong use."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
         from perfagent.command_line.completion import complete
 
@@ -99,7 +101,7 @@ def _main(words: list[str]) -> int:
         command = entry.load()
     except ModuleNotFoundError as error:
         sys.stderr.write(f"perfagent {name}: {error.name or error} is missing; {_cure(entry.value)}\n")
-        return 1
+        return _NOT_RUN.get(name, 1)
     parser = CommandParser(prog=f"perfagent {name}")
     command(parser)
     options = parser.parse_args(words[1:])
@@ -113,7 +115,7 @@ def _main(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name in _needs(entry.value)[1]:
             sys.stderr.write(f"perfagent {name}: {error.name} is missing; {_cure(entry.value)}\n")
-            return 1
+            return _NOT_RUN.get(name, 1)
         if error.name != "torch":  # what else is missing, a script of the user's may want
             raise
         sys.stderr.write(f"perfagent {name}: this command needs torch, which is missing here; pip install torch\n")

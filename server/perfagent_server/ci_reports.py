@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,11 +74,10 @@ def _result(one: Result, rule_index: int) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Relative to the working directory where it lies below it, as code hosts want it."""
-    file = Path(path)
-    if file.is_absolute() and file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    return file.as_uri() if file.is_absolute() else quote(file.as_posix(), errors="replace")
+    """Relative to the root of the repository, or else to the working directory, where it lies below it."""
+    file = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would leave the repository through a link
+    root = next((one for one in file.parents if (one / ".git").exists()), Path.cwd())
+    return quote(file.relative_to(root).as_posix(), errors="replace") if file.is_relative_to(root) else file.as_uri()
 
 
 @dataclass(frozen=True, slots=True)

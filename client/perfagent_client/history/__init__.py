@@ -6,7 +6,7 @@ out. A truncated or damaged file is read up to the damage.
 
 from __future__ import annotations
 
-from perfagent_client.history.finding import find_runs
+from perfagent_client.history.finding import find_runs, of_database
 from perfagent_client.history.old_run import OldRun, Samples
 
-__all__ = ["OldRun", "Samples", "find_runs"]
+__all__ = ["OldRun", "Samples", "find_runs", "of_database"]

@@ -37,23 +37,48 @@ def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:
 
 def _runs(experiment: Path, folders: Sequence[Path]) -> Iterator[OldRun]:
     of_experiment = _flat_yaml(experiment / _META)
-    found = [(folder, about) for folder in folders if _id(about := _flat_yaml(folder / _META))]
+    found, closed = _all_about(folders)
     alive = [one for one in found if "deleted" not in (of_experiment.get(_STAGE), one[1].get(_STAGE))]
     names = {_id(about): about.get("run_name") or _text(folder / "tags" / "mlflow.runName") for folder, about in found}
     deleted = len(found) - len(alive)
     project = of_experiment.get("name", experiment.name)
     for folder, about in alive:
-        config, tags = _texts(folder / "params"), _texts(folder / "tags")
-        run = old_run(_id(about), project, _STATES.get(about.get("status", ""), ""), config, tags, names)
-        run.started, run.ended = (_time(about.get(key, "")) for key in ("start_time", "end_time"))
+        try:
+            run = _run(folder, about, project, names)
+        except OSError as error:
+            closed.append(error)
+            continue
         if deleted:
             run.left_out.append(f"{some(deleted, 'run')} of the same experiment, deleted in MLflow")
             deleted = 0
-        for key, file in _files(folder / "metrics"):
-            _read_metric(run, key, file)
-        if artifacts := len(_files(folder / "artifacts")):
-            run.left_out.append(some(artifacts, "artifact"))
         yield run
+    if closed:
+        raise closed[0]
+
+
+def _all_about(folders: Sequence[Path]) -> tuple[list[tuple[Path, dict[str, str]]], list[OSError]]:
+    """Each run with what its file says of it; and why others cannot be read."""
+    found, closed = [], []
+    for folder in folders:
+        try:
+            about = _flat_yaml(folder / _META)
+        except OSError as error:
+            closed.append(error)
+            continue
+        if _id(about):
+            found.append((folder, about))
+    return found, closed
+
+
+def _run(folder: Path, about: dict[str, str], project: str, names: dict[str, str]) -> OldRun:
+    config, tags = _texts(folder / "params"), _texts(folder / "tags")
+    run = old_run(_id(about), project, _STATES.get(about.get("status", ""), ""), config, tags, names)
+    run.started, run.ended = (_time(about.get(key, "")) for key in ("start_time", "end_time"))
+    for key, file in _files(folder / "metrics"):
+        _read_metric(run, key, file)
+    if artifacts := len(_files(folder / "artifacts")):
+        run.left_out.append(some(artifacts, "artifact"))
+    return run
 
 
 def _read_metric(run: OldRun, key: str, file: Path) -> None:

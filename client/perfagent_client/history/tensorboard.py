@@ -1,4 +1,5 @@
-"""Reads the scalars of TensorBoard event files, without TensorBoard. A folder is a run.
+"""Reads the scalars of TensorBoard event files, without TensorBoard. A folder is a run, with the sub-folders that torch's
+`add_hparams` and `add_scalars` make beside its writer's file.
 
 A file holds records (TFRecord: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details), each one an
 `Event` message (https://github.com/tensorflow/tensorboard/tree/master/tensorboard/compat/proto).
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from perfagent_client.history.crc32c import checksums, crc32c
 from perfagent_client.history.left_out import cut, damaged, not_numbers
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.protobuf import UNREADABLE, Message, fields, signed, varint
+from perfagent_client.history.rows import head_of
 from perfagent_client.history.yaml_file import yaml_mapping
 
 __all__ = ["sources"]
@@ -38,21 +40,69 @@ _INTEGERS = (7, 10, 11, 13)
 """Fields of a `TensorProto` that hold packed varints; 13: the bits of float16 and bfloat16."""
 
 
+_HEAD_BYTES = 1 << 16
+_HPARAMS = {"_hparams_/experiment", "_hparams_/session_start_info"}
+"""Tags by which torch's `add_hparams` begins a file; a run of its own has the second alone."""
+
+
 def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:
     """All event files of a folder are one run: a restart, and each further writer, begins one of its own."""
-    events = [file for file in files if "tfevents" in file.name and file.stat().st_size]
+    events = _events(files)
     if events:
         settings = [file for file in files if file.name == "hparams.yaml"]  # Lightning's
-        yield Source("tensorboard", (*events, *settings), partial(_read, folder, events, settings))
+        beside = dict(_written_beside(folder))
+        yield Source("tensorboard", (*events, *settings, *beside), partial(_read, folder, events, settings, beside))
 
 
-def _read(folder: Path, events: list[Path], settings: list[Path]) -> Iterator[OldRun]:
+def _events(files: Iterable[Path]) -> list[Path]:
+    return [file for file in files if "tfevents" in file.name and file.stat().st_size]
+
+
+def _written_beside(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
+    """Files in sub-folders that belong to the run of this one, with what stands there before a tag, and behind it."""
+    for inside in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
+        try:
+            files = _events(sorted(inside.iterdir()))
+        except OSError:  # whoever looks into it says so
+            continue
+        for file in files:
+            tags = _first_tags(file)
+            name = next(iter(tags), "")
+            before = name.replace("/", "_") + "_"
+            if tags.keys() == {name} and inside.name.startswith(before):
+                yield file, ("", "/" + inside.name.removeprefix(before))
+            elif tags.keys() >= _HPARAMS and max(tags.values()) == 1 and file.stat().st_size <= _HEAD_BYTES:
+                yield file, ("hparams/", "")
+
+
+def _first_tags(file: Path) -> Counter[str]:
+    """How often each stands in its first bytes."""
+    head, at = head_of(file, _HEAD_BYTES), 0
+    tags: Counter[str] = Counter()
+    with suppress(*UNREADABLE):
+        while 0 < (size := int.from_bytes(head[at : at + 8], "little")) < len(head) - at:
+            summary = Message(head[at + 12 : at + 12 + size]).message(5)
+            tags.update(Message(value).text(1) for value in summary.every(1))
+            at += size + 16
+    return tags
+
+
+def _read(
+    folder: Path, events: list[Path], settings: list[Path], beside: Mapping[Path, tuple[str, str]]
+) -> Iterator[OldRun]:
     folder = folder.resolve()
     run = OldRun(source=f"tensorboard:{folder}", name=f"{folder.parent.name}/{folder.name}".lstrip("/"))
     summaries = _Summaries(run)
     for path in events:
         for record in _records(path, run.left_out):
             summaries.add(record)
+    for path, (before, after) in beside.items():
+        its = _Summaries(other := OldRun(run.source, run.name))
+        for record in _records(path, run.left_out):
+            its.add(record)
+        run.config |= other.config
+        run.series |= {f"{before}{tag}{after}": samples for tag, samples in other.series.items()}
+        summaries.kinds += its.kinds
     for path in settings:
         run.config = yaml_mapping(path, run.left_out) or run.config
     run.left_out += not_numbers(summaries.kinds)

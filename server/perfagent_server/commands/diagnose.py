@@ -1,12 +1,15 @@
-"""`perfagent diagnose PATH|RUN ...`: judges finished runs with the rules, from the files of any tracker or trainer."""
+"""`perfagent diagnose PATH|URI|RUN ...`: judges finished runs with the rules, from the files of any tracker or trainer."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -15,7 +18,7 @@ from perfagent.command_line.server_options import add_server_options
 from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import ConfigError, PerfagentError, ResourceError, ServerUnreachable
 from perfagent.plural import some
-from perfagent_client.history import find_runs
+from perfagent_client.history import find_runs, of_database
 from perfagent_server.backtest.server_run import read_server_run
 from perfagent_server.diagnosis.judging import Diagnosis, diagnose, of_moments
 from perfagent_server.diagnosis.reports import as_json, as_junit, as_sarif, worth_telling
@@ -24,10 +27,10 @@ from perfagent_server.rules.catalogue import rules_for
 from perfagent_server.rules.plan import Plan
 
 if TYPE_CHECKING:
-    from perfagent_client.history.old_run import OldRun
+    from perfagent_client.history.old_run import OldRun, Source
     from perfagent_server.commands.connection import AdminApi
 
-__all__ = ["Plans", "command", "diagnosed", "found_on_server", "runs_in"]
+__all__ = ["Plans", "command", "diagnosed", "found_on_server", "is_path", "own_trouble_is_no_finding", "runs_in"]
 
 _FOUND, _COULD_NOT_JUDGE = 1, 3
 _MOST_REMARKS, _FEW_RULES = 3, 2
@@ -41,10 +44,13 @@ _KNOWN = (
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         f"Finds the runs in files and folders, and says of each what is wrong with it, how that shows and what to do: {_KNOWN}. "
-        "Needs no server. A RUN is the id or the name of a run of your server. Exit code: 0 nothing found, 1 a finding, 3 could "
+        "Needs no server. Exit code: 0 nothing found, 1 a finding, 3 could "
         "not judge, 2 wrong use."
     )
-    parser.add_argument("sources", nargs="+", metavar="PATH|RUN")
+    parser.add_argument(
+        "sources", nargs="+", metavar="PATH|URI|RUN",
+        help="files, folders, a database of MLflow (postgresql://...), or runs of your server by id or name",
+    )  # fmt: skip
     parser.add_argument(
         "--rules", type=Path, metavar="FILE",
         help="thresholds in place of the rules' own, in the format of the server's rules.toml",
@@ -79,24 +85,33 @@ class Plans:
 
 
 def _diagnose(arguments: argparse.Namespace) -> int:
-    plans = Plans(arguments.rules)
-    judged, nothing = [], []
-    for word in arguments.sources:
-        found = [*_of_word(word, arguments, plans)]
-        judged += found
-        if not found:
-            nothing.append(word)
-    if arguments.json:
-        print(json.dumps(as_json(judged), ensure_ascii=False))
-    else:
-        _show(Screen(), judged)
-    _write(arguments.sarif, as_sarif(judged) if arguments.sarif else "")
-    _write(arguments.junit, as_junit(judged) if arguments.junit else "")
-    _complain(judged, nothing)
+    with own_trouble_is_no_finding():
+        plans = Plans(arguments.rules)
+        judged, troubles = _of_words(arguments, plans)
+        if arguments.json:
+            print(json.dumps(as_json(judged), ensure_ascii=False))
+        else:
+            _show(Screen(), judged)
+        _write(arguments.sarif, as_sarif(judged) if arguments.sarif else "")
+        _write(arguments.junit, as_junit(judged) if arguments.junit else "")
+    failed = {what: error for one in judged for what, error in one.failed.items()}
+    for what, error in failed.items():
+        _complain(f"{what} failed and was passed over: {type(error).__name__}: {error}")
     outcomes = {one.outcome for one in judged}
     if "finding" in outcomes:
         return _FOUND
-    return _COULD_NOT_JUDGE if nothing or "could not judge" in outcomes else 0
+    return _COULD_NOT_JUDGE if troubles or "could not judge" in outcomes else 0
+
+
+@contextmanager
+def own_trouble_is_no_finding() -> Iterator[None]:
+    """No server, a damaged file, a missing package: exit code 1 would say that a run is ill, or the new one worse."""
+    try:
+        yield
+    except PerfagentError as error:
+        if error.exit_code == _FOUND:
+            error.exit_code = _COULD_NOT_JUDGE
+        raise
 
 
 def _write(file: Path | None, text: str) -> None:
@@ -108,45 +123,86 @@ def _write(file: Path | None, text: str) -> None:
         raise ResourceError(f"{file} cannot be written ({error.strerror or error})") from error
 
 
-def _complain(judged: Sequence[Diagnosis], nothing: Sequence[str]) -> None:
-    for word in nothing:
-        sys.stderr.write(f"perfagent diagnose: found no run in {word}; {_KNOWN}\n")
-    failed = {what: error for one in judged for what, error in one.failed.items()}
-    for what, error in failed.items():
-        sys.stderr.write(f"perfagent diagnose: {what} failed and was passed over: {type(error).__name__}: {error}\n")
+def _complain(sentence: str) -> None:
+    sys.stderr.write(f"perfagent diagnose: {sentence}\n")
 
 
 # ---- what the words mean
 
 
-def _of_word(word: str, arguments: argparse.Namespace, plans: Plans) -> Iterator[Diagnosis]:
-    """Of a file or a folder that is there, else of a run of the server."""
+def _of_words(arguments: argparse.Namespace, plans: Plans) -> tuple[list[Diagnosis], int]:
+    """All that can be judged, and how often something could not be read, which is said at once."""
+    paths = {word for word in arguments.sources if "://" not in word and is_path(word)}
+    judged: list[Diagnosis] = []
+    troubles = 0
+
+    def trouble(sentence: str) -> None:
+        nonlocal troubles
+        troubles += 1
+        _complain(sentence)
+
+    for word in arguments.sources:
+        before = len(judged) + troubles
+        try:
+            if word in paths:
+                judged += diagnosed(find_runs([Path(word).expanduser()], _complain), plans, trouble)
+            elif "://" in word:
+                judged += diagnosed([of_database(word)], plans, trouble, _without_password(word))
+            else:
+                judged.append(_of_server(word, arguments, plans))
+        except PerfagentError as error:
+            if error.exit_code == ConfigError.exit_code or len(arguments.sources) == 1:
+                raise
+            trouble(str(error))
+        if before == len(judged) + troubles:
+            trouble(f"found no run in {word}; {_KNOWN}")
+    return judged, troubles
+
+
+def is_path(word: str) -> bool:
+    """Whether it names a file or a folder, and not a run of the server. Raises ConfigError where it looks like one that is not
+    there: a run may have a slash in its name."""
     path = Path(word).expanduser()
-    if path.exists():
-        if not os.access(path, os.R_OK):
-            raise ResourceError(f"{word} cannot be read: permission denied")
-        yield from diagnosed([path], plans)
-    elif path.suffix or word.startswith(("/", "./", "../", "~", ".\\")):  # a run may have a slash in its name
-        raise ConfigError(f"there is no file or folder {word}")
-    else:
-        yield _of_server(word, arguments, plans)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if path.suffix or word.startswith(("/", "./", "../", "~", ".\\")):
+            raise ConfigError(f"there is no file or folder {word}") from None
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
 
 
-def diagnosed(paths: Sequence[Path], plans: Plans) -> Iterator[Diagnosis]:
-    """Of each run in files and folders, one after the other: only one is in memory."""
-    for source in find_runs(paths):
+def _without_password(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def diagnosed(
+    sources: Iterable[Source], plans: Plans, trouble: Callable[[str], None], place: str = ""
+) -> Iterator[Diagnosis]:
+    """Of each run, one after the other: only one is in memory. trouble: called with what cannot be read, and why; place: of
+    sources without files."""
+    for source in sources:
+        where = place or str(source.paths[0])
         try:
             for run in source.read():
                 found = diagnose(run, plans.of(run.project))
-                found.format, found.path = source.format, str(source.paths[0])
+                found.format, found.path = source.format, where
                 yield found
         except OSError as error:
-            sys.stderr.write(f"perfagent diagnose: {source.paths[0]} cannot be read ({error.strerror or error})\n")
+            trouble(f"{error.filename or where} cannot be read ({error.strerror or error})")
+        except ResourceError as error:
+            trouble(f"{where}: {error}")
 
 
 def runs_in(path: Path) -> list[OldRun]:
-    """All runs of a file or a folder."""
-    return [run for source in find_runs([path]) for run in source.read()]
+    """All runs of a file or a folder. Raises ResourceError for what cannot be read."""
+    try:
+        return [run for source in find_runs([path]) for run in source.read()]
+    except OSError as error:
+        raise ResourceError(f"{error.filename or path} cannot be read ({error.strerror or error})") from error
 
 
 def _of_server(name_or_id: str, arguments: argparse.Namespace, plans: Plans) -> Diagnosis:
@@ -182,8 +238,14 @@ def found_on_server(api: AdminApi, name_or_id: str) -> Any:
 
 
 def _show(screen: Screen, judged: Sequence[Diagnosis]) -> None:
+    lacking = Counter(subject for one in judged for subject in one.unjudged)
+    shared = {subject: count for subject, count in lacking.most_common() if count > 1}
     for one in judged:
-        _show_run(screen, one)
+        _show_run(screen, one, shared)
+    for count, subjects in groupby(shared, key=shared.__getitem__):
+        rules = {subject: {rule: 0 for one in judged for rule in one.unjudged.get(subject, [])} for subject in subjects}
+        runs = f"all {count} runs" if count == len(judged) else f"{count} of the runs"
+        _say(screen, f"Not judged in {_without_data(runs, rules)}", indent=0)
     if len(judged) > 1:
         outcomes = [one.outcome for one in judged]
         screen.line(
@@ -192,7 +254,15 @@ def _show(screen: Screen, judged: Sequence[Diagnosis]) -> None:
         )
 
 
-def _show_run(screen: Screen, one: Diagnosis) -> None:
+def _without_data(whose: str, rules: Mapping[str, Iterable[str]]) -> str:
+    """rules: subject -> the rules that had no data; they are named where only some of a subject lacked something."""
+    subjects = ((subject, [*its]) for subject, its in rules.items())
+    told = (f"{subject} ({', '.join(its)})" if len(its) <= _FEW_RULES else subject for subject, its in subjects)
+    return f"{whose}, for want of data: {'; '.join(told)}."
+
+
+def _show_run(screen: Screen, one: Diagnosis, shared: Container[str]) -> None:
+    """shared: what other runs lack as well, which is said once for all."""
     screen.line(f"{one.name}: {some(one.steps, 'step')}" + (f" ({one.format}, {one.path})" if one.path else ""), "bold")
     told = worth_telling(one)
     for found in told:
@@ -212,20 +282,12 @@ def _show_run(screen: Screen, one: Diagnosis) -> None:
     remarks = [alert.message for alert in one.alerts if alert.severity == "info" and alert.rule not in known]
     for remark in remarks[:_MOST_REMARKS]:
         _say(screen, f"Remark: {remark}")
-    if one.unjudged:
-        _say(
-            screen, f"Not judged, for its files do not have the data: {'; '.join(map(_subject, one.unjudged.items()))}."
-        )
+    if own := {subject: rules for subject, rules in one.unjudged.items() if subject not in shared}:
+        _say(screen, f"Not judged{_without_data('', own)}")
     for sentence in one.left_out:
         _say(screen, f"Left out: {sentence}.")
 
 
-def _subject(entry: tuple[str, list[str]]) -> str:
-    """With the rules where only some of a subject lacked something."""
-    subject, rules = entry
-    return f"{subject} ({', '.join(rules)})" if len(rules) <= _FEW_RULES else subject
-
-
-def _say(screen: Screen, text: str) -> None:
-    for line in screen.wrapped(text, indent=4):
+def _say(screen: Screen, text: str, indent: int = 4) -> None:
+    for line in screen.wrapped(text, indent=indent):
         screen.line(line)

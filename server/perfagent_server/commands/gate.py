@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,16 +14,16 @@ from pathlib import Path
 
 from perfagent.command_line.option_types import number_above
 from perfagent.command_line.terminal_output import Screen
-from perfagent.errors import ConfigError, PerfagentError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent_server.backtest.replay import replay
 from perfagent_server.backtest.reported import Reported, in_order_of_time
 from perfagent_server.backtest.server_run import read_server_run
 from perfagent_server.commands.connection import AdminApi, add_options
-from perfagent_server.commands.diagnose import Plans, found_on_server, runs_in
+from perfagent_server.commands.diagnose import Plans, found_on_server, is_path, own_trouble_is_no_finding, runs_in
 from perfagent_server.diagnosis.judging import Diagnosis, diagnose, of_moments
 from perfagent_server.diagnosis.moments import moments as moments_of
 from perfagent_server.gate import reports
-from perfagent_server.gate.judgment import CANNOT_TELL, Judgment, as_if_never_stopped, judge, new_findings
+from perfagent_server.gate.judgment import Judgment, as_if_never_stopped, judge, new_findings
 from perfagent_server.gate.timing import Steps, apart, grown, paired
 from perfagent_server.gate.turns import Command, Job, in_turn
 from perfagent_server.rules.plan import Plan
@@ -52,8 +51,9 @@ def command(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("sides", nargs="*", metavar="BASE NEW", help="RUN, FOLDER of a recording, or CSV FILE each")
     parser.add_argument(
-        "--base-command", metavar="CMD", help="what a shell would run, such as 'python train.py --steps 500'"
-    )
+        "--base-command", metavar="CMD",
+        help="such as 'python train.py --steps 500', or 'SEED=1 python train.py'; no shell reads it",
+    )  # fmt: skip
     parser.add_argument("--new-command", metavar="CMD", help="the same of NEW (default: the command of BASE)")
     parser.add_argument(
         "--base-dir", type=Path, default=Path(), metavar="DIR",
@@ -87,29 +87,33 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _percent(text: str) -> float:
-    """5% or 5 -> 0.05."""
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%?", text.strip())
+    """5% or 5 -> 0.05. Below 1 it must have its sign: 0.05 may mean 5 %."""
+    number = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", text.strip())
     if number is None or not 0 < float(number[1]) < 100:
         raise argparse.ArgumentTypeError(f"is {text!r}; allowed is a percentage above 0 and below 100, such as 5%")
+    if float(number[1]) < 1 and not number[2]:
+        meant = f"{100 * float(number[1]):g}%"
+        raise argparse.ArgumentTypeError(f"is {text!r}; write {meant}, or {number[1]}% if so little is meant")
     return float(number[1]) / 100
 
 
 def _gate(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    plans = Plans(arguments.rules)
-    try:
+    with own_trouble_is_no_finding():
+        plans = Plans(arguments.rules)
         judgment = _of_runs(arguments, plans) if arguments.sides else _of_commands(arguments, plans)
-    except PerfagentError as error:
-        if error.exit_code == 1:  # no server, a damaged file: 1 would say that NEW is worse
-            error.exit_code = CANNOT_TELL
-        raise
-    _write(judgment, arguments)
+        _tell(judgment, arguments)
+        _write(judgment, arguments)
     return judgment.exit_code
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if arguments.sides and arguments.base_command is not None:
-        raise ConfigError("both runs and --base-command are given; give BASE and NEW, or --base-command")
+    of_commands = {"--base-command": arguments.base_command, "--new-command": arguments.new_command}
+    given = [name for name, value in of_commands.items() if value is not None]
+    if arguments.sides and (given or arguments.base_dir != Path()):
+        raise ConfigError(
+            f"both runs and {(given or ['--base-dir'])[0]} are given; give BASE and NEW, or --base-command"
+        )
     if not arguments.base_command and len(arguments.sides) != 2:
         raise ConfigError(f"BASE and NEW are needed, or --base-command; {len(arguments.sides)} were given")
     for file in (arguments.markdown, arguments.junit, arguments.sarif):
@@ -120,7 +124,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _of_runs(arguments: argparse.Namespace, plans: Plans) -> Judgment:
     base, new = (_stored(word, arguments, plans) for word in arguments.sides)
     differences = apart(base.steps, new.steps, arguments.confidence)
-    judgment = judge(differences, grown(base.steps, new.steps), arguments.slower_than)
+    phases = grown(base.steps, new.steps)
+    judgment = judge(differences, phases, arguments.slower_than, _untimed(base.steps, new.steps))
     sicker, slow = new_findings(base.found.alerts, new.found.alerts, new.plan)
     return replace(judgment, steps=(base.found.steps, new.found.steps), sicker=sicker, slow_rules=slow)
 
@@ -134,18 +139,13 @@ class _Stored:
 
 def _stored(word: str, arguments: argparse.Namespace, plans: Plans) -> _Stored:
     """Of a file or a folder with one run, else of a run of the server."""
-    path = Path(word).expanduser()
-    if not path.exists() and (
-        path.suffix or word.startswith(("/", "./", "../", "~"))
-    ):  # a run may have a slash in its name
-        raise ConfigError(f"there is no file or folder {word}")
-    if not path.exists():
+    if not is_path(word):
         api = AdminApi.from_arguments(arguments)
         run = found_on_server(api, word)
         plan = plans.of(run["project"])
         told = list(read_server_run(api, run["run"], plan.on_event))
         return _Stored(Steps.of(told), of_moments(word, told, plan), plan)
-    runs = runs_in(path)
+    runs = runs_in(Path(word).expanduser())
     if len(runs) != 1:
         raise ConfigError(f"{word} holds {len(runs)} runs; one is compared with one")
     plan = plans.of(runs[0].project)
@@ -171,7 +171,7 @@ def _of_jobs(jobs: Sequence[Job], arguments: argparse.Namespace, plans: Plans) -
     base, new = (Steps.of(its) for its in moments)
     differences = paired((jobs[0].blocks, base), (jobs[1].blocks, new), jobs[0].pairs, arguments.confidence)
     phases = grown(base.whole(jobs[0].blocks), new.whole(jobs[1].blocks))
-    judgment = judge(differences, phases, arguments.slower_than)
+    judgment = judge(differences, phases, arguments.slower_than, _untimed(base, new))
     judged = [replay(as_if_never_stopped(its, job), plan) for its, job in zip(moments, jobs, strict=True)]
     sicker, slow = new_findings(judged[0].alerts, judged[1].alerts, plan)
     failed = [(name, job) for name, job in zip(("BASE", "NEW"), jobs, strict=True) if job.exit_code]
@@ -191,32 +191,42 @@ def _of_jobs(jobs: Sequence[Job], arguments: argparse.Namespace, plans: Plans) -
     )
 
 
+def _untimed(base: Steps, new: Steps) -> list[str]:
+    return [name for name, steps in (("BASE", base), ("NEW", new)) if not len(steps.seconds)]
+
+
+def _new(arguments: argparse.Namespace) -> Path:
+    """The file that NEW is, or runs."""
+    if arguments.sides:
+        return Path(arguments.sides[1]).expanduser()
+    return Command.of(arguments.new_command or arguments.base_command, Path.cwd()).script
+
+
 def _say(arguments: argparse.Namespace, text: str) -> None:
     if not arguments.json:
         sys.stderr.write(f"perfagent gate: {text}\n")
 
 
-def _place(arguments: argparse.Namespace) -> str:
-    """NEW's own name, else the script of its command."""
-    if arguments.sides:
-        return str(arguments.sides[1])
-    program, *words = shlex.split(arguments.new_command or arguments.base_command)
-    return next((word for word in words if Path(word).is_file()), program)
-
-
-def _write(judgment: Judgment, arguments: argparse.Namespace) -> None:
-    confidence = arguments.confidence
-    if arguments.markdown:
-        with arguments.markdown.open("a", encoding="utf-8") as file:  # a job summary is added to
-            file.write(reports.markdown(judgment, confidence))
-    if arguments.junit:
-        arguments.junit.write_text(reports.as_junit(judgment, confidence), "utf-8")
-    if arguments.sarif:
-        arguments.sarif.write_text(reports.as_sarif(judgment, confidence, _place(arguments)), "utf-8")
+def _tell(judgment: Judgment, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(reports.as_json(judgment)))
         return
     screen = Screen()
-    for line in reports.lines(judgment, confidence):
+    for line in reports.lines(judgment, arguments.confidence):
         for part in screen.wrapped(line, 0, 2):
             screen.line(part)
+
+
+def _write(judgment: Judgment, arguments: argparse.Namespace) -> None:
+    """Raises ResourceError for a file that cannot be written."""
+    confidence = arguments.confidence
+    try:
+        if arguments.markdown:
+            with arguments.markdown.open("a", encoding="utf-8") as file:  # a job summary is added to
+                file.write(reports.markdown(judgment, confidence))
+        if arguments.junit:
+            arguments.junit.write_text(reports.as_junit(judgment, confidence), "utf-8")
+        if arguments.sarif:
+            arguments.sarif.write_text(reports.as_sarif(judgment, confidence, str(_new(arguments))), "utf-8")
+    except OSError as error:
+        raise ResourceError(f"{error.filename} cannot be written ({error.strerror or error})") from error

@@ -12,7 +12,7 @@ from perfagent_client.history.old_run import OldRun
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.replay import BacktestAlert, Judged, replay
 from perfagent_server.diagnosis import hindsight
-from perfagent_server.diagnosis.moments import curves, moments
+from perfagent_server.diagnosis.moments import curves, moments, parts_of_loss
 from perfagent_server.rules.own_alert import OwnAlert
 from perfagent_server.rules.plan import Plan
 from perfagent_server.rules.rule import EVALUATION_LOSS, Events, Every, Rule, Series
@@ -23,7 +23,7 @@ __all__ = ["Diagnosis", "diagnose", "of_moments"]
 
 Outcome = Literal["finding", "nothing found", "could not judge"]
 _FEWEST_LOSSES = 20
-_GRADIENT = "nonfinite_gradient"
+_GRADIENT, _OVERFIT = "nonfinite_gradient", "overfit"
 _EXCUSED = "gradients that are NaN or infinite (a GradScaler may have skipped their steps: the loss went on as before)"
 _SUBJECTS = {
     "loss": "the loss",
@@ -81,6 +81,8 @@ def diagnose(run: OldRun, plan: Plan) -> Diagnosis:
     if not run.processes:
         losses = loss_of(series := curves(run))
         found.has_data = losses is not None and len(series[losses]) >= _FEWEST_LOSSES
+        if summands := parts_of_loss(run):
+            _say_sum(found, summands, plan)
         if _GRADIENT not in plan.rules and "grad/norm" in series:
             found.unjudged[_EXCUSED] = [_GRADIENT]
     return found
@@ -94,6 +96,31 @@ def _without_step(finding: Finding, plan: Plan) -> Finding:
     figures = {**finding.evidence, "step": None}
     words = said(rule.text(), finding.cause, figures)
     return replace(finding, title=words.title, message=words.message, since_step=None, evidence=figures)
+
+
+def _say_sum(found: Diagnosis, summands: list[str], plan: Plan) -> None:
+    """Says with all that is said of the loss what it is."""
+    *first, last = summands
+    said = f" The loss is the sum of {', '.join(first)} and {last}."
+
+    def told(finding: Finding) -> Finding:
+        made = replace(finding, evidence={**finding.evidence, "loss_parts": summands})
+        made.message = finding.message + said  # afterwards: a healthy verdict makes its own
+        return made
+
+    about = {rule.id for rule in plan.rules.values() if _folder(rule) == "loss"}
+    if found.verdict.rule in about or found.verdict.rule == "healthy":
+        found.verdict = told(found.verdict)
+    found.alerts = [
+        replace(alert, message=alert.message + said, fired=alert.fired and told(alert.fired))
+        if alert.rule in about
+        else alert
+        for alert in found.alerts
+    ]
+
+
+def _folder(rule: Rule) -> str:
+    return type(rule).__module__.split(".")[-2]
 
 
 def _diagnosis(name: str, judged: Judged, plan: Plan, seen: set[str]) -> Diagnosis:
@@ -115,8 +142,7 @@ def _unjudged(plan: Plan, seen: set[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for rule in plan.rules.values():
         if not isinstance(rule, OwnAlert) and not any(_has(one, plan, seen) for one in _needed(rule)):
-            folder = type(rule).__module__.split(".")[-2]
-            found.setdefault(_SUBJECTS.get(folder, folder), []).append(rule.id)
+            found.setdefault(_SUBJECTS.get(_folder(rule), _folder(rule)), []).append(rule.id)
     return found
 
 
@@ -142,8 +168,10 @@ def _has(one: Series | Events, plan: Plan, seen: set[str]) -> bool:
 def _with_hindsight(run: OldRun, plan: Plan, seen: set[str]) -> tuple[Judged, Plan]:
     """What was found, and the plan by which."""
     series = curves(run)
-    if hindsight.are_gradients_excused(series):
-        plan = Plan([rule for rule in plan.rules.values() if rule.id != _GRADIENT])
+    excused = {_GRADIENT} if hindsight.are_gradients_excused(series) else set()
+    if hindsight.has_not_risen(series):
+        excused.add(_OVERFIT)
+    plan = Plan([rule for rule in plan.rules.values() if rule.id not in excused]) if excused else plan
     judged = replay(_noting(moments(run, plan), seen), plan)
     known = {one.rule for one in judged.alerts if one.severity != "info"}
     late = [one for one in hindsight.findings(series) if one.rule in plan.rules and one.rule not in known]

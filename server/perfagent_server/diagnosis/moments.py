@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from perfagent.wire import Event
+from perfagent.wire import LOSS, Event
 from perfagent_client.history.attempts import Attempts, start_step
 from perfagent_client.history.endings import ending
 from perfagent_client.history.names import renamed
@@ -19,9 +19,10 @@ from perfagent_client.history.old_run import OldRun, Samples
 from perfagent_client.history.printed import is_progress
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.reported import Reported, in_order_of_time
+from perfagent_server.diagnosis.summed import parts, summed
 from perfagent_server.rules.plan import Plan
 
-__all__ = ["EPOCH", "curves", "moments"]
+__all__ = ["EPOCH", "curves", "moments", "parts_of_loss"]
 
 EPOCH = 1_700_000_000.0
 """When a run begins, Unix seconds."""
@@ -33,7 +34,17 @@ _Row = tuple[int, int, int]
 
 
 def curves(run: OldRun) -> dict[str, Samples]:
-    """The series by the names that rules read."""
+    """The series by the names that rules read; a loss that has only parts also as their sum."""
+    series = _named(run)
+    return series | {name: summed([series[one] for one in its]) for name, its in parts(series).items()}
+
+
+def parts_of_loss(run: OldRun) -> list[str]:
+    """The series whose sum `curves` has as the loss; none where a file has a whole one."""
+    return parts(_named(run)).get(LOSS, [])
+
+
+def _named(run: OldRun) -> dict[str, Samples]:
     return {ours: run.series[name] for name, ours in renamed(run.series).items()}
 
 
@@ -146,5 +157,5 @@ def _end(run: OldRun, time: float, step: int, attempt: int) -> Iterator[Moment]:
     if how is not None:
         said = {"reason": how.reason, "exception": how.exception, "traceback": how.traceback}
         yield Moment(time, step, {}, (_state(time, how.state, **said),), rank=how.rank, attempt=attempt)
-    elif run.state == "finished":
+    elif run.state in ("finished", "failed"):
         yield Moment(time, step, {}, (_state(time, run.state),), attempt=attempt)

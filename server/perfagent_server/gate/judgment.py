@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfagent.wire import Finding
+from perfagent_server.alerts.state_machine import worse
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.replay import BacktestAlert
 from perfagent_server.gate.timing import LEAST_ROUNDS, Difference, Grown, culprit
@@ -46,17 +47,20 @@ class Judgment:
         return CANNOT_TELL if self.speed == "unknown" else FINE
 
 
-def judge(differences: Sequence[Difference], phases: list[Grown], threshold: float) -> Judgment:
-    """Only the speed. threshold: such as 0.03.
+def judge(
+    differences: Sequence[Difference], phases: list[Grown], threshold: float, untimed: Sequence[str] = ()
+) -> Judgment:
+    """Only the speed. threshold: such as 0.03; untimed: BASE, NEW or both, where not one step of it is known.
 
-    Slower is an estimate of at least the threshold whose interval leaves 0 out; the same is one below it, whose interval is at
-    most two thresholds wide. Where the wall time can say neither, because the machine is busy, the time without queueing for a
-    processor may; and where that cannot, the processor time may say slower, but not the same: it does not see waits.
+    Slower is an estimate of at least the threshold whose interval leaves 0 out; the same is one below it, whose interval either
+    ends below it too or is at most two thresholds wide. Where the wall time can say neither, because the machine is busy, the
+    time without queueing for a processor may; and where that cannot, the processor time may say slower, but not the same: it
+    does not see waits.
     """
     words = {one.what: _word(one, threshold) for one in differences}
     by = next((what for what, word in words.items() if word == "slower" or (word == "same" and what != "cpu")), "wall")
     speed = words[by]
-    why = _doubt(differences[0], threshold, is_paired=len(differences) > 1) if speed == "unknown" else ""
+    why = _doubt(differences[0], threshold, untimed, is_paired=len(differences) > 1) if speed == "unknown" else ""
     return Judgment(speed, by, why, list(differences), culprit(phases) if speed == "slower" else "", phases)
 
 
@@ -65,10 +69,14 @@ def _word(one: Difference, threshold: float) -> str:
         return "unknown"
     if one.value >= 1 + threshold and one.low > 1:
         return "slower"
-    return "same" if one.value < 1 + threshold and one.high - one.low <= 2 * threshold else "unknown"
+    is_sure = one.high < 1 + threshold or (one.value < 1 + threshold and one.high - one.low <= 2 * threshold)
+    return "same" if is_sure else "unknown"
 
 
-def _doubt(wall: Difference, threshold: float, *, is_paired: bool) -> str:
+def _doubt(wall: Difference, threshold: float, untimed: Sequence[str], *, is_paired: bool) -> str:
+    if untimed:
+        seen = "was seen: one ends with optimizer.step()" if is_paired else "has a time (`step_time_s`)"
+        return f"no step of {' and '.join(untimed)} {seen}"
     if wall.value is None and is_paired:
         return f"{wall.count} rounds of blocks (A B B A) with steps were measured; at least {LEAST_ROUNDS} are needed"
     if wall.value is None:
@@ -86,13 +94,16 @@ def _percent(factor: float) -> str:
 def new_findings(
     base: Sequence[BacktestAlert], new: Sequence[BacktestAlert], plan: Plan
 ) -> tuple[list[Finding], list[Finding]]:
-    """Findings at warning or above by rules that found nothing in the base: those that make a run sick, and those that say it
-    is slow."""
-    known = {one.rule for one in base}
+    """Findings at warning or above by rules that found remarks at most in the base, the worst of each rule: those that make a run
+    sick, and those that say it is slow."""
+    known = {one.rule for one in base if one.severity != "info"}
     worst: dict[str, Finding] = {}
     for alert in new:
-        if alert.severity != "info" and alert.rule not in known and alert.fired is not None:
-            worst.setdefault(alert.rule, replace(alert.fired, severity=alert.severity))
+        if alert.severity == "info" or alert.rule in known or alert.fired is None:
+            continue
+        before = worst.get(alert.rule)
+        if before is None or worse(alert.severity, before.severity):
+            worst[alert.rule] = replace(alert.fired, severity=alert.severity)
     about_speed = {rule.id for rule in plan.rules.values() if rule.question is Question.IS_IT_FAST}
     sick = [one for rule, one in worst.items() if rule not in about_speed]
     return sick, [one for rule, one in worst.items() if rule in about_speed]

@@ -1,5 +1,5 @@
 """Writes a judgment of the gate in the formats of CI systems: Markdown (a GitHub job summary), JUnit XML and SARIF 2.1.0
-(https://docs.oasis-open.org/sarif/sarif/v2.1.0/). Pure."""
+(https://docs.oasis-open.org/sarif/sarif/v2.1.0/)."""
 
 from __future__ import annotations
 

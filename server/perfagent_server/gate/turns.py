@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -34,29 +35,47 @@ _KNOWN_STEPS = 20
 _END_S = 10.0
 """For a command to end after SIGTERM."""
 _POLL_S = 0.05
+_QUOTED = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\])*\"""")
+_OF_SHELLS = re.compile(r"\|\||&&|[|&;<>`]|\$[\w({]")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """words: what a shell would run, as `perfagent run` takes it; folder: where."""
+    """words: as `perfagent run` takes them; folder: where; environment: what stands before them, as in `SEED=1 python x.py`."""
 
     words: tuple[str, ...]
     folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, folder: Path) -> Command:
-        """Raises ConfigError for a text without a command, and for a folder that is none."""
+        """Raises ConfigError for a text without a command or with more than one, and for a folder that is none."""
         try:
-            words = tuple(shlex.split(text))
+            words = shlex.split(text)
         except ValueError as error:
             raise ConfigError(f"the command {text!r} cannot be read: {error}") from None
-        if not words:
+        if shell := _OF_SHELLS.search(_QUOTED.sub(_expanded, text)):
             raise ConfigError(
-                "the command is empty; it must be what a shell would run, such as 'python train.py --steps 500'"
+                f"the command {text!r} has {shell[0]!r} in it, which no shell reads here; give one command with its arguments, "
+                "such as 'python train.py --steps 500', or a script that does the rest"
             )
+        before = list(takewhile(_ASSIGNMENT.match, words))
+        words = words[len(before) :]
+        if not words:
+            raise ConfigError("the command is empty; give one such as 'python train.py --steps 500'")
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}, in which the command {text!r} should run")
-        return cls(words, folder)
+        return cls(tuple(words), folder, {name: value for name, _, value in (one.partition("=") for one in before)})
+
+    @property
+    def script(self) -> Path:
+        """The file that it runs, as far as its words say it; else where that would be."""
+        module = self.words.index("-m") + 1 if "-m" in self.words[:-1] else 0
+        names = [self.words[module].replace(".", "/") + end for end in (".py", "/__main__.py")] if module else []
+        names += self.words[1:]
+        files = (self.folder / one for one in names if (self.folder / one).is_file())
+        return next(files, self.folder / next((one for one in names if one.endswith(".py")), self.words[0]))
 
     def recorded_into(self, recording: Path) -> list[str]:
         python, *rest = self.words
@@ -64,6 +83,11 @@ class Command:
         # A path names the Python of another environment; a bare name is this one, where perfagent is.
         interpreter = python if is_python and "/" in python else sys.executable
         return [interpreter, "-m", "perfagent", "run", "--record", str(recording), *(rest if is_python else self.words)]
+
+
+def _expanded(quoted: re.Match[str]) -> str:
+    """What a shell would still put in: between double quotes variables, and commands."""
+    return "".join(re.findall(r"`|\$[\w({]", re.sub(r"\\.", "", quoted[0]))) if quoted[0][0] == '"' else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +134,8 @@ class Job:
 
     def start(self, output: IO[bytes]) -> None:
         # Nothing of the caller's: the recording is for the gate, whatever server the environment names.
-        environment = {name: value for name, value in os.environ.items() if name != "PERFAGENT_RECORD"}
+        own = {**os.environ, **self.command.environment}
+        environment = {name: value for name, value in own.items() if name != "PERFAGENT_RECORD"}
         words = self.command.recorded_into(self.recording)
         try:
             self._process = subprocess.Popen(

@@ -47,7 +47,7 @@ CASES = {  # name: (lines, state, exception, words of the reason)
     "bus error": (["Bus error (core dumped)"], "killed", "", "SIGBUS"),
     "killed": (["run.sh: line 3: 12345 Killed                  python train.py"], "killed", "", "SIGKILL"),
     "kernel": (["slurmstepd: error: Detected 1 oom_kill event in StepId=1.0."], "oom", "", "oom_kill"),
-    "time": (["slurmstepd: error: *** JOB 1 CANCELLED AT 2024 DUE TO TIME LIMIT ***"], "preempted", "", "TIME LIMIT"),
+    "time": (["slurmstepd: error: *** JOB 1 CANCELLED AT 2024 DUE TO TIME LIMIT ***"], "killed", "", "TIME LIMIT"),
     "watchdog": (["[rank3]:[E501] Watchdog caught collective operation timeout: WorkNCCL"], "failed", "", "Watchdog"),
     "CUDA assertion": (["Loss.cu:242: block: [0,0,0] Assertion `t < n_classes` failed."], "failed", "", "t < n_classes"),
     "last resort": (["srun: error: node1: task 0: Exited with exit code 1"], "failed", "", "exit code 1"),

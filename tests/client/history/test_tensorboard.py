@@ -36,7 +36,21 @@ def test_scalars_equal_those_of_tensorboard(writer):
     folder = FIXTURES / writer
     truth = json.loads((folder / "truth.json").read_text())
     read = {source.removeprefix(f"tensorboard:{folder}/"): exact(run) for source, run in runs(folder).items()}
-    assert read == truth
+    plain = truth["plain"]
+    plain["hparams/best"] = truth.pop("plain/hparams")["best"]
+    for name in [name for name in truth if name.startswith("plain/both_")]:
+        plain[name.removeprefix("plain/").replace("_", "/")] = truth.pop(name)["both"]
+    assert read == truth, "what a writer puts into sub-folders is of its run"
+
+
+def test_sub_folder_with_a_curve_of_its_own_is_a_run(tmp_path):
+    """Also where its tags begin like those of hyperparameters: Lightning writes them into the file of the run."""
+    torch = FIXTURES / "tensorboard-torch-2.13" / "plain"
+    (begin,) = (torch / "hparams").glob("*tfevents*")
+    for name, data in (("", RECORDS[:1]), ("a", RECORDS), ("b", [begin.read_bytes(), *RECORDS])):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / begin.name).write_bytes(b"".join(data))
+    assert sorted(len(run.series["loss"]) for run in runs(tmp_path).values()) == [1, 20, 20]
 
 
 def test_every_type_of_tensor_is_read():
@@ -54,10 +68,11 @@ def test_what_is_no_number_is_counted():
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_hyperparameters_are_the_config(writer):
-    (run,) = runs(FIXTURES / writer / "plain" / "hparams").values()
-    assert run.config["lr"] == 0.1
-    assert run.config["depth"] == 3
-    assert run.name == "plain/hparams"
+    (run,) = runs(FIXTURES / writer / "plain").values()
+    (alone,) = runs(FIXTURES / writer / "plain" / "hparams").values()
+    assert run.config == alone.config
+    assert (run.config["lr"], run.config["depth"]) == (0.1, 3)
+    assert (run.name, alone.name) == (f"{writer}/plain", "plain/hparams")
 
 
 def test_hparams_yaml_of_lightning_is_the_config(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -23,6 +24,7 @@ from perfagent_client.client import Client
 
 pytestmark = pytest.mark.real
 
+HISTORY = Path(__file__).parents[2] / "data" / "history"
 START = 1_700_000_000.0
 FIELDS = ["rule", "severity", "onset_step", "first_step", "last_step"]
 
@@ -97,6 +99,10 @@ def test_people_get_the_verdict_of_each_run(tmp_path: Path) -> None:
     assert lines[1] == "  critical  nonfinite_loss" and lines[3].startswith("    Fix: ")
     assert f"b: 60 steps (table, {tmp_path / 'b.csv'})" in lines
     assert lines[-1] == "2 runs: 1 with findings, 1 without, 0 not judged"
+    [lacking] = [line for line in lines if line.startswith("Not judged")]
+    assert lacking.startswith("Not judged in all 2 runs, for want of data: ") and "errors of GPUs and links" in lacking
+    [alone] = [line for line in diagnose(tmp_path, tmp_path / "a.csv").stdout.splitlines() if "Not judged" in line]
+    assert alone.startswith("    Not judged, for want of data: ")
 
 
 def test_exit_code_says_what_came_out(tmp_path: Path) -> None:
@@ -222,6 +228,33 @@ def test_run_of_a_server_is_judged_by_id_name_or_export(server: Listening, tmp_p
     assert (run["steps"], run["findings"]) == (45, []), "what lies at or after the new start is cut from view"
 
 
+def test_own_trouble_is_no_finding_and_hides_no_run(tmp_path: Path) -> None:
+    well, ill = with_nan(tmp_path / "well.csv", at=999), with_nan(tmp_path / "ill.csv")
+    away = {"PERFAGENT_SERVER": f"http://127.0.0.1:{free_port()}"}
+    database = f"postgresql://me:secret@127.0.0.1:{free_port()}/mlflow"
+    for words, code, judged in (
+        ([well, "--junit", tmp_path / "no" / "x.xml"], 3, 1),
+        ([database], 3, 0),
+        (["s3://bucket/mlflow"], 2, 0),
+        ([well, database, "no-such-run"], 3, 1),
+        (["no-such-run", ill], 1, 1),
+        ([ill, "gone.csv"], 2, 0),
+    ):
+        ended = diagnose(tmp_path, *words, "--json", **away)
+        assert ended.returncode == code, ended
+        assert ended.stderr.startswith("perfagent diagnose: ") and "secret" not in ended.stderr
+        assert len(json.loads(ended.stdout)["runs"] if ended.stdout else []) == judged
+
+
+def test_database_is_read_by_its_address(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_bytes(gzip.decompress((HISTORY / "mlflow-3.17" / "mlflow.db.gz").read_bytes()))
+    by_file, by_address = (runs(diagnose(tmp_path, word, "--json")) for word in (path, f"sqlite:///{path}"))
+    assert len(by_file) > 1
+    assert [one["findings"] for one in by_address] == [one["findings"] for one in by_file]
+    assert {(one["format"], one["path"]) for one in by_address} == {("mlflow", f"sqlite:///{path}")}
+
+
 def test_what_is_not_there_is_told_in_a_line(server: Listening, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -230,11 +263,11 @@ def test_what_is_not_there_is_told_in_a_line(server: Listening, tmp_path: Path) 
         (["none.csv"], 2, "there is no file or folder none.csv"),
         (["./some/folder"], 2, "there is no file or folder ./some/folder"),
         ([empty], 3, "found no run in"),
-        (["no-such-run"], 1, "there is no file, no folder and no run 'no-such-run'"),
+        (["no-such-run"], 3, "there is no file, no folder and no run 'no-such-run'"),
     ):
         ended = diagnose(tmp_path, *words, **where)
         assert (ended.returncode, ended.stdout) == (code, ""), ended
         assert said in one_line(ended.stderr)
     away = diagnose(tmp_path, "no-such-run", PERFAGENT_SERVER=f"http://127.0.0.1:{free_port()}")
-    assert away.returncode == 1
+    assert away.returncode == 3
     assert "no file or folder 'no-such-run', and as a run: the server" in one_line(away.stderr)

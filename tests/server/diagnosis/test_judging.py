@@ -96,6 +96,100 @@ def test_whole_curves_are_judged_with_hindsight(curve: str) -> None:
     assert judged().verdict.rule == rule
 
 
+def of_parts(*scales: float, evaluation: Callable[[float], float] | None = None, **others: list[float]) -> Diagnosis:
+    """A table as Ultralytics writes it: a row an epoch, the loss in three parts."""
+    tails = ("box_loss", "cls_loss", "dfl_loss")
+    run = OldRun("test:2", "detector")
+    for place, scale in enumerate(scales, 1):
+        for tail, share in zip(tails, (1.0, 2.0, 0.5), strict=True):
+            run.add(f"train/{tail}", place, share * scale)
+            if evaluation is not None:
+                run.add(f"val/{tail}", place, share * evaluation(place))
+    for name, column in others.items():
+        for place, value in enumerate(column, 1):
+            run.add(name, place, value)
+    return diagnose(run, PLAN)
+
+
+SUM = "The loss is the sum of train/box_loss, train/cls_loss and train/dfl_loss."
+
+
+def test_parts_of_a_loss_are_judged_as_their_sum() -> None:
+    healthy = of_parts(*(losses := falling(100)), evaluation=lambda epoch: 1.1 + 3.0 * math.exp(-epoch / 10))
+    assert (healthy.verdict.rule, healthy.outcome, healthy.alerts) == ("healthy", "nothing found", [])
+    assert healthy.verdict.message.endswith(SUM) and f"loss {3.5 * losses[-1]:.4g}" in healthy.verdict.message
+    lost = of_parts(*falling(40), *([3.5] * 60))
+    assert lost.verdict.rule == "loss_divergence" and lost.verdict.message.endswith(SUM)
+    assert lost.verdict.evidence["loss_parts"] == ["train/box_loss", "train/cls_loss", "train/dfl_loss"]
+    memorized = of_parts(
+        *(3.0 / epoch for epoch in range(1, 101)), evaluation=lambda epoch: 2.0 / min(epoch, 10) + epoch / 50
+    )
+    assert memorized.verdict.rule == "overfit" and memorized.verdict.message.endswith(SUM)
+
+
+def test_best_of_hundreds_of_noisy_evaluations_is_chance() -> None:
+    draw = random.Random(7)
+    losses = [2.0 + 3.0 * math.exp(-place / 20) for place in range(300)]
+    noisy = [(one + 0.3) * math.exp(draw.gauss(0, 0.03)) for one in losses]
+    trained = [one * (1 - place / 3000) for place, one in enumerate(losses)]
+    assert of_curve(trained, eval_loss=noisy).outcome == "nothing found"
+    risen = [one * (1 + max(0, place - 150) / 1000) for place, one in enumerate(noisy)]
+    assert of_curve(trained, eval_loss=risen).verdict.rule == "overfit"
+
+
+APART = [
+    ("Loss_D", "Loss_G"),
+    ("train/actor_loss", "train/alpha_loss"),
+    ("loss/recon", "loss/kl"),
+    ("train/box_loss", "ema/box_loss"),
+]
+
+
+@pytest.mark.parametrize("names", APART)
+def test_losses_that_are_no_parts_of_one_are_not_summed(names: tuple[str, str]) -> None:
+    run = OldRun("test:3", "apart")
+    for place, value in enumerate([*falling(40), *([9.0] * 40)]):
+        for name in names:
+            run.add(name, place, value)
+    found = diagnose(run, PLAN)
+    assert (found.outcome, found.alerts) == ("could not judge", [])
+
+
+def test_part_that_is_nan_now_and_then_is_no_fault() -> None:
+    losses = falling(100)
+    losses[50] = math.nan
+    assert of_parts(*losses).outcome == "could not judge"
+    assert of_parts(*losses[:50], *([math.nan] * 50)).verdict.rule == "nonfinite_loss"
+    assert "sum" not in of_parts(*falling(60), loss=falling(60)).verdict.message, "there is a whole one"
+
+
+@pytest.mark.parametrize("losses", [falling(60), []])
+def test_run_that_its_tracker_calls_failed_is_ill(losses: list[float]) -> None:
+    run = OldRun("test:4", "failed", state="failed")
+    for place, value in enumerate(losses):
+        run.add("loss", place, value)
+    found = diagnose(run, PLAN)
+    assert (found.verdict.rule, found.verdict.severity, found.outcome) == ("process_crash", "critical", "finding")
+    assert found.verdict.message == ("Rank 0 failed after step 59." if losses else "Rank 0 failed.")
+    run.console = ["Traceback (most recent call last):", "  x", "KeyError: 'text'"]
+    assert diagnose(run, PLAN).verdict.cause == "KeyError", "the console says more"
+    run.console, run.state = [], "finished"
+    assert diagnose(run, PLAN).verdict.rule != "process_crash"
+
+
+def test_run_that_ended_with_an_exit_code_for_wandb_is_ill() -> None:
+    found = of_files(LABELLED.parent / "history" / "wandb-0.31")["failed"]
+    assert (found.verdict.rule, found.outcome) == ("process_crash", "finding")
+
+
+def test_job_that_met_its_time_limit_is_named(tmp_path: Path) -> None:
+    said = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    (tmp_path / "job.out").write_text(said)
+    [found] = of_files(tmp_path).values()
+    assert (found.verdict.rule, found.verdict.cause, found.outcome) == ("process_crash", "time limit", "finding")
+    assert "--time" in found.verdict.fix
+
+
 def test_curve_that_never_fell_gets_a_remark() -> None:
     draw = random.Random(1)
     found = of_curve([2.0 + draw.gauss(0, 0.05) for _ in range(60)])
@@ -154,3 +248,24 @@ def test_base_install_with_numpy_is_enough_on_any_system() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert len(json.loads(done.stdout)["runs"]) == len(GALLERY)
+
+
+@pytest.mark.real
+def test_missing_package_loses_only_what_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "crash.log").write_text("Traceback (most recent call last):\n  x\nKeyError: 'text'\n")
+    neptune = LABELLED.parent / "history" / "neptune"
+    script = BARE.format(missing=MISSING)
+    for sources, code, count in (([neptune, tmp_path], 1, 1), ([neptune], 3, 0)):
+        words = [sys.executable, "-c", script, *map(str, sources), "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (done.returncode, len(json.loads(done.stdout)["runs"])) == (code, count)
+        assert "needs pyarrow" in done.stderr
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["diagnose", "gate"])
+def test_command_that_could_not_start_found_nothing(name: str) -> None:
+    script = "import sys; sys.modules['numpy'] = None; from perfagent.cli import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", script, name, "x", "y"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "numpy is missing" in done.stderr
