@@ -23,16 +23,8 @@ from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.recordings import EXPORT_COLUMNS
 from perfagent_client.history.rows import (
-    STEP_COLUMNS,
-    add_row,
-    flat,
-    head_of,
-    named,
-    number,
-    objects,
-    pieces,
-    whole_step,
-)
+    STEP_COLUMNS, add_row, flat, head_of, named, number, objects, pieces, whole_step,
+)  # fmt: skip
 from perfagent_client.history.yaml_file import yaml_mapping
 
 __all__ = ["sources"]
@@ -63,7 +55,7 @@ def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:
 def _columns_of(head: str) -> list[str]:
     first = head.partition("\n")[0]
     try:
-        return _names(next(csv.reader([first], delimiter=_delimiter(first)), []))
+        return [name.strip() for name in next(csv.reader([first], delimiter=_delimiter(first)), [])]
     except csv.Error:
         return []
 
@@ -89,10 +81,6 @@ def _object(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _names(head: Sequence[str]) -> list[str]:
-    return [name.strip() for name in head]
 
 
 def _is_run(head: Sequence[str]) -> bool:
@@ -124,9 +112,6 @@ def _read(file: Path, folder: Path) -> Iterator[OldRun]:
         yield run
 
 
-# ---- CSV: by columns, which is quick
-
-
 def _read_csv(run: OldRun, text: str, others: Counter[str]) -> None:
     text = text.replace("\0", "")
     end = text.rfind("\n") + 1  # what comes after it may be cut in the middle of a number
@@ -136,69 +121,19 @@ def _read_csv(run: OldRun, text: str, others: Counter[str]) -> None:
     delimiter = _delimiter(first)
     if delimiter == ";" and "." not in body:
         body = body.replace(",", ".")
-    head = _columns_of(first)
-    rows = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter)
-    _add_columns(run, head, _columns(rows, len(head), others), others)
-
-
-def _columns(rows: Iterator[list[str]], width: int, others: Counter[str]) -> list[tuple[str, ...]]:
-    kept = []
+    head, rows = _columns_of(first), list[dict[str, Any]]()
+    names = [
+        name if head.index(name) == at else "" for at, name in enumerate(head)
+    ]  # of several with one name, the first
     try:
-        for row in rows:
-            if len(row) == width:
-                kept.append(row)
+        for row in csv.reader(io.StringIO(body, newline=""), delimiter=delimiter):
+            if len(row) == len(names):
+                rows.append({name: cell.strip() for name, cell in zip(names, row, strict=True) if name})
             elif row:
                 others["rows with another number of cells than the head"] += 1
     except csv.Error:
         others["places at which this is no CSV any more; the rest"] += 1
-    return list(zip(*kept, strict=True)) if kept else []
-
-
-def _add_columns(run: OldRun, head: Sequence[str], columns: list[tuple[str, ...]], others: Counter[str]) -> None:
-    if not columns:
-        return
-    counted = _step_column(head)
-    if counted is None:
-        run.left_out.append("no column counts the steps: rows are counted")
-    steps: Sequence[int | None] = range(1, len(columns[0]) + 1)
-    if counted is not None:
-        steps = [whole_step(cell) for cell in columns[head.index(counted)]]
-    times = _times(head, columns)
-    for at, name in enumerate(head):
-        if not name or name == counted or at == times[0] or head.index(name) != at:
-            continue
-        for step, cell, time in zip(steps, columns[at], times[1], strict=True):
-            if cell == "" or cell.isspace():
-                continue
-            value = number(cell)
-            if value is None:
-                others[f"cells of `{name[:60]}` that are no numbers"] += 1
-            elif step is None:
-                others["cells in rows without a whole step"] += 1
-            else:
-                run.add(name, step, value, time)
-
-
-def _times(head: Sequence[str], columns: list[tuple[str, ...]]) -> tuple[int, Sequence[float]]:
-    """(the place of the column that has times of day, the times); (-1, NaN) where none has."""
-    for at, name in enumerate(head):
-        if name.lower() in _TIMES:
-            found = [math.nan if (value := number(cell)) is None else value for cell in columns[at]]
-            if per_second := _per_second(found):
-                return at, [value / per_second for value in found]
-    return -1, [math.nan] * len(columns[0])
-
-
-def _per_second(values: Sequence[float]) -> float:
-    """1 for Unix seconds, 1000 for milliseconds, 0 for what is neither."""
-    known = [value for value in values if math.isfinite(value)]
-    is_near = (
-        each for each in (1.0, 1000.0) if known and all(_UNIX_S[0] <= value / each < _UNIX_S[1] for value in known)
-    )
-    return next(is_near, 0.0)
-
-
-# ---- JSON: by rows
+    _add_rows(run, rows, others)
 
 
 def _read_objects(run: OldRun, text: str, others: Counter[str]) -> None:
@@ -213,15 +148,15 @@ def _read_objects(run: OldRun, text: str, others: Counter[str]) -> None:
         found = [row for row in read if row is not None]
         if len(read) > len(found):
             others["lines that are no whole JSON objects"] = len(read) - len(found)
-    if found:
-        _add_rows(run, [dict(flat(row)) for row in found], others)
+    _add_rows(run, [dict(flat(row)) for row in found], others)
 
 
 def _add_rows(run: OldRun, rows: list[dict[str, Any]], others: Counter[str]) -> None:
-    counted = _step_column(dict.fromkeys(name for row in rows for name in row))
-    if counted is None:
-        run.left_out.append("no field counts the steps: rows are counted")
-    clock, per_second = _clock(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    counted = _step_column(names)
+    if rows and counted is None:
+        run.left_out.append("nothing counts the steps: rows are counted")
+    clock, per_second = _clock(names, rows)
     for place, row in enumerate(rows, 1):
         step = place if counted is None else whole_step(row.get(counted))
         if step is None:
@@ -232,11 +167,20 @@ def _add_rows(run: OldRun, rows: list[dict[str, Any]], others: Counter[str]) -> 
         add_row(run, step, values, others, math.nan if time is None else time / per_second)
 
 
-def _clock(rows: list[dict[str, Any]]) -> tuple[str, float]:
+def _clock(names: Iterable[str], rows: list[dict[str, Any]]) -> tuple[str, float]:
     """The field that has times of day, and how many of them are a second."""
-    for name in _TIMES:
+    for name in (name for name in names if name.lower() in _TIMES):
         values = [value for row in rows if (value := number(row.get(name))) is not None]
         per_second = _per_second(values)
         if per_second:
             return name, per_second
     return "", math.nan
+
+
+def _per_second(values: Sequence[float]) -> float:
+    """1 for Unix seconds, 1000 for milliseconds, 0 for what is neither."""
+    known = [value for value in values if math.isfinite(value)]
+    is_near = (
+        each for each in (1.0, 1000.0) if known and all(_UNIX_S[0] <= value / each < _UNIX_S[1] for value in known)
+    )
+    return next(is_near, 0.0)

@@ -60,7 +60,7 @@ def test_empty_cells_are_no_values_and_text_is_counted(tmp_path: Path) -> None:
     run = table(tmp_path, "step,loss,note,lr\n1,3.5,,\n2,-Infinity,warm,0.1\n3,NaN,cold,\nx,1,,\n")
     assert points(run, "lr") == [(2, 0.1)]
     assert [repr(value) for _, value in points(run, "loss")] == ["3.5", "-inf", "nan"]
-    assert run.left_out == ["2 cells of `note` that are no numbers", "1 cells in rows without a whole step"]
+    assert run.left_out == ["2 values of `note` that are no numbers", "1 rows without a whole step"]
 
 
 def test_times_of_day_are_read_as_seconds_or_milliseconds(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_semicolons_are_between_cells_where_numbers_have_commas(tmp_path: Path) 
     assert points(table(tmp_path, "step;loss\n1;1,5\n2;0,25\n"), "loss") == [(1, 1.5), (2, 0.25)]
     run = table(tmp_path, "step;loss;count\n1;1.5;1,234\n2;0.25;7\n")
     assert (points(run, "loss"), points(run, "count")) == ([(1, 1.5), (2, 0.25)], [(2, 7.0)])
-    assert run.left_out == ["1 cells of `count` that are no numbers"]
+    assert run.left_out == ["1 values of `count` that are no numbers"]
 
 
 def test_settings_beside_a_table_are_the_config(tmp_path: Path) -> None:
