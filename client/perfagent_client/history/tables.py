@@ -23,7 +23,15 @@ from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.recordings import EXPORT_COLUMNS
 from perfagent_client.history.rows import (
-    STEP_COLUMNS, add_row, flat, head_of, named, number, objects, pieces, whole_step,
+    STEP_COLUMNS,
+    add_row,
+    flat,
+    head_of,
+    named,
+    number,
+    objects,
+    pieces,
+    whole_step,
 )  # fmt: skip
 from perfagent_client.history.yaml_file import yaml_mapping
 

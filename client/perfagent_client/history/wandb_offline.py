@@ -12,19 +12,18 @@ import math
 import re
 import struct
 import zlib
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from perfagent_client.history.left_out import cut, damaged, not_numbers
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.protobuf import UNREADABLE, Message, fields
-from perfagent_client.history.rows import whole_step
+from perfagent_client.history.wandb_axes import Axes
 from perfagent_client.history.yaml_file import yaml_mapping
 
 __all__ = ["sources"]
@@ -39,10 +38,6 @@ _VALUE_JSON = b"\x82\x01"
 _CONSOLE_LINES, _CONSOLE_PIECES = 1000, 20_000
 _OF_ROW = ("_runtime", "_wandb")
 """Keys that W&B adds to a row, beside its `_step` and `_timestamp`."""
-_USUAL_AXES = ("trainer/global_step", "train/global_step", "global_step")
-"""What Lightning, Transformers and rows of TensorBoard have beside the count of calls of `log` that `_step` is."""
-_COUNTS_STEPS = re.compile(r"(?:^|[/._ -])(?:steps?|iter(?:ation)?s?|updates?)$", re.IGNORECASE)
-"""The end of a name of an axis that counts steps, not epochs or samples."""
 _KINDS = {str: "text", list: "list", type(None): "null"}
 _ENVIRONMENT = {1: "os", 2: "python", 6: "program", 12: "host", 18: "gpu", 25: "cudaVersion"}
 """Fields of an `EnvironmentRecord` -> their keys in wandb-metadata.json, which versions before 0.20 have instead."""
@@ -135,11 +130,7 @@ class _Run:
         self._kinds: Counter[str] = Counter()
         self._console: deque[str] = deque(maxlen=_CONSOLE_PIECES)
         self._summary: dict[str, Any] = {}
-        self._steps = array("q", [0])
-        """W&B's step of each row; the first is what comes before any. Until the end, samples have the number of their row for a
-        step."""
-        self._axes: dict[str, str] = {}
-        """What `define_metric` names: metric, or the beginning of some and `*` -> the metric that counts their steps."""
+        self._axes = Axes()
         self._next_step = 0
         self._began, self._last = 0.0, math.nan
         self._takers: dict[int, Callable[[Message], None]] = {
@@ -170,61 +161,14 @@ class _Run:
             run.meta["summary"] = summary
         lines = "".join(self._console).replace("\r\n", "\n").split("\n")
         run.console = [line.rpartition("\r")[2] for line in lines if line][-_CONSOLE_LINES:]
-        self._take_steps()
+        if said := self._axes.settle(run.series):
+            run.left_out.append(said)
         run.left_out += not_numbers(self._kinds)
         return run
 
-    def _take_steps(self) -> None:
-        """By the axis of each series, where each of its rows has it: W&B itself adds it to rows without it (`step_sync`). All
-        others get the newest value of the axis that most rows have; what begins before that, W&B's own steps."""
-        series, left, own = self._run.series, [], 0
-        columns = {
-            axis: self._column(axis)
-            for axis in dict.fromkeys((*_USUAL_AXES, *self._axes.values()))
-            if axis in series and _COUNTS_STEPS.search(axis)
-        }
-        lacking = {axis: column.count(-1) for axis, column in columns.items()}
-        main = min(lacking, key=lacking.__getitem__, default="")
-        main = main if main and lacking[main] <= len(self._steps) / 2 else ""
-        for name, samples in series.items():
-            steps = (
-                array("q", map(columns[axis].__getitem__, samples.step))
-                for axis in self._axes_of(name)
-                if axis in columns
-            )
-            taken = next((one for one in steps if min(one) >= 0), None)
-            if taken is None:
-                left.append(name)
-            else:
-                samples.step = taken
-        newest = array("q", accumulate(columns[main], _newest)) if main else self._steps
-        for name in left:
-            steps = array("q", map(newest.__getitem__, series[name].step))
-            if name.startswith("system."):
-                steps = array("q", (max(0, step) for step in steps))
-            elif min(steps) < 0:
-                steps, own = array("q", map(self._steps.__getitem__, series[name].step)), own + 1
-            series[name].step = steps
-        if own:
-            self._run.left_out.append(f"{main} for {own:,} series, which began before it: their steps are W&B's own")
-
-    def _column(self, axis: str) -> array[int]:
-        """Its value in each row; -1 where a row has none that is a step."""
-        column, samples = array("q", [-1]) * len(self._steps), self._run.series[axis]
-        for row, value in zip(samples.step, samples.value, strict=True):
-            step = whole_step(value)
-            column[row] = -1 if step is None else step
-        return column
-
-    def _axes_of(self, name: str) -> Iterator[str]:
-        """The surest first: a whole name before beginnings of one, of which the longest counts."""
-        named = [key for key in self._axes if key == name or (key[-1:] == "*" and name.startswith(key[:-1]))]
-        defined = self._axes[max(named, key=lambda key: (key == name, len(key)))] if named else ""
-        yield from (defined, *_USUAL_AXES)
-
     def _axis(self, record: Message) -> None:
         if (name := record.text(1) or record.text(2)) and (axis := record.text(4)):
-            self._axes[name] = axis
+            self._axes.defined[name] = axis
 
     def _record(self, record: bytes) -> None:
         for number, content in fields(record):
@@ -250,8 +194,8 @@ class _Run:
         at = _number(row.pop("_timestamp", b""))
         self._last = self._last if at is None else at
         self._next_step = step + 1
-        place = len(self._steps)
-        self._steps.append(step)
+        place = len(self._axes.own)
+        self._axes.own.append(step)
         media = [name.removesuffix("_type") for name in row if name.endswith("._type")] if b"_type" in message else []
         self._kinds.update(json.loads(row[f"{name}_type"]) for name in media)
         for name, text in row.items():
@@ -290,7 +234,7 @@ class _Run:
 
     def _statistics(self, record: Message) -> None:
         """Measurements of the machine, which W&B names `system.…`; they belong to a time, and get the newest step."""
-        at, row = _seconds(record.message(2)), len(self._steps) - 1
+        at, row = _seconds(record.message(2)), len(self._axes.own) - 1
         for item in record.every(3):
             name, text = self._item(item)
             self._add(f"system.{name}", text, row, at)
@@ -311,8 +255,8 @@ class _Run:
             self._began = _seconds(record.message(17))
             run.started = self._began if run.started is None else min(run.started, self._began)
         self._next_step = max(self._next_step, record.integer(14))
-        if len(self._steps) == 1:
-            self._steps[0] = max(0, self._next_step - 1)
+        if len(self._axes.own) == 1:
+            self._axes.own[0] = max(0, self._next_step - 1)
 
     def _environment(self, record: Message) -> None:
         self._note(args=record.texts(5), git=_git(record.message(9)))
@@ -341,10 +285,6 @@ class _Run:
                 run.left_out.append(f"{metadata.name} is no JSON: {error}")
         if not self._console and (output := files / "output.log").exists():
             self._console.append(output.read_text(errors="replace"))
-
-
-def _newest(before: int, step: int) -> int:
-    return before if step < 0 else step
 
 
 def _number(text: bytes) -> float | None:
