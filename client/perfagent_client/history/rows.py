@@ -94,13 +94,8 @@ def pieces(file: Path, left_out: list[str]) -> Iterator[bytes]:
 
 
 def head_of(file: Path, size: int) -> bytes:
-    """Its first bytes; none of a file that may not be read."""
-    head = b""
+    """Its first bytes, of a packed file perhaps fewer; none of a file that may not be read."""
     try:
-        for piece in pieces(file, []):
-            head += piece
-            if len(head) >= size:
-                break
+        return next(pieces(file, []), b"")[:size]
     except OSError:
         return b""
-    return head[:size]

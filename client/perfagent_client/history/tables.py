@@ -188,7 +188,5 @@ def _clock(names: Iterable[str], rows: list[dict[str, Any]]) -> tuple[str, float
 def _per_second(values: Sequence[float]) -> float:
     """1 for Unix seconds, 1000 for milliseconds, 0 for what is neither."""
     known = [value for value in values if math.isfinite(value)]
-    is_near = (
-        each for each in (1.0, 1000.0) if known and all(_UNIX_S[0] <= value / each < _UNIX_S[1] for value in known)
-    )
-    return next(is_near, 0.0)
+    units = (each for each in (1.0, 1000.0) if all(_UNIX_S[0] <= value / each < _UNIX_S[1] for value in known))
+    return next(units, 0.0) if known else 0.0

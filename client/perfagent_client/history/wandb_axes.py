@@ -28,33 +28,21 @@ class Axes:
     def __init__(self) -> None:
         self.own, self.defined = array("q", [0]), dict[str, str]()
 
-    def settle(self, series: Mapping[str, Samples]) -> str:
-        """Replaces the numbers of rows, which samples have for a step, by steps. Says what is odd.
-
-        They are of the series' axis, if each of its rows has it: W&B itself adds it to rows without it (`step_sync`). Other
-        series get the newest value of the axis that most rows have; what begins before that, W&B's own steps.
-        """
+    def settle(self, series: Mapping[str, Samples]) -> None:
+        """Replaces the numbers of rows, which samples have for a step, by steps: those of the series' axis, if each of its rows
+        has it. Others get the newest value of the axis that most rows have, 0 before its first, as W&B itself writes them
+        (`step_sync`); where less than half of the rows have one, W&B's own steps."""
         names = dict.fromkeys((*_USUAL, *self.defined.values()))
         columns = {axis: self._column(series[axis]) for axis in names if axis in series and _COUNTS_STEPS.search(axis)}
-        main = min(columns, key=lambda axis: columns[axis].count(-1), default="")
-        if main and columns[main].count(-1) > len(self.own) / 2:
-            main = ""
-        newest = array("q", accumulate(columns[main], _newest)) if main else self.own
-        of_machine = array("q", (max(0, step) for step in newest))
-        began_before = 0
+        most = min(columns.values(), key=lambda column: column.count(-1), default=self.own)
+        newest = self.own
+        if most is not newest and most.count(-1) <= len(most) / 2:
+            newest = array("q", accumulate(most, lambda before, step: before if step < 0 else step, initial=0))[1:]
         for name, samples in series.items():
-            axis = self._axis(name, columns)
-            tried = [columns[axis]] if axis else []
-            tried += [of_machine] if name.startswith("system.") else [newest, self.own]
-            rows = samples.step
-            for column in tried:
-                samples.step = array("q", map(column.__getitem__, rows))
-                if min(samples.step) >= 0:
-                    began_before += column is self.own and main != ""
-                    break
-        return f"{main} for {began_before:,} series, which began before it: their steps are W&B's own" * bool(
-            began_before
-        )
+            rows, axis = samples.step, self._axis(name, columns)
+            samples.step = array("q", map(columns.get(axis, newest).__getitem__, rows))
+            if min(samples.step) < 0:
+                samples.step = array("q", map(newest.__getitem__, rows))
 
     def _axis(self, name: str, columns: Mapping[str, array[int]]) -> str:
         """A whole name comes before beginnings of one, of which the longest counts."""
@@ -69,7 +57,3 @@ class Axes:
             step = whole_step(value)
             column[row] = -1 if step is None else step
         return column
-
-
-def _newest(before: int, step: int) -> int:
-    return before if step < 0 else step

@@ -161,8 +161,7 @@ class _Run:
             run.meta["summary"] = summary
         lines = "".join(self._console).replace("\r\n", "\n").split("\n")
         run.console = [line.rpartition("\r")[2] for line in lines if line][-_CONSOLE_LINES:]
-        if said := self._axes.settle(run.series):
-            run.left_out.append(said)
+        self._axes.settle(run.series)
         run.left_out += not_numbers(self._kinds)
         return run
 
