@@ -105,8 +105,9 @@ def take_if_any(tensor: torch.Tensor | None) -> Value | None:
 def snapshot(values: dict[str, Any]) -> None:
     """Reads the tensors among the values in place, since scripts change them later; those on a device arrive later. A
     tensor that is not a single real number is replaced by its type."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())  # as `is_tensor`, in a loop that is run at each log()
     for name, value in values.items():
-        if is_tensor(value):
+        if isinstance(value, tensor):
             try:
                 value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
                 values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)
