@@ -200,6 +200,26 @@ class _Package(ModuleType):
     def run(self, _submodule: ModuleType) -> None:
         """The import system calls this when it has imported perfagent.run, which stays in sys.modules."""
 
+    @property
+    def config(self) -> Any:
+        """That of the current run. Before there is one, what the script has put here, which the run gets."""
+        if self.run is not None:
+            return self.run.config
+        try:
+            return vars(self)["_config"]
+        except KeyError:
+            raise AttributeError("no run") from None  # __getattr__ says more
+
+    @config.setter
+    def config(self, entries: Any) -> None:
+        from perfagent.run_config import RunConfig
+
+        if self.run is None:
+            vars(self)["_config"] = given = RunConfig()
+            given.update(entries)
+        else:
+            self.run.config.update(entries)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """By its name, as cloudpickle pickles modules of the plain type: Ray, Dask and submitit send functions so."""
         return importlib.import_module, (__name__,)
@@ -235,7 +255,9 @@ else:
 
 def __getattr__(name: str) -> Any:
     if name == "config":
-        return _config_of_the_current_run()
+        raise AttributeError(
+            "perfagent.config is that of the current run, and there is none: call attach() or init() first"
+        )
     module = _WHERE.get(name)
     if module is None:
         if name.startswith("__"):  # the import system, pickle and notebooks ask for these
@@ -250,12 +272,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def _config_of_the_current_run() -> Any:
-    current: Run | None = getattr(sys.modules[__name__], "run", None)
-    if current is None:
-        raise AttributeError(
-            "perfagent.config is that of the current run, and there is none: call attach() or init() first"
-        )
-    return current.config

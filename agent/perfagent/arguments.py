@@ -16,8 +16,8 @@ __all__ = ["as_dict", "as_tags", "check_model", "check_optimizer", "check_start_
 def check_model(model: Any) -> None:
     if model is None:
         return
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
+    nn = getattr(sys.modules.get("torch"), "nn", None)  # another thread may be importing torch
+    if not isinstance(model, getattr(nn, "Module", ())):
         raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {_shown(model)}")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "current_stream", "duplicate", "fetched", "immortal",
-    "is_captured", "listen_here", "ready", "snapshot", "take", "take_if_any", "value_of", "waiting",
+    "is_captured", "is_tensor", "listen_here", "ready", "snapshot", "take", "take_if_any", "value_of", "waiting",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -86,6 +86,11 @@ _device: Any = None
 _listening = threading.local()
 
 
+def is_tensor(value: object) -> bool:
+    """Also while another thread is importing torch, which has no tensors yet."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
 def take(tensor: torch.Tensor) -> Value | None:
     """Returns the value of a tensor with one element, or None where reading it would block."""
     if tensor.is_cpu:
@@ -100,11 +105,9 @@ def take_if_any(tensor: torch.Tensor | None) -> Value | None:
 def snapshot(values: dict[str, Any]) -> None:
     """Reads the tensors among the values in place, since scripts change them later; those on a device arrive later. A
     tensor that is not a single real number is replaced by its type."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())  # as `is_tensor`, in a loop that is run at each log()
     for name, value in values.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, tensor):
             try:
                 value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
                 values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)

@@ -1,21 +1,23 @@
 """What scripts of W&B and trackio call besides `init`, `log` and the media, for those that say `import perfagent as wandb`
 or `as trackio`: a few work, the others say once what they leave out, and the training goes on.
-
-What would have to hand data back (`use_artifact`, `restore`, `Api`) is no name here: a script cannot go on without them.
+What would hand data back (`use_artifact`, `restore`, `Api`) gives what takes any call: a script that does more with it
+than to keep it cannot go on.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.agent_log import logger
+from perfagent.errors import PerfagentError
 from perfagent.naming import draw_id
 from perfagent.wrong_calls import FUNCTIONS, instead_of, unknown_option
 
@@ -30,9 +32,10 @@ _RENAMED = {
     "id": "run_id", "experiment_name": "name", "run_name": "name", "project_name": "project", "description": "notes",
 }  # fmt: skip
 _DONE_ALREADY = {
-    "allow_val_change", "anonymous", "dir", "force", "magic", "monitor_gym", "save_code", "settings", "sync_tensorboard",
+    "allow_val_change", "anonymous", "auto_log_cpu", "auto_log_gpu", "cpu_log_interval", "dir", "embed", "force",
+    "gpu_log_interval", "magic", "monitor_gym", "private", "save_code", "settings", "sync_tensorboard",
 }  # fmt: skip
-"""Options of other trackers that need nothing here. Event files of TensorBoard are recorded by themselves."""
+"""Options of other trackers that need nothing here. GPUs, the host and event files of TensorBoard are recorded by themselves."""
 _said: set[str] = set()
 
 
@@ -61,6 +64,8 @@ def options_of_init(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict
     options, left_out = dict(own), dict[str, str]()
     for text in ("name", "group", "notes"):
         options[text] = options[text] or None  # wandb takes "" for nothing
+    early = vars(sys.modules["perfagent"]).pop("_config", None)
+    options["config"] = early if options["config"] is None else options["config"]
     for name, value in given.items():
         if value is None:
             continue
@@ -130,15 +135,19 @@ class _Summary(dict[str, Any]):
         super().__init__()
         self.__dict__["_run"] = run
 
+    def __missing__(self, name: str) -> float:
+        said = f"summary[{name!r}] is NaN: perfagent keeps no logged values in the process; the run's page has them"
+        say_once(f"summary {name}", said)
+        return math.nan
+
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
         self.__dict__["_run"].log({f"summary/{name}": value}, commit=False)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the summary has no {name!r}; it has what the script put into it") from None
+        if name.startswith("_"):  # copy, pickle and notebooks ask for these
+            raise AttributeError(name)
+        return self[name]
 
     __setattr__ = __setitem__
 
@@ -164,6 +173,12 @@ class _LeftOut:
         say_once(self.kind, f"{self.kind} is left out: perfagent has {FUNCTIONS.get(self.kind, 'nothing like it')}")
         return self
 
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
     def __enter__(self) -> Any:
         return self
 
@@ -174,7 +189,8 @@ class _LeftOut:
 _LEFT_OUT: dict[str, Any] = {
     name: type(name, (_LeftOut,), {"kind": name})
     for name in (
-        "Artifact", "Graph", "Html", "Markdown", "Molecule", "Object3D", "Plotly", "Trace", "Video", "plot", "plot_table",
+        "Api", "Artifact", "Classes", "EvalTable", "Graph", "Html", "JoinedTable", "Markdown", "Molecule", "Object3D", "Plotly",
+        "Trace", "Video", "plot", "plot_table",
     )
 }  # fmt: skip
 """`plot` is a module of W&B: of the class, too, each attribute takes any call."""
@@ -191,6 +207,10 @@ class AlertLevel(enum.Enum):
 
 def _nothing(*_: Any, **__: Any) -> None:
     """There is nothing to do."""
+
+
+def _join(*args: Any, **kwargs: Any) -> None:
+    sys.modules["perfagent"].finish(*args, **kwargs)
 
 
 def _left_out(name: str, *_: Any, **__: Any) -> Any:
@@ -220,13 +240,27 @@ def _print(text: Any = "", *_: Any, **__: Any) -> None:
     sys.stderr.write(f"{text}\n")
 
 
+def _restore(name: str, run_path: Any = None, replace: Any = False, root: Any = None) -> Any:  # noqa: ARG001 - as W&B
+    """A file that is there; None for one that would have to be fetched."""
+    run = _current()
+    there = Path(root or (_folder(run) if run else "."), name)
+    if there.is_file():
+        return there.open()
+    return _left_out("restore")
+
+
 _OF_MODULE: dict[str, Any] = {
     "AlertLevel": AlertLevel,
+    "CommError": PerfagentError,
+    "Error": PerfagentError,
     "Settings": SimpleNamespace,
     "agent": _agent,
+    "data_types": sys.modules["perfagent"],
     "ensure_configured": _nothing,
+    "join": _join,
     "login": lambda *_, **__: True,
     "require": _nothing,
+    "restore": _restore,
     "setup": _nothing,
     "show": _show,
     "sweep": _sweep,
@@ -268,13 +302,17 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "link_artifact": partial(_artifact, "log_artifact"),
     "log_artifact": partial(_artifact, "log_artifact"),
     "log_code": _nothing,
+    "log_cpu": _nothing,
     "log_gpu": _nothing,
     "log_model": partial(_artifact, "log_artifact"),
     "log_system": _log_system,
     "mark_preempting": _nothing,
     "project_name": lambda run: run.project,
+    "restore": lambda _run, *args, **kwargs: _restore(*args, **kwargs),
     "save": _save,
     "unwatch": _nothing,
+    "use_artifact": partial(_artifact, "use_artifact"),
+    "use_model": partial(_artifact, "use_artifact"),
     "watch": _watch,
 }
 
@@ -294,6 +332,7 @@ _VALUES: dict[str, Callable[[Run], Any]] = {
     "offline": lambda run: run.settings.record is not None,
     "path": lambda run: f"{run.project}/{run.id}",
     "resumed": lambda run: bool(run.start_step),
+    "start_time": lambda run: run._identity.attempt / 1000,
     "step": lambda run: run.steps_done,
     "sweep_id": lambda _run: None,
 }

@@ -51,7 +51,7 @@ from perfagent.misuse import Misuse
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
 from perfagent.rootcause.stacks import frames_of
-from perfagent.run_config import RunConfig
+from perfagent.run_config import RunConfig, Tags
 from perfagent.run_repr import Shown
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, words
@@ -99,6 +99,7 @@ class Run:
     """
 
     settings: AgentConfig
+    _identity: Identity
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class Run:
 
     @property
     def tags(self) -> list[str]:
-        return self._tags
+        return Tags(self._tags)
 
     @tags.setter
     def tags(self, tags: Iterable[str]) -> None:
@@ -615,7 +616,7 @@ class Run:
             told: dict[str, Any] = {
                 "name": self.name,
                 "config": self.config,
-                "tags": self.tags,
+                "tags": [*self._tags],
                 "group": self.group,
                 "notes": self.notes,
             }

@@ -1,12 +1,13 @@
-"""A run's configuration: a dict whose entries are attributes as well, as in other trackers (`run.config.lr`)."""
+"""A run's configuration and tags, which can do what those of other trackers can (`run.config.lr`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from perfagent.arguments import as_dict
 
-__all__ = ["RunConfig"]
+__all__ = ["RunConfig", "Tags"]
 
 
 class RunConfig(dict[str, Any]):
@@ -31,3 +32,20 @@ class RunConfig(dict[str, Any]):
                 source if isinstance(source, (dict, list, tuple)) or hasattr(source, "keys") else as_dict(source)
             )
         super().update(more)
+
+    def setdefaults(self, entries: Any) -> None:
+        """Those that are not there yet, as in W&B."""
+        self.update({name: value for name, value in as_dict(entries).items() if name not in self})
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+
+class Tags(list[str]):
+    """A copy of a run's tags. A tuple may be added: in W&B they are one."""
+
+    def __add__(self, more: Iterable[str]) -> Tags:  # type: ignore[override]
+        return Tags([*self, *more])
+
+    def __radd__(self, before: Iterable[str]) -> Tags:
+        return Tags([*before, *self])

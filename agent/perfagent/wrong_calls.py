@@ -21,6 +21,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NOT_NEEDED = "nothing: leave it out"
+_NO_SPACES = "a server of its own: server=ADDRESS, or PERFAGENT_SERVER"
+_CHANNELS = "channels of the server (docs/webhooks.md)"
 _NO_ARTIFACTS = "no artifacts: keep files where they are, and their paths in config="
 OPTIONS = {
     "mode": 'record=FOLDER for mode="offline" (`perfagent sync FOLDER` sends it later); PERFAGENT_DISABLED=1 for mode="disabled"',
@@ -35,6 +37,12 @@ OPTIONS = {
     "sync_tensorboard": "tensorboard=FOLDER, which writes event files",
     "config_exclude_keys": "no filter of names: leave those keys out of config=",
     "config_include_keys": "no filter of names: pass those keys as config=",
+    "space_id": _NO_SPACES,
+    "dataset_id": _NO_SPACES,
+    "bucket_id": _NO_SPACES,
+    "server_url": _NO_SPACES,
+    "webhook_url": _CHANNELS,
+    "webhook_min_level": _CHANNELS,
     "experiment_name": "name=",
     "run_name": "name=",
     "project_name": "project=",

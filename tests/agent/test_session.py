@@ -332,7 +332,7 @@ def test_each_job_of_hydras_multirun_is_a_run(tmp_path):
     assert len({first, second, third}) == 3
 
 
-@pytest.mark.parametrize("name", ["use_artifact", "restore", "log_metric"])
+@pytest.mark.parametrize("name", ["log_param", "log_metrics", "log_metric"])
 def test_what_other_trackers_runs_have_is_answered_with_ours(name, tmp_path):
     run = perfagent.init(record=tmp_path / "record")
     with pytest.raises(AttributeError) as asked:

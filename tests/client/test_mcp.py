@@ -185,6 +185,8 @@ def test_hostile_names_in_errors_are_quoted(tools: Tools, reader: Client) -> Non
     name = next(one for one in reader.names("r4") if "CANARY" in one)
     [said] = called(tools, ("series", {"run": "r4", "name": name[:-1] + "!"}))
     assert said.is_error and "did you mean" in checked(said.content[0].text)["untrusted"]["error"]
+    [said] = called(tools, ("verdict", {"run": "half \ud800"}))
+    assert said.is_error and "surrogates" in checked(said.content[0].text)["untrusted"]["error"]
 
 
 @pytest.mark.real
@@ -241,6 +243,9 @@ def test_wrong_use_says_what_is_allowed(tools: Tools) -> None:
         lambda: tools.wait("sick", timeout_s=3600),
         lambda: tools.series("sick", "loss", points=1000),
         lambda: tools.series("sick", "loss", rank="first"),
+        lambda: tools.series("sick", offset=-3),
+        lambda: tools.findings("sick", offset=-1),
+        lambda: tools.alerts(offset=-5),
     ):
         with pytest.raises(ConfigError, match="allowed"):
             call()

@@ -6,10 +6,9 @@ A tensor on a device is copied there and fetched by the sender's thread once the
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
-from perfagent.device import duplicate, fetched, is_captured
+from perfagent.device import duplicate, fetched, is_captured, is_tensor
 
 __all__ = ["RefusedError", "Snapshot", "numpy", "viewed"]
 
@@ -25,7 +24,7 @@ class Snapshot:
 
     def __init__(self, view: Any) -> None:
         self.nbytes = int(view.nbytes)
-        if _is_tensor(view):
+        if is_tensor(view):
             self._copy, self._event = duplicate(view)
         else:
             self._copy, self._event = numpy().array(view, order="C", copy=True), None
@@ -39,7 +38,7 @@ class Snapshot:
 
     def array(self) -> Any:
         """In host memory. On the sender's thread, once it is ready."""
-        if not _is_tensor(self._copy):
+        if not is_tensor(self._copy):
             return self._copy
         copy = fetched(self._copy)
         return (copy.float() if copy.is_floating_point() and copy.itemsize < 4 else copy).numpy()
@@ -48,7 +47,7 @@ class Snapshot:
 def viewed(data: Any) -> Any:
     """A tensor without its graph, or what NumPy makes of anything else; nothing is copied yet. Raises RefusedError for
     what holds no real numbers."""
-    if not _is_tensor(data):
+    if not is_tensor(data):
         array = numpy().asarray(data)
         if array.dtype.kind not in "biuf":
             raise RefusedError(f"takes real numbers, not {type(data).__name__} of {array.dtype}")
@@ -68,8 +67,3 @@ def numpy() -> Any:
         return importlib.import_module("numpy")
     except ImportError as error:
         raise RefusedError("needs NumPy: pip install numpy") from error
-
-
-def _is_tensor(data: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(data, torch.Tensor)

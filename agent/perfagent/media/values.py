@@ -228,6 +228,38 @@ class Table(Media):
         """Adds a row. What was logged before stays as it was."""
         self._fill(lambda: self._add(cells))
 
+    @property
+    def columns(self) -> list[str]:
+        return self._columns
+
+    @property
+    def data(self) -> list[list[Any]]:
+        """The rows that are kept."""
+        return self._rows
+
+    def get_column(self, name: str, convert_to: str | None = None) -> Any:
+        """The cells that are kept; convert_to: "numpy" for an array. Raises ValueError for a name that is no column."""
+        at = self._columns.index(name)
+        cells = [row[at] for row in self._rows]
+        return numpy().array(cells) if convert_to == "numpy" else cells
+
+    def add_column(self, name: str, data: Sequence[Any], **_: Any) -> None:
+        """Adds a cell to each row. What was logged before stays as it was."""
+        self._fill(lambda: self._add_column(str(name)[:_CELL_CHARACTERS], data))
+
+    def _add_column(self, name: str, data: Sequence[Any]) -> bytes:
+        if not self._columns:
+            self.problem, self._count = "", len(data)
+            self._rows = [[] for _ in range(min(self._count, MAX_TABLE_ROWS))]
+        if len(data) != self._count or len(self._columns) >= MAX_TABLE_COLUMNS:
+            raise RefusedError(
+                f"has {self._count} rows and up to {MAX_TABLE_COLUMNS} columns, and a column of {len(data)} cells"
+            )
+        self._columns.append(name)
+        for row, cell in zip(self._rows, data, strict=False):
+            row.append(_cell(cell))
+        return b""
+
     def _add(self, row: Iterable[Any]) -> bytes:
         self._count += 1
         if len(self._rows) < MAX_TABLE_ROWS:

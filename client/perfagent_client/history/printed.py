@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from perfagent_client.history.console import lines_of, unlabelled
 from perfagent_client.history.endings import ending
 from perfagent_client.history.old_run import OldRun, Source
-from perfagent_client.history.rows import head_of, number, whole_step
+from perfagent_client.history.rows import head_of, named, number, pieces, whole_step
 
 __all__ = ["is_progress", "sources"]
 
@@ -39,14 +40,22 @@ _NUMBER = (
 _COUNT = r"\d{1,15}"
 _PAIR = re.compile(
     r"(?<![\w.+])(?P<name>[A-Za-z_][\w./@-]*(?: [A-Za-z_][\w./@-]*){0,4})(?P<unit>\s?\((?:ms|s|%)\))?"
-    rf"[ ]*[:=]?\s*(?:\[\s*|tensor\()?(?P<value>{_NUMBER})(?:\s?/\s?(?P<total>{_COUNT}))?(?P<after>ms|s|%|[KMGT]i?B|it/s)?"
-    r"(?![\w:/]*\d)(?![A-Za-z_])",
+    rf"(?:[ ]*[:=]\s*|\s+|(?=\[))(?:\[\s*|tensor\()?(?P<value>{_NUMBER})"
+    rf"(?:\s?/\s?(?P<total>{_COUNT}))?(?P<after>ms|s|%|[KMGT]i?B|it/s)?"
+    r"(?![\w:/]*\d)(?!\.?[A-Za-z_])",
     re.IGNORECASE,
 )
 _DICT = re.compile(r"\{'[\w./@-]+': [^{}]*\}")
 _ENTRY = re.compile(r"'([\w./@-]+)': '?([^,'}]+)")
 _BAR = re.compile(r"(\d{1,15})/\d+ \[\d+:\d\d")
-_INNER = re.compile(r"\[\s*(\d{1,15})/(\d{1,15})[ \](]")
+_INNER = re.compile(
+    r"(?:\b(?P<word>[A-Za-z]+)(?:\s?\((?P<mode>\w+)\))?:?\s*(?:\[?(?P<epoch>\d{1,7})\]?\s*)?)?"
+    r"\[\s*(?P<at>\d{1,15})/\s*(?P<of>\d{1,15})[ \](]"
+)
+"""A batch of an epoch, as timm (`Train: 0 [50/1251`), mmengine (`Epoch(train) [1][50/500]`) and PyTorch's examples print it."""
+_EVALUATIONS = frozenset(("test", "val", "valid", "validation", "eval", "evaluation"))
+_BESIDE = re.compile(r"\.(?:py|cc|cpp|cu|h):\d+|:[\w.<>]+:\d+ - |(?:DEBUG|INFO|WARN|WARNING|ERROR)\b")
+"""What loggers put before a line: a place in a file, a level."""
 _KERAS_EPOCH = re.compile(r"^Epoch (\d{1,15})/\d+$")
 _KERAS = re.compile(r"^(\d+)/(\d+)\b.* - ")
 _COQUI_STEP = re.compile(r"-->.*\bGLOBAL_STEP: (\d{1,15})")
@@ -61,13 +70,13 @@ _STEP_TIMES = frozenset(("time", "dt", "step_time", "iter_time", "elapsed_time_p
 
 def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:  # noqa: ARG001 - as all readers
     for file in files:
-        if file.suffix.lower() not in _NO_LOGS and _is_text(file):
+        if named(file).suffix.lower() not in _NO_LOGS and _is_text(file):
             yield Source("printed", (file,), partial(_read, file))
 
 
 def _is_text(file: Path) -> bool:
     head = head_of(file, _HEAD_BYTES)
-    return bool(head) and not re.search(rb"[\x00-\x06\x0e-\x1a\x7f]", head)
+    return bool(head) and not head.startswith(b"#!") and not re.search(rb"[\x00-\x06\x0e-\x1a\x7f]", head)
 
 
 def is_progress(line: str) -> bool:
@@ -77,8 +86,9 @@ def is_progress(line: str) -> bool:
 
 @dataclass(slots=True)
 class _Row:
-    """A line. shape: its names; step: as it says itself; epoch, total: where steps are counted anew in each epoch; kind:
-    "dict", "keras", "coqui" or "" for pairs; before, after: the count of the progress bar that was drawn before it, and after."""
+    """A line. shape: its names; step: as it says itself; epoch, total: where steps are counted anew in each epoch; kind: "dict",
+    "keras", "coqui", "batch" of an epoch, or "" for pairs; before, after: the count of the progress bar that was drawn before
+    it, and after."""
 
     shape: frozenset[str]
     values: Mapping[str, float]
@@ -91,9 +101,10 @@ class _Row:
 
 
 def _read(file: Path) -> Iterator[OldRun]:
-    lines = lines_of(file.read_bytes())
-    run = OldRun(f"printed:{file.resolve()}", file.stem, console=lines[-_CONSOLE_LINES:])
-    rows = _believed(list(_rows(lines)))
+    run = OldRun(f"printed:{file.resolve()}", named(file).stem)
+    console = deque[str](maxlen=_CONSOLE_LINES)
+    rows = _believed(list(_rows(lines_of(pieces(file, run.left_out)), console)))
+    run.console = [*console]
     _take_steps_of_bars(rows)
     _add(run, rows)
     end = ending(run.console, is_progress)
@@ -106,13 +117,15 @@ def _read(file: Path) -> Iterator[OldRun]:
 # ---- lines
 
 
-def _rows(lines: Sequence[str]) -> Iterator[_Row]:
+def _rows(lines: Iterable[str], console: deque[str]) -> Iterator[_Row]:
     bar: int | None = None
     waiting: _Row | None = None  # for the bar that is drawn anew below it
     first_label: str | None = None
+    shapes: dict[frozenset[str], frozenset[str]] = {}  # one of each, however many rows have it
     keras_epoch, coqui = 0, ""
     coqui_step = 0
     for line in lines:
+        console.append(line)
         if len(line) > _LONGEST_LINE:
             continue
         if "/" in line and (drawn := _BAR.search(line)):
@@ -139,6 +152,7 @@ def _rows(lines: Sequence[str]) -> Iterator[_Row]:
                 continue  # another rank prints the same
             if row.kind == "dict" and row.step is None and "loss" in row.values:
                 row.before, waiting = bar, row
+            row.shape = shapes.setdefault(row.shape, row.shape)
             yield row
 
 
@@ -148,10 +162,15 @@ def _row(line: str, keras_epoch: int = 0) -> _Row | None:
     keras = _KERAS.match(line) if keras_epoch else None
     if keras is not None and keras[1] != keras[2]:
         return None  # a bar in progress
+    line = _BESIDE.sub(" | ", line)
+    inner = _INNER.search(line) if "[" in line and "/" in line else None
+    counted_by = inner.span() if inner and inner["epoch"] else (0, 0)
     values: dict[str, float] = {}
     step: tuple[int, int] | None = None  # (how sure, step)
     epoch = total = None
     for pair in _PAIR.finditer(line):
+        if counted_by[0] <= pair.start("value") < counted_by[1]:
+            continue
         name, value = pair["name"].strip(" .-"), _number(pair["value"])
         counts = "_".join(word for word in name.lower().split(" ") if word not in _BESIDE_STEP)
         if counts in _STEP_WORDS and not pair["unit"] and (counted := whole_step(value)) is not None:
@@ -164,18 +183,23 @@ def _row(line: str, keras_epoch: int = 0) -> _Row | None:
             values.setdefault(*_value(name, value, (pair["unit"] or pair["after"] or "").strip(" ()").lower()))
     if not any("loss" in name.lower() for name in values):
         return None
+    if inner is not None and {str(inner[part]).lower() for part in ("word", "mode")} & _EVALUATIONS:
+        values = {f"eval_{name}": value for name, value in values.items()}
+        return _Row(frozenset(values), values)
     shape = frozenset((*values, "step" if step else "", "epoch" if epoch is not None else ""))
     if keras is not None:
         return _Row(shape, values, keras_epoch, kind="keras")
-    if step is None and (inner := _INNER.search(line)):
-        return _Row(shape, values, int(inner[1]), epoch or 0.0, int(inner[2]))
+    if step is None and inner is not None:
+        if inner["epoch"]:  # timm counts epochs from 0
+            epoch = float(inner["epoch"]) + (inner["word"].lower() == "train")
+        return _Row(shape, values, int(inner["at"]), epoch or 0.0, int(inner["of"]), "batch" if inner["epoch"] else "")
     if step is None:
         return _Row(shape, values, whole_step(epoch))
     return _Row(shape, values, step[1], epoch, total)
 
 
 def _value(name: str, value: float, unit: str) -> tuple[str, float]:
-    name = name.replace(" ", "_") + ("_pct" if unit == "%" else "")
+    name = sys.intern(name.replace(" ", "_") + ("_pct" if unit == "%" else ""))
     if unit in ("ms", "s") and name.lower() in _STEP_TIMES and (unit == "ms" or name.lower() != "time"):
         return "step_time_s", value / 1000 if unit == "ms" else value
     return name, value
@@ -236,7 +260,7 @@ def _add(run: OldRun, rows: Sequence[_Row]) -> None:
         if row.kind == "keras" and keras[row.step or 0] is not row:
             continue
         if row.step is not None:
-            step = position.of(row.step, row.epoch, row.total)
+            step = position.of(row.step, row.epoch, row.total, is_batch=row.kind == "batch")
         elif is_training and row.kind == "dict" and are_told:
             run.left_out.append("a line whose step is cut off")
             continue
@@ -255,9 +279,14 @@ class _Position:
     offset: int = 0
     last: int = -1
     epoch: float = -math.inf
+    first: int = 0
 
-    def of(self, step: int, epoch: float | None, total: int | None) -> int:
-        if epoch is not None and epoch > self.epoch and step <= self.last:
+    def of(self, step: int, epoch: float | None, total: int | None, *, is_batch: bool) -> int:
+        if is_batch and epoch is not None and total is not None:
+            if self.last < 0:
+                self.first = min(1, int(epoch))  # epochs are counted from 0, or from 1
+            self.offset = max(0, int(epoch) - self.first) * total
+        elif epoch is not None and epoch > self.epoch and step <= self.last:
             self.offset += self.last if total is None else total
         self.last, self.epoch = step, self.epoch if epoch is None else epoch
         return self.offset + step

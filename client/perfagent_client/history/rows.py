@@ -1,8 +1,12 @@
-"""Functions that readers of tables share: exact numbers, and a sentence about values that are not numbers."""
+"""Functions that readers of text share: exact numbers, a sentence about values that are not numbers, files packed by gzip."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,13 +14,15 @@ from typing import Any
 
 from perfagent_client.history.old_run import OldRun
 
-__all__ = ["STEP_COLUMNS", "add_row", "flat", "head_of", "number", "whole_step"]
+__all__ = ["STEP_COLUMNS", "add_row", "flat", "head_of", "named", "number", "objects", "pieces", "whole_step"]
 
 STEP_COLUMNS = (
     "step", "global_step", "trainer/global_step", "_step", "train_step", "current_steps", "iteration", "iter", "update",
     "num_updates", "epoch",
 )  # fmt: skip
 """What counts the steps, the surest first."""
+_SPACE = re.compile(r"[\s,]*")
+_PIECE = 1 << 16
 
 
 def add_row(
@@ -59,10 +65,37 @@ def flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, value
 
 
-def head_of(file: Path, size: int) -> bytes:
-    """Its first bytes; none of a file that may not be read."""
+def objects(text: str, at: int) -> tuple[list[Any], int]:
+    """Those of a JSON list, from this place in it on; and where what could be read of it ends."""
+    found, decoder = list[Any](), json.JSONDecoder()
     try:
-        with file.open("rb") as opened:
-            return opened.read(size)
+        while (at := _SPACE.match(text, at).end()) < len(text) and text[at] == "{":  # type: ignore[union-attr]
+            row, at = decoder.raw_decode(text, at)
+            found.append(row)
+    except (ValueError, RecursionError):
+        pass
+    return found, at
+
+
+def named(file: Path) -> Path:
+    """The name of what is in it: that of a packed file is without `.gz`."""
+    return file.with_suffix("") if file.suffix.lower() == ".gz" else file
+
+
+def pieces(file: Path, left_out: list[str]) -> Iterator[bytes]:
+    """What is in a file; of a packed one as far as it is whole."""
+    with file.open("rb") as raw:
+        opened = raw if named(file) == file else gzip.GzipFile(fileobj=raw)
+        try:
+            while data := opened.read1(_PIECE):
+                yield data
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            left_out.append(f"{file.name} is cut or damaged: {error}".rstrip(": "))
+
+
+def head_of(file: Path, size: int) -> bytes:
+    """Its first bytes, of a packed file perhaps fewer; none of a file that may not be read."""
+    try:
+        return next(pieces(file, []), b"")[:size]
     except OSError:
         return b""

@@ -1,5 +1,5 @@
-"""Reads tables with one row per step: JSON lines, and CSV files of Lightning's CSVLogger, Ultralytics (`results.csv`), Keras'
-CSVLogger and scripts.
+"""Reads tables with one row per step: JSON lines, JSON lists of objects, and CSV files of Lightning's CSVLogger, Ultralytics
+(`results.csv`), Keras' CSVLogger and scripts.
 
 A table is a run if it has a step column or a loss. Without a step column, rows are numbered. An empty cell is no value.
 """
@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -21,12 +22,26 @@ from perfagent.wire import is_evaluation_loss, loss_kind
 from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.recordings import EXPORT_COLUMNS
-from perfagent_client.history.rows import STEP_COLUMNS, add_row, flat, head_of, number, whole_step
+from perfagent_client.history.rows import (
+    STEP_COLUMNS,
+    add_row,
+    flat,
+    head_of,
+    named,
+    number,
+    objects,
+    pieces,
+    whole_step,
+)  # fmt: skip
+from perfagent_client.history.yaml_file import yaml_mapping
 
 __all__ = ["sources"]
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_JSON_LINES = (".jsonl", ".ndjson")
+_CSV, _JSON = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json")
+_DELIMITERS = ",;\t"
+_LIST = re.compile(r"\s*\[(?=\s*\{)")
+_SETTINGS = ("hparams.yaml", "args.yaml")
+"""What Lightning and Ultralytics write beside their tables."""
 _TIMES = ("time", "timestamp", "_timestamp", "wall_time", "walltime", "created_at")
 _UNIX_S = (1e9, 1e11)
 """What a column of times must lie between to be Unix seconds; a thousand times that is milliseconds."""
@@ -37,41 +52,43 @@ _USUAL_NAMES = ("metrics", "results", "log", "logs", "training_log", "history", 
 
 def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:
     for file in files:
-        kind = file.suffix.lower()
-        if kind in _DELIMITERS:
-            head = _names(_line(file, _DELIMITERS[kind]))
-        elif kind in _JSON_LINES:
-            head = _keys(file)
-        else:
+        kind = named(file).suffix.lower()
+        if kind not in (*_CSV, *_JSON):
             continue
-        if _is_run(head):
+        head = head_of(file, _HEAD_BYTES).decode("utf-8-sig", "replace")
+        if _is_run(_columns_of(head) if kind in _CSV else _keys(head, kind)):
             yield Source("table", (file,), partial(_read, file, folder))
 
 
-def _line(file: Path, delimiter: str) -> list[str]:
-    text = head_of(file, _HEAD_BYTES).decode("utf-8-sig", "replace")
+def _columns_of(head: str) -> list[str]:
+    first = head.partition("\n")[0]
     try:
-        return next(csv.reader(text.splitlines(), delimiter=delimiter), [])
+        return [name.strip() for name in next(csv.reader([first], delimiter=_delimiter(first)), [])]
     except csv.Error:
         return []
 
 
-def _keys(file: Path) -> list[str]:
-    """Of the first lines: the very first may be about the run as a whole."""
-    lines = head_of(file, _HEAD_BYTES).splitlines()[:20]
-    return list(dict.fromkeys(name for line in lines for name, _ in flat(_object(line) or {})))
+def _delimiter(first: str) -> str:
+    """Programs of countries that write 0,5 put `;` between cells."""
+    return max(_DELIMITERS, key=first.count)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _keys(head: str, kind: str) -> list[str]:
+    """Of the first rows: the very first may be about the run as a whole."""
+    begin = _LIST.match(head)
+    if begin:
+        rows = objects(head, begin.end())[0][:20]
+    else:
+        rows = [_object(line) for line in head.split("\n")[:20]] if kind != ".json" else []
+    return list(dict.fromkeys(name for row in rows for name, _ in flat(row or {})))
+
+
+def _object(line: str) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _names(head: Sequence[str]) -> list[str]:
-    return [name.strip() for name in head]
 
 
 def _is_run(head: Sequence[str]) -> bool:
@@ -86,125 +103,90 @@ def _step_column(names: Iterable[str]) -> str | None:
 
 
 def _read(file: Path, folder: Path) -> Iterator[OldRun]:
-    usual = file.stem.lower() in _USUAL_NAMES
-    run = OldRun(f"table:{file.resolve()}", folder.resolve().name if usual else file.stem)
+    name = named(file).stem
+    usual = name.lower() in _USUAL_NAMES
+    run = OldRun(f"table:{file.resolve()}", folder.resolve().name if usual else name)
+    for settings in (folder / name for name in _SETTINGS) if usual else ():
+        if settings.is_file():
+            run.config |= yaml_mapping(settings, run.left_out)
     others: Counter[str] = Counter()
-    if file.suffix.lower() in _JSON_LINES:
-        _read_lines(run, file, others)
+    text = b"".join(pieces(file, run.left_out)).decode("utf-8-sig", "replace")
+    if named(file).suffix.lower() in _CSV:
+        _read_csv(run, text, others)
     else:
-        _read_csv(run, file, others)
+        _read_objects(run, text, others)
     run.left_out = counted(others) + run.left_out
     if run.series:
         yield run
 
 
-# ---- CSV: by columns, which is quick
-
-
-def _read_csv(run: OldRun, file: Path, others: Counter[str]) -> None:
-    text = file.read_bytes().decode("utf-8-sig", "replace").replace("\0", "")
+def _read_csv(run: OldRun, text: str, others: Counter[str]) -> None:
+    text = text.replace("\0", "")
     end = text.rfind("\n") + 1  # what comes after it may be cut in the middle of a number
     if text[end:].strip():
         run.left_out.append(f"the last {some(len(text[end:].encode()), 'byte')} are no whole row")
-    rows = csv.reader(io.StringIO(text[:end], newline=""), delimiter=_DELIMITERS[file.suffix.lower()])
-    head = _names(next(rows, []))
-    _add_columns(run, head, _columns(rows, len(head), others), others)
-
-
-def _columns(rows: Iterator[list[str]], width: int, others: Counter[str]) -> list[tuple[str, ...]]:
-    kept = []
+    first, _, body = text[:end].partition("\n")
+    delimiter = _delimiter(first)
+    if delimiter == ";" and "." not in body:
+        body = body.replace(",", ".")
+    head, rows = _columns_of(first), list[dict[str, Any]]()
+    names = [
+        name if head.index(name) == at else "" for at, name in enumerate(head)
+    ]  # of several with one name, the first
     try:
-        for row in rows:
-            if len(row) == width:
-                kept.append(row)
+        for row in csv.reader(io.StringIO(body, newline=""), delimiter=delimiter):
+            if len(row) == len(names):
+                rows.append({name: cell.strip() for name, cell in zip(names, row, strict=True) if name})
             elif row:
                 others["rows with another number of cells than the head"] += 1
     except csv.Error:
         others["places at which this is no CSV any more; the rest"] += 1
-    return list(zip(*kept, strict=True)) if kept else []
+    _add_rows(run, rows, others)
 
 
-def _add_columns(run: OldRun, head: Sequence[str], columns: list[tuple[str, ...]], others: Counter[str]) -> None:
-    if not columns:
-        return
-    counted = _step_column(head)
-    if counted is None:
-        run.left_out.append("no column counts the steps: rows are counted")
-    steps: Sequence[int | None] = range(1, len(columns[0]) + 1)
-    if counted is not None:
-        steps = [whole_step(cell) for cell in columns[head.index(counted)]]
-    times = _times(head, columns)
-    for at, name in enumerate(head):
-        if not name or name == counted or at == times[0] or head.index(name) != at:
-            continue
-        for step, cell, time in zip(steps, columns[at], times[1], strict=True):
-            if cell == "" or cell.isspace():
-                continue
-            value = number(cell)
-            if value is None:
-                others[f"cells of `{name[:60]}` that are no numbers"] += 1
-            elif step is None:
-                others["cells in rows without a whole step"] += 1
-            else:
-                run.add(name, step, value, time)
-
-
-def _times(head: Sequence[str], columns: list[tuple[str, ...]]) -> tuple[int, Sequence[float]]:
-    """(the place of the column that has times of day, the times); (-1, NaN) where none has."""
-    for at, name in enumerate(head):
-        if name.lower() in _TIMES:
-            found = [math.nan if (value := number(cell)) is None else value for cell in columns[at]]
-            if per_second := _per_second(found):
-                return at, [value / per_second for value in found]
-    return -1, [math.nan] * len(columns[0])
-
-
-def _per_second(values: Sequence[float]) -> float:
-    """1 for Unix seconds, 1000 for milliseconds, 0 for what is neither."""
-    known = [value for value in values if math.isfinite(value)]
-    is_near = (
-        each for each in (1.0, 1000.0) if known and all(_UNIX_S[0] <= value / each < _UNIX_S[1] for value in known)
-    )
-    return next(is_near, 0.0)
-
-
-# ---- JSON lines
-
-
-def _read_lines(run: OldRun, file: Path, others: Counter[str]) -> None:
-    data = file.read_bytes()
-    rows: list[dict[str, Any]] = []
-    for line in data.splitlines():
-        if line.strip():
-            found = _object(line)
-            if found is None:
-                others["lines that are no whole JSON objects"] += 1
-            else:
-                rows.append(dict(flat(found)))
-    if rows:
-        _add_rows(run, rows, others)
+def _read_objects(run: OldRun, text: str, others: Counter[str]) -> None:
+    if begin := _LIST.match(text):
+        found, end = objects(text, begin.end())
+        if text[end:].strip() != "]":
+            run.left_out.append(
+                f"the last {some(len(text[end:].encode()), 'byte')} are no whole JSON objects of the list"
+            )
+    else:
+        read = [_object(line) for line in text.split("\n") if line.strip()]
+        found = [row for row in read if row is not None]
+        if len(read) > len(found):
+            others["lines that are no whole JSON objects"] = len(read) - len(found)
+    _add_rows(run, [dict(flat(row)) for row in found], others)
 
 
 def _add_rows(run: OldRun, rows: list[dict[str, Any]], others: Counter[str]) -> None:
-    counted = _step_column(dict.fromkeys(name for row in rows for name in row))
-    if counted is None:
-        run.left_out.append("no field counts the steps: lines are counted")
-    clock, per_second = _clock(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    counted = _step_column(names)
+    if rows and counted is None:
+        run.left_out.append("nothing counts the steps: rows are counted")
+    clock, per_second = _clock(names, rows)
     for place, row in enumerate(rows, 1):
         step = place if counted is None else whole_step(row.get(counted))
         if step is None:
-            others["lines without a whole step"] += 1
+            others["rows without a whole step"] += 1
             continue
         time = number(row.get(clock))
         values = ((name, value) for name, value in row.items() if name not in (counted, clock))
         add_row(run, step, values, others, math.nan if time is None else time / per_second)
 
 
-def _clock(rows: list[dict[str, Any]]) -> tuple[str, float]:
+def _clock(names: Iterable[str], rows: list[dict[str, Any]]) -> tuple[str, float]:
     """The field that has times of day, and how many of them are a second."""
-    for name in _TIMES:
+    for name in (name for name in names if name.lower() in _TIMES):
         values = [value for row in rows if (value := number(row.get(name))) is not None]
         per_second = _per_second(values)
         if per_second:
             return name, per_second
     return "", math.nan
+
+
+def _per_second(values: Sequence[float]) -> float:
+    """1 for Unix seconds, 1000 for milliseconds, 0 for what is neither."""
+    known = [value for value in values if math.isfinite(value)]
+    units = (each for each in (1.0, 1000.0) if all(_UNIX_S[0] <= value / each < _UNIX_S[1] for value in known))
+    return next(units, 0.0) if known else 0.0

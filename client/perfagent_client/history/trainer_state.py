@@ -17,14 +17,13 @@ from typing import Any, Literal
 from perfagent.plural import some
 from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
-from perfagent_client.history.rows import add_row
+from perfagent_client.history.rows import add_row, objects
 
 __all__ = ["sources"]
 
 _NAME = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 _ROWS = re.compile(r'"log_history"\s*:\s*\[')
-_SPACE = re.compile(r"[\s,]*")
 _SETTINGS = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps")
 _FACTS = ("total_flos", "num_input_tokens_seen", "best_metric", "best_model_checkpoint", "global_step")
 
@@ -85,15 +84,8 @@ class _State:
 
     def _read_rows(self, text: str) -> None:
         begin = _ROWS.search(text)
-        at, decoder = (begin.end() if begin else len(text)), json.JSONDecoder()
-        if begin:
-            try:
-                while (at := _SPACE.match(text, at).end()) < len(text) and text[at] == "{":  # type: ignore[union-attr]
-                    row, at = decoder.raw_decode(text, at)
-                    self.rows.append(row)
-            except (ValueError, RecursionError):
-                pass
-        left = len(text[at:].encode()) if begin else len(text.encode())
+        self.rows, at = objects(text, begin.end()) if begin else ([], 0)
+        left = len(text[at:].encode())
         self.damage = f"{self.file.name} is cut or damaged: its last {some(left, 'byte')} could not be read"
 
     def run(self, file: Path) -> OldRun:

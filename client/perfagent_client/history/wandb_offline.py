@@ -23,6 +23,7 @@ from typing import Any
 from perfagent_client.history.left_out import cut, damaged, not_numbers
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.protobuf import UNREADABLE, Message, fields
+from perfagent_client.history.wandb_axes import Axes
 from perfagent_client.history.yaml_file import yaml_mapping
 
 __all__ = ["sources"]
@@ -129,6 +130,7 @@ class _Run:
         self._kinds: Counter[str] = Counter()
         self._console: deque[str] = deque(maxlen=_CONSOLE_PIECES)
         self._summary: dict[str, Any] = {}
+        self._axes = Axes()
         self._next_step = 0
         self._began, self._last = 0.0, math.nan
         self._takers: dict[int, Callable[[Message], None]] = {
@@ -136,6 +138,7 @@ class _Run:
             5: partial(_update, run.config),
             7: self._statistics,
             8: lambda _: self._kinds.update(["artifact"]),
+            12: self._axis,
             13: lambda record: self._console.append(record.text(3)),
             17: self._about,
             18: self._exit,
@@ -158,8 +161,13 @@ class _Run:
             run.meta["summary"] = summary
         lines = "".join(self._console).replace("\r\n", "\n").split("\n")
         run.console = [line.rpartition("\r")[2] for line in lines if line][-_CONSOLE_LINES:]
+        self._axes.settle(run.series)
         run.left_out += not_numbers(self._kinds)
         return run
+
+    def _axis(self, record: Message) -> None:
+        if (name := record.text(1) or record.text(2)) and (axis := record.text(4)):
+            self._axes.defined[name] = axis
 
     def _record(self, record: bytes) -> None:
         for number, content in fields(record):
@@ -185,11 +193,13 @@ class _Run:
         at = _number(row.pop("_timestamp", b""))
         self._last = self._last if at is None else at
         self._next_step = step + 1
+        place = len(self._axes.own)
+        self._axes.own.append(step)
         media = [name.removesuffix("_type") for name in row if name.endswith("._type")] if b"_type" in message else []
         self._kinds.update(json.loads(row[f"{name}_type"]) for name in media)
         for name, text in row.items():
             if name not in _OF_ROW and not (media and name.startswith(tuple(media))):
-                self._add(name, text, step, math.nan if at is None else at)
+                self._add(name, text, place, math.nan if at is None else at)
 
     def _item(self, message: bytes) -> tuple[str, bytes]:
         """Name and JSON. What stands before the JSON is the same in each row, so that names are read once."""
@@ -203,30 +213,30 @@ class _Run:
             self._names[before] = name
         return name, text
 
-    def _add(self, name: str, text: bytes, step: int, at: float) -> None:
+    def _add(self, name: str, text: bytes, row: int, at: float) -> None:
         value = _number(text)
         if value is not None:
-            self._run.add(name, step, value, at)
+            self._run.add(name, row, value, at)
         else:
-            self._parts(name, json.loads(text, parse_int=float), step, at)
+            self._parts(name, json.loads(text, parse_int=float), row, at)
 
-    def _parts(self, name: str, value: Any, step: int, at: float) -> None:
+    def _parts(self, name: str, value: Any, row: int, at: float) -> None:
         """W&B, too, shows the parts of a mapping as series of their own, by names with dots."""
         if isinstance(value, dict) and "_type" not in value:
             for key, part in value.items():
-                self._parts(f"{name}.{key}", part, step, at)
+                self._parts(f"{name}.{key}", part, row, at)
         elif isinstance(value, (bool, float)):
-            self._run.add(name, step, float(value), at)
+            self._run.add(name, row, float(value), at)
         else:
             kind = value["_type"] if isinstance(value, dict) else _KINDS[type(value)]
             self._kinds[str(kind)] += 1
 
     def _statistics(self, record: Message) -> None:
         """Measurements of the machine, which W&B names `system.…`; they belong to a time, and get the newest step."""
-        at = _seconds(record.message(2))
+        at, row = _seconds(record.message(2)), len(self._axes.own) - 1
         for item in record.every(3):
             name, text = self._item(item)
-            self._add(f"system.{name}", text, max(0, self._next_step - 1), at)
+            self._add(f"system.{name}", text, row, at)
 
     def _about(self, record: Message) -> None:
         run = self._run
@@ -244,6 +254,8 @@ class _Run:
             self._began = _seconds(record.message(17))
             run.started = self._began if run.started is None else min(run.started, self._began)
         self._next_step = max(self._next_step, record.integer(14))
+        if len(self._axes.own) == 1:
+            self._axes.own[0] = max(0, self._next_step - 1)
 
     def _environment(self, record: Message) -> None:
         self._note(args=record.texts(5), git=_git(record.message(9)))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfagent.errors import ConfigError
 from perfagent.wire import plain
 
 __all__ = ["MOST_BYTES", "Answer", "encoded"]
@@ -126,7 +127,9 @@ class Answer:
         self, facts: Mapping[str, Any], key: str, rows: Iterable[Any], *, total: int, offset: int = 0, more: str = ""
     ) -> str:
         """The answer with as many of these rows as fit. rows: from `offset` on; total: how many there are, those before
-        `offset` too. more: how to ask for the others, if not by `offset`."""
+        `offset` too. more: how to ask for the others, if not by `offset`. Raises ConfigError for an offset below 0."""
+        if offset < 0:
+            raise ConfigError(f"offset is {offset}; 0 and more are allowed")
         kept = self.fitting(rows, {**facts, key: []})
         self.capped(
             len(kept), total, key, more or f"ask with offset={offset + len(kept)}", is_all=offset + len(kept) >= total

@@ -37,7 +37,10 @@ def _answering(tool: Callable[..., str]) -> Callable[..., CallToolResult]:
     def answer(*given: Any, **named: Any) -> CallToolResult:
         try:
             return CallToolResult(content=[TextContent(type="text", text=tool(*given, **named))])
-        except PerfagentError as error:
+        except (
+            PerfagentError,
+            UnicodeError,
+        ) as error:  # the second: half of a surrogate pair, which no address can have
             made = Answer()
             text = made.written({"untrusted": {"error": made.text(error, 1000)}})
             return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)

@@ -7,7 +7,10 @@ import numpy
 
 trackio = importlib.import_module(sys.argv[1])
 
-run = trackio.init(project="mine", name="first", group="g", config={"lr": 0.1}, resume="never", embed=False)
+options = {"auto_log_gpu": False, "gpu_log_interval": 1.0, "private": True, "webhook_min_level": None}
+if sys.argv[1] != "trackio":
+    options |= {"space_id": "me/space", "webhook_url": "http://127.0.0.1:9"}
+run = trackio.init(project="mine", name="first", group="g", config={"lr": 0.1}, resume="never", embed=False, **options)
 assert run.name == "first" and trackio.config["lr"] == 0.1
 for step in range(3):
     trackio.log({"loss": 1.0 / (step + 1)}, step=step)

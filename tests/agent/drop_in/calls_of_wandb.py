@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -22,11 +23,21 @@ assert run.group == "g" and set(run.tags) >= {"a", "b"} and run.config["lr"] == 
 assert not run.resumed and run.offline and run.sweep_id is None and isinstance(run.step, int)
 wandb.config.update({"depth": 3}, allow_val_change=True)
 wandb.config.width = 8
+wandb.config.setdefaults({"lr": 0.2, "heads": 2})
+assert wandb.config.lr == 0.1 and wandb.config.as_dict()["heads"] == 2
+if sys.argv[1] != "wandb":  # which asks its server, and does not record such a config
+    wandb.config = {"early": 1}
+    assert wandb.config is run.config
+    wandb.use_artifact("data:latest").download()
+    assert wandb.restore("model.h5") is None
+    assert list(wandb.Api().runs("team/mine")) == []
 wandb.define_metric("loss", step_metric="epoch", summary="min")
 run.log_code(".")
 wandb.watch(torch.nn.Linear(2, 1), log="all", log_freq=10)
 run.name = "renamed"
 run.tags = (*run.tags, "c")
+run.tags = run.tags + ("d",)  # noqa: RUF005 - as scripts have it
+assert time.time() - 600 < run.start_time <= time.time()
 
 for step in range(3):
     wandb.log({"loss": 1.0 / (step + 1), "val": {"accuracy": step / 2}}, step=step)
@@ -35,6 +46,10 @@ wandb.log({"late": 2.5}, step=3, commit=True)
 
 table = wandb.Table(columns=["word", "count"], data=[["one", 1]])
 table.add_data("two", 2)
+table.add_column("half", [0.5, 1.0])
+assert table.get_column("count") == [1, 2] and table.columns == ["word", "count", "half"] and len(table.data) == 2
+assert wandb.data_types.Image is wandb.Image
+wandb.Classes([{"id": 0, "name": "cat"}])
 pixels = numpy.zeros((4, 4, 3), numpy.uint8)
 run.log(
     {
@@ -53,6 +68,7 @@ wandb.log({"curve": wandb.plot.line_series([1, 2], [[1, 2]], title="x")}, step=5
 wandb.summary["best"] = 0.25
 run.summary.update({"worst": 1.0})
 assert run.summary["best"] == 0.25
+assert isinstance(run.summary["late"], float)
 artifact = wandb.Artifact("weights", type="model", metadata={"a": 1})
 with artifact.new_file("note.txt") as file:
     file.write("x")
@@ -66,7 +82,11 @@ assert not hasattr(wandb.util, "generate_id") or len(wandb.util.generate_id()) >
 wandb.finish(exit_code=0)
 assert wandb.run is None
 
+if sys.argv[1] != "wandb":
+    wandb.config = {"later": 2}
+    assert wandb.config["later"] == 2
 with wandb.init(project="mine", mode="offline", dir=folder, id="run-2") as second:
+    assert sys.argv[1] == "wandb" or wandb.config == {"later": 2}
     second.log({"loss": 0.5})
 off = wandb.init(project="mine", mode="disabled")
 off.log({"loss": 0.5})

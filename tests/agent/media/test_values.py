@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import wave
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import torch
 from PIL import Image as Pillow
 
 import perfagent
+from perfagent.arguments import check_model
+from perfagent.device import snapshot
 from perfagent.media import Media
 from perfagent.wire.events import media_type_of
 from perfagent.wire.media import MAX_MEDIA_BYTES
@@ -143,3 +147,26 @@ def test_a_histogram_counts_what_is_finite() -> None:
     many = perfagent.Histogram(np.zeros(3_000_000, np.float32))
     assert many.nbytes <= 4 * 2**20
     assert json.loads(sent(many))["count"] == 3_000_000
+
+
+def test_an_image_is_taken_while_another_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert (shown(perfagent.Image(PICTURE)) == PICTURE).all()
+    values = {"loss": np.float32(0.5)}
+    snapshot(values)
+    assert values == {"loss": np.float32(0.5)}
+    with pytest.raises(perfagent.ConfigError, match=r"attach\(\) takes a torch.nn.Module"):
+        check_model(object())
+
+
+def test_columns_are_added_to_a_table() -> None:
+    table = perfagent.Table(columns=[], data=[])
+    assert "1 to" in table.problem
+    table.add_column("a", [1, 2])
+    table.add_column("b", np.array([0.5, 1.5]))
+    assert (table.problem, table.columns, table.get_column("b")) == ("", ["a", "b"], [0.5, 1.5])
+    assert table.get_column("a", convert_to="numpy").sum() == 3
+    logged = table.frozen()
+    table.add_column("c", [1])
+    assert "2 rows" in table.problem and "a column of 1 cells" in table.problem
+    assert json.loads(sent(logged))["rows"] == [[1, 0.5], [2, 1.5]]

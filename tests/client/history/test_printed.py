@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfagent_client.history import OldRun, find_runs
+from perfagent_client.history.console import lines_of
 
 FIXTURES = Path(__file__).parents[2] / "data" / "history"
 TRAINERS = ("transformers-4.57", "transformers-5.23")
@@ -111,6 +113,56 @@ CASES = {
         [f"Train Epoch: {epoch} [{at}/60000 (1%)]\tLoss: {epoch}.25" for epoch in (1, 2) for at in (0, 640)],
         {"Loss": [(0, 1.25), (640, 1.25), (60000, 2.25), (60640, 2.25)]},
     ),
+    "timm": (
+        [
+            line
+            for epoch in (0, 1)
+            for line in (
+                *(
+                    f"Train: {epoch} [{at:4d}/1251 ({at / 12.51:3.0f}%)]  Loss: {7 - epoch}.5 (6.94)  Time: 1.325s,  772.64/s  "
+                    f"(1.325s,  772.64/s)  LR: 1.000e-05  Data: 0.911 (0.911)"
+                    for at in (0, 50, 1250)
+                ),
+                f"Test: [   0/97]  Time: 0.5 (0.5)  Loss:   {6 - epoch}.250 ( 6.250)  Acc@1:   1.000 (  1.000)",
+                f"Test (EMA): [  97/97]  Time: 0.5 (0.5)  Loss:   {6 - epoch}.125 ( 6.125)  Acc@1:   2.000 (  2.000)",
+            )
+        ],
+        {
+            "Loss": [(0, 7.5), (50, 7.5), (1250, 7.5), (1251, 6.5), (1301, 6.5), (2501, 6.5)],
+            "eval_Loss": [(1250, 6.25), (1250, 6.125), (2501, 5.25), (2501, 5.125)], "Train": [],
+        },
+    ),
+    "timm that goes on at its sixth epoch": (
+        [f"INFO:train:Train: 5 [{at:4d}/100 (  1%)]  Loss: {at}.5 (1.0)" for at in (0, 50, 99)],
+        {"Loss": [(500, 0.5), (550, 50.5), (599, 99.5)]},
+    ),
+    "mmengine": (
+        [
+            f"2024/01/01 12:00:00 - mmengine - INFO - Epoch(train)  [{epoch}][{at:4d}/500]  lr: 1.0e-02  eta: 0:10:00  "
+            f"time: 0.3  loss: {epoch}.5"
+            for epoch in (1, 2, 1) for at in (250, 500)
+        ],
+        {
+            "loss": [(250, 1.5), (500, 1.5), (750, 2.5), (1000, 2.5), (250, 1.5), (500, 1.5)],
+            "lr": [(step, 0.01) for step in (250, 500, 750, 1000, 250, 500)],
+        },
+    ),
+    "mmengine by iterations": (
+        [f"Iter(train) [{at:6d}/40000]  base_lr: 1.0e-02  loss: {at}.5" for at in (50, 100, 150)],
+        {"loss": [(50, 50.5), (100, 100.5), (150, 150.5)]},
+    ),
+    "torchvision": (
+        [f"Epoch: [{epoch}]  [{at:3d}/100]  eta: 0:01:00  lr: 0.1  loss: {epoch}.5 (1.5)" for epoch in (0, 1) for at in (0, 50)],
+        {"loss": [(0, 0.5), (50, 0.5), (100, 1.5), (150, 1.5)]},
+    ),
+    "words beside numbers": (
+        [
+            f"[10/01 12:00:00 d2.utils.events]: INFO trainer.py:42 | __main__:train:17 - step {step} loss 0.5 48% bf16 "
+            "MFU on 8xH100"
+            for step in (1, 2, 3)
+        ],
+        {"loss": [(1, 0.5), (2, 0.5), (3, 0.5)]},
+    ),
     "plain": (
         [f"epoch {epoch} loss={loss} acc 0.5" for epoch, loss in ((1, "2.5"), (2, "nan"), (3, "inf"))],
         {"loss": [(1, 2.5), (2, math.nan), (3, math.inf)], "acc": [(1, 0.5), (2, 0.5), (3, 0.5)]},
@@ -127,8 +179,10 @@ def test_lines_of_a_trainer_are_read(tmp_path: Path, trainer: str) -> None:
     lines, wanted = CASES[trainer]
     run = printed(tmp_path, lines)
     for name, expected in wanted.items():
-        assert repr(points(run, name)) == repr(expected), name
+        assert repr(points(run, name) if name in run.series else []) == repr(expected), name
     assert run.left_out == []
+    if trainer == "words beside numbers":
+        assert list(run.series) == ["loss"]
 
 
 def test_lines_are_counted_where_none_says_its_step(tmp_path: Path) -> None:
@@ -156,8 +210,28 @@ def test_sources_and_binary_files_are_no_logs(tmp_path: Path) -> None:
     text = "\n".join(f"step {step} loss 1.5" for step in range(9))
     for name in ("train.py", "notes.md", "run.sh"):
         (tmp_path / name).write_text(text)
+    (tmp_path / "train").write_text("#!/bin/sh\n" + text)
     (tmp_path / "model.bin").write_bytes(b"\x00\x01" + text.encode())
     assert read(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+def test_pieces_of_any_size_are_the_same_lines(size: int) -> None:
+    data = "größe\x1b[31m 1\r\n\n\rstep 2\x08\x08step 3\n\n\nthe end".encode() + b"\xc3"
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert list(lines_of(pieces)) == ["größe 1", "step 2", "step 3", "the end\ufffd"]
+
+
+def test_a_packed_log_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    packed = gzip.compress(LOG)
+    (tmp_path / "train.log.gz").write_bytes(packed)
+    [run], [whole] = read(tmp_path), read(FIXTURES / "transformers-4.57" / "printed.log")
+    assert run.name == "train" and points(run, "loss") == points(whole, "loss") and run.console == whole.console
+    (tmp_path / "train.log.gz").write_bytes(packed[:-100])
+    [run] = read(tmp_path)
+    assert (
+        points(run, "loss") == points(whole, "loss")[: len(run.series["loss"])] and "cut or damaged" in run.left_out[0]
+    )
 
 
 LOG = (FIXTURES / "transformers-4.57" / "printed.log").read_bytes()

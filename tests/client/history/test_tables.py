@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_empty_cells_are_no_values_and_text_is_counted(tmp_path: Path) -> None:
     run = table(tmp_path, "step,loss,note,lr\n1,3.5,,\n2,-Infinity,warm,0.1\n3,NaN,cold,\nx,1,,\n")
     assert points(run, "lr") == [(2, 0.1)]
     assert [repr(value) for _, value in points(run, "loss")] == ["3.5", "-inf", "nan"]
-    assert run.left_out == ["2 cells of `note` that are no numbers", "1 cells in rows without a whole step"]
+    assert run.left_out == ["2 values of `note` that are no numbers", "1 rows without a whole step"]
 
 
 def test_times_of_day_are_read_as_seconds_or_milliseconds(tmp_path: Path) -> None:
@@ -74,6 +75,62 @@ def test_times_of_day_are_read_as_seconds_or_milliseconds(tmp_path: Path) -> Non
 def test_rows_are_counted_where_nothing_counts_them(tmp_path: Path) -> None:
     run = table(tmp_path, "train_loss,acc\n3,0.1\n2,0.2\n")
     assert points(run, "train_loss") == [(1, 3.0), (2, 2.0)] and "rows are counted" in run.left_out[0]
+
+
+ROWS = [{"step": step, "loss": value} for step, value in enumerate((2.5, 0.1 + 0.2, math.inf))]
+
+
+def test_a_json_list_of_objects_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    text = json.dumps(ROWS, indent=1)
+    assert points(table(tmp_path, text, "log.json"), "loss") == [(0, 2.5), (1, 0.1 + 0.2), (2, math.inf)]
+    run = table(tmp_path, text[:-3], "log.json")
+    assert points(run, "loss") == [(0, 2.5), (1, 0.1 + 0.2)]
+    assert run.left_out == ["the last 35 bytes are no whole JSON objects of the list"]
+    for other in ('[{"name": "x", "size": 1}]', '{"step": 1, "loss": 2}', "[1, 2]", "[", ""):
+        (tmp_path / "log.json").write_text(other)
+        assert read(tmp_path) == []
+
+
+def test_semicolons_are_between_cells_where_numbers_have_commas(tmp_path: Path) -> None:
+    assert points(table(tmp_path, "step;loss\n1;1,5\n2;0,25\n"), "loss") == [(1, 1.5), (2, 0.25)]
+    run = table(tmp_path, "step;loss;count\n1;1.5;1,234\n2;0.25;7\n")
+    assert (points(run, "loss"), points(run, "count")) == ([(1, 1.5), (2, 0.25)], [(2, 7.0)])
+    assert run.left_out == ["1 values of `count` that are no numbers"]
+
+
+def test_settings_beside_a_table_are_the_config(tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text("lr0: 0.01\nmodel: yolo11n.pt\n")
+    assert table(tmp_path, "epoch,train/box_loss\n1,2.5\n", "results.csv").config == {
+        "lr0": 0.01,
+        "model": "yolo11n.pt",
+    }
+    assert table(tmp_path, "epoch,train/box_loss\n1,2.5\n", "other.csv").config == {}
+    (tmp_path / "hparams.yaml").write_text("lr: 0.1\npath: !!python/object/apply:pathlib.PosixPath [data]\n")
+    assert table(tmp_path, "step,loss\n1,2.5\n", "metrics.csv").config == {
+        "lr": 0.1,
+        "path": ["data"],
+        "lr0": 0.01,
+        "model": "yolo11n.pt",
+    }
+
+
+@pytest.mark.parametrize("name", ["curve.csv", "curve.jsonl", "curve.json"])
+def test_a_packed_table_is_that_table(tmp_path: Path, name: str) -> None:
+    lines = [json.dumps(row) for row in ROWS]
+    text = {
+        ".csv": "step,loss\n0,2.5\n1,0.30000000000000004\n2,inf\n",
+        ".jsonl": "\n".join(lines),
+        ".json": json.dumps(ROWS),
+    }
+    packed = gzip.compress(text[Path(name).suffix].encode())
+    (tmp_path / f"{name}.gz").write_bytes(packed)
+    [run] = read(tmp_path)
+    assert (run.name, run.left_out, points(run, "loss")) == ("curve", [], [(0, 2.5), (1, 0.1 + 0.2), (2, math.inf)])
+    for size in range(len(packed)):
+        (tmp_path / f"{name}.gz").write_bytes(packed[:size])
+        for cut in read(tmp_path):
+            assert points(cut, "loss") == points(run, "loss")[: len(cut.series["loss"])]
+            assert any("cut or damaged" in said for said in cut.left_out)
 
 
 @pytest.mark.parametrize("text", ["text,label\na,1\n", "step\n1\n", "", "\n\n", "name,rank\n1,2\n"])

@@ -112,6 +112,47 @@ def test_a_resumed_run_is_one_run():
     assert [*run.series["loss"].step] == [0, 1, 2, 3, 3, 4, 5, 6]
 
 
+AXES = {
+    "transformers": dict.fromkeys(("train/loss", "train/epoch", "eval/loss", "mine"), "train/global_step"),
+    "lightning": {"loss": "trainer/global_step"},
+    "axes": dict.fromkeys(("train/loss", "train/other", "train/accuracy"), "train/step"),
+    "rare": {"loss": "_step", "val/loss": "global_step"},
+}
+"""Run -> series -> what W&B's charts of it have for the step; accuracy's is the epoch, but its rows have the step, too."""
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_steps_are_those_of_the_axis_that_wandb_draws(name):
+    run, logs = of_version("wandb-axes", name)
+    rows = [row for log in logs for _, row in log["rows"]]
+    for series, axis in AXES[name].items():
+        wanted = [(int(row[axis]), float(row[series])) for row in rows if series in row]
+        assert [*zip(run.series[series].step, run.series[series].value, strict=True)] == wanted and wanted
+    assert {one for found in run.series.values() for one in found.step} <= {
+        int(row[one]) for row in rows for one in row if "step" in one
+    }
+
+
+def test_series_without_the_axis_get_its_newest_step():
+    run, _ = of_version("wandb-axes", "axes")
+    assert [*run.series["val/loss"].step] == [*run.series["val/f1"].step] == [3, 9, 15]
+    assert [*run.series["before"].step] == [0]
+    run, _ = of_version("wandb-axes", "lightning")
+    assert [*run.series["loss"].step] == [0, 10, 20, 30, 40, 30, 40, 50, 60, 70], "the second log goes back"
+    assert run.left_out == []
+
+
+def test_an_axis_that_is_no_whole_number_is_none(file):
+    def of(axis: bytes) -> bytes:
+        items = {b"global_step": axis, b"loss": b"0.5"}
+        return field(2, b"".join(field(1, field(2, name) + field(16, text)) for name, text in items.items()))
+
+    for odd in (b"1.5", b"NaN", b"-1", b"1e300"):
+        file.write_bytes(log_of([of(b"10"), of(b"20"), of(odd)]))
+        (run,) = runs(file).values()
+        assert [*run.series["loss"].step] == [10, 20, 20]
+
+
 def test_a_run_folder_or_a_log_alone_is_found(tmp_path):
     log = next((FIXTURES / "wandb-0.19").rglob("run-failed.wandb"))
     assert list(runs(log)) == list(runs(log.parent)) == ["wandb:fixtures/failed"]
@@ -256,9 +297,11 @@ def test_a_block_that_ends_with_the_file_is_read(file):
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_cut_log_of_wandb_gives_a_beginning(file, data):
-    version = data.draw(st.sampled_from(VERSIONS))
-    (log,) = (FIXTURES / version).rglob("run-whole.wandb")
-    whole, written = of_version(version, "whole")[0], log.read_bytes()
+    version, name = data.draw(
+        st.sampled_from([*((version, "whole") for version in VERSIONS), ("wandb-axes", "transformers")])
+    )
+    (log,) = (FIXTURES / version).rglob(f"run-{name}.wandb")
+    whole, written = of_version(version, name)[0], log.read_bytes()
     file.write_bytes(written[: data.draw(st.integers(7, len(written) - 1))])
     (run,) = runs(file).values()
     for name, series in run.series.items():

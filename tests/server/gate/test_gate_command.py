@@ -25,6 +25,7 @@ from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent.wire import Finding
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.replay import BacktestAlert
+from perfagent_server.ci_reports import Result, sarif
 from perfagent_server.commands.gate import command
 from perfagent_server.gate.judgment import CANNOT_TELL, FINE, WORSE, as_if_never_stopped, new_findings
 from perfagent_server.gate.turns import Block, Command, Job, in_turn

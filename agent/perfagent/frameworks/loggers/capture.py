@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from perfagent.boundary.guard import failed, failures
-from perfagent.device import take
+from perfagent.device import is_tensor, take
 from perfagent.step.captured_log import capture
 from perfagent.step.state import Progress, state
 
@@ -104,8 +104,9 @@ def _take(p: Progress, logs: Logs, outer: Sequence[Logs] | None) -> None:
 
 def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
     """What is no number of Python's own: if it holds one, that."""
-    torch = sys.modules.get("torch")
-    if torch is not None and type(value) is torch.Tensor and value.is_cpu and not value.ndim:  # what most of these are
+    if (
+        type(value) is getattr(sys.modules.get("torch"), "Tensor", None) and value.is_cpu and not value.ndim
+    ):  # most of these
         value = value.item()
         if type(value) in _NUMBERS:
             metrics[name] = value
@@ -117,7 +118,7 @@ def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
     elif isinstance(value, Mapping):
         for inner, more in value.items() if joint else ():
             _add(metrics, f"{name}{joint}{inner}", more, joint)
-    elif _is_tensor(value):
+    elif is_tensor(value):
         value = value.to_local() if hasattr(value, "to_local") else value  # a replicated DTensor
         if value.numel() == 1 and not value.is_complex():
             metrics[name] = take(value)
@@ -125,11 +126,6 @@ def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
         _add(metrics, name, value.item(), joint)  # now: an array may be changed in place
     elif getattr(value, "shape", None) == ():
         metrics[name] = value  # an array of another library: the sender's thread reads it, and may wait for its device
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_forwarded(name: Any, value: Any, outer: Sequence[Logs]) -> bool:
@@ -151,7 +147,7 @@ def _differ(a: Any, b: Any) -> bool:
 def _whole(step: Any) -> int | None:
     """A step that a run can have, where one is named that can be read without waiting for a device."""
     if type(step) is not int:
-        if step is None or (_is_tensor(step) and not step.is_cpu):
+        if step is None or (is_tensor(step) and not step.is_cpu):
             return None
         try:
             step = operator.index(step)
