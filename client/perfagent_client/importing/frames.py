@@ -11,10 +11,10 @@ from typing import Any
 
 from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Frame, Group
-from perfagent_client.history.attempts import start_step
 from perfagent_client.history.endings import ending
 from perfagent_client.history.old_run import OldRun
 from perfagent_client.history.printed import is_progress
+from perfagent_client.importing.attempts import start_step
 from perfagent_client.importing.lanes import Lane, lanes
 
 __all__ = ["Destination", "Outgoing", "run_id"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent_client.client import Client
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.importing.frames import Destination, Finding, Outgoing, run_id
@@ -53,7 +53,8 @@ Judge = Callable[[OldRun, str, float], Judgment]
 
 class Importer:
     """judge: of the runs that have ended. tell: called with each run once the server has all of it. project, group: of all runs,
-    where they are given. words: as the user named the sources. say: of trouble. imports: to which something was sent."""
+    where they are given. words: as the user named the sources. say: of trouble. imports: to which something was sent. unread:
+    sources that could not be read."""
 
     def __init__(
         self, client: Client, judge: Judge, tell: Callable[[Report], None], *, import_id: str, project: str | None,
@@ -66,6 +67,7 @@ class Importer:
         self._import_id, self._is_begun = import_id, False
         self.imports: set[str] = set()
         self._brought: set[str] = set()
+        self.unread = 0
 
     @property
     def rejected(self) -> Counter[str]:
@@ -79,8 +81,10 @@ class Importer:
             try:
                 for run in source.read():
                     self._bring(run, source.format, written, goes_on=is_live(run, written))
-            except OSError as error:
-                self._say(f"{source.paths[0]} cannot be read ({error.strerror or error})")
+            except (OSError, ResourceError) as error:  # forbidden, gone, or a package that reads it is missing
+                self.unread += 1
+                what = source.paths[0] if source.paths else source.format
+                self._say(f"{what} cannot be read ({getattr(error, 'strerror', None) or error})")
 
     def finish(self) -> None:
         """Waits until the server has it all."""

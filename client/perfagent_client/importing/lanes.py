@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfagent.wire import Group
-from perfagent_client.history.attempts import Attempts
 from perfagent_client.history.old_run import OldRun, Samples
+from perfagent_client.importing.attempts import Attempts
 
 __all__ = ["Lane", "lanes"]
 

@@ -23,10 +23,11 @@ _WORTH_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a process did in all. imports: to which it sent something; rejected: reason -> samples."""
+    """What a process did in all. imports: to which it sent something; rejected: reason -> samples; unread: sources."""
 
     imports: set[str]
     rejected: Counter[str]
+    unread: int
 
 
 _Pipe = Any

@@ -17,8 +17,7 @@ from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent.plural import some
 from perfagent_client.connection import add_options, administrator, print_json
-from perfagent_client.history import OldRun, find_runs
-from perfagent_client.history.mlflow_store import from_uri
+from perfagent_client.history import OldRun, find_runs, of_database
 from perfagent_client.history.old_run import Source
 from perfagent_client.importing.following import Following
 from perfagent_client.importing.importer import Importer, Judgment, Report
@@ -29,7 +28,7 @@ from perfagent_server.diagnosis.reports import as_findings
 
 __all__ = ["command"]
 
-_FOUND_NOTHING, _INTERRUPTED = 1, 130
+_FAILED, _INTERRUPTED = 1, 130
 _STYLES = {"warning": "yellow", "critical": "bold red"}
 
 
@@ -99,7 +98,7 @@ def _bring(arguments: argparse.Namespace) -> int:
         _say("interrupted; what was sent stays, and the same command again sends the rest")
         return 0 if arguments.follow else _INTERRUPTED
     told.sum_up()
-    return 0 if told.reports else _FOUND_NOTHING
+    return 0 if told.reports and not told.unread else _FAILED
 
 
 def _part(
@@ -109,15 +108,14 @@ def _part(
     with _importer(arguments, import_id, tell) as importer:
         importer.bring(sources, is_live=lambda _run, _written: False)
         importer.finish()
-        return Done(importer.imports, importer.rejected)
+        return Done(importer.imports, importer.rejected, importer.unread)
 
 
 def _sources(words: Iterable[str]) -> Iterator[Source]:
-    for word in words:
-        if "://" in word:
-            yield Source("mlflow", (), partial(from_uri, word))
-        else:
-            yield from find_runs([Path(word).expanduser()])
+    """Of all paths together: a run that two of them lead to is found once."""
+    for uri in (word for word in words if "://" in word):
+        yield of_database(uri)
+    yield from find_runs([Path(word).expanduser() for word in words if "://" not in word], _say)
 
 
 @dataclass
@@ -129,6 +127,7 @@ class _Told:
     reports: list[Report] = field(default_factory=list)
     imports: set[str] = field(default_factory=set)
     rejected: Counter[str] = field(default_factory=Counter)
+    unread: int = 0
 
     def take(self, done: Report | Done) -> None:
         if isinstance(done, Report):
@@ -136,6 +135,7 @@ class _Told:
         else:
             self.imports |= done.imports
             self.rejected += done.rejected
+            self.unread += done.unread
 
     def run(self, report: Report) -> None:
         self.reports.append(report)

@@ -15,8 +15,8 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 
 from perfagent.wire import Finding, is_evaluation_loss
-from perfagent_client.history.attempts import loss_of
 from perfagent_client.history.old_run import Samples
+from perfagent_client.importing.attempts import loss_of
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.loss_plateau import LossPlateau

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from perfagent.wire import Finding
-from perfagent_client.history.attempts import loss_of
 from perfagent_client.history.old_run import OldRun
+from perfagent_client.importing.attempts import loss_of
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.replay import BacktestAlert, Judged, replay
 from perfagent_server.diagnosis import hindsight

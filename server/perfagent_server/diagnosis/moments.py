@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfagent.wire import LOSS, Event
-from perfagent_client.history.attempts import Attempts, start_step
 from perfagent_client.history.endings import ending
-from perfagent_client.history.names import renamed
 from perfagent_client.history.old_run import OldRun, Samples
 from perfagent_client.history.printed import is_progress
+from perfagent_client.importing.attempts import Attempts, start_step
 from perfagent_server.backtest.moment import Moment
 from perfagent_server.backtest.reported import Reported, in_order_of_time
+from perfagent_server.diagnosis.names import renamed
 from perfagent_server.diagnosis.summed import parts, summed
 from perfagent_server.rules.plan import Plan
 

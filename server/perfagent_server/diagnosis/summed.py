@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfagent.wire import LOSS, is_evaluation_loss, loss_kind
-from perfagent_client.history.attempts import loss_of
 from perfagent_client.history.old_run import Samples
+from perfagent_client.importing.attempts import loss_of
 from perfagent_server.diagnosis.hindsight import may_rise
 
 __all__ = ["parts", "summed"]

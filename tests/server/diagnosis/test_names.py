@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent_client.history.names import read_as, renamed
+from perfagent_server.diagnosis.names import read_as, renamed
 
 NAMES = {
     "lr": "learning_rate train/learning_rate lr-AdamW lr-AdamW/pg1 lr/pg0 current_lr train/lr learning-rate optim/lr",
