@@ -157,9 +157,10 @@ def test_what_goes_on_beside_a_thread_that_waits(train, tmp_path, monkeypatch, b
             job.watch.poll()
 
     # what workers that another test left do, and what the threads of pytest-xdist are sent, is not this test's
-    these, bytes_of = {threading.get_native_id()}, standstill._bytes_of
+    these, bytes_of, switches = {threading.get_native_id()}, standstill._bytes_of, standstill._switches
     monkeypatch.setattr(standstill, "_below", lambda _: iter(()))
     monkeypatch.setattr(standstill, "_bytes_of", lambda task: bytes_of(task) if int(task.name) in these else 0)
+    monkeypatch.setattr(standstill, "_switches", lambda task: switches(task) if int(task.name) in these else 0)
     if beside == "what is hidden":
         monkeypatch.setattr(Path, "read_text", hidden)
     with hanging(lock.acquire, "in Thread.run", lock.release) as stack:
