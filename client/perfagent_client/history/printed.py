@@ -1,7 +1,7 @@
-"""What trainers print: the dicts of Transformers, torchtitan, nanoGPT, Megatron, Keras, Coqui and whatever writes `name value`.
+"""Reads what trainers print: Transformers, torchtitan, nanoGPT, Megatron, Keras, Coqui, and any lines of `name value`.
 
-A line counts if other lines have the same names in it, and one of them is a loss. The step comes from the line, else from the
-progress bar before it, else lines are numbered. Only the code that prints these lines defines their formats:
+A line is read if other lines have the same names, and one of the names is a loss. Its step is in the line, or in the progress bar
+before it; otherwise the lines are numbered. These formats are defined only by the code that prints them:
 https://github.com/pytorch/torchtitan (torchtitan/components/metrics.py), https://github.com/karpathy/nanoGPT (train.py),
 https://github.com/coqui-ai/Trainer (trainer/logging/console_logger.py), https://github.com/keras-team/keras (progbar.py).
 """
@@ -86,9 +86,9 @@ def is_progress(line: str) -> bool:
 
 @dataclass(slots=True)
 class _Row:
-    """A line. shape: its names; step: as it says itself; epoch, total: where steps are counted anew in each epoch; kind: "dict",
-    "keras", "coqui", "batch" of an epoch, or "" for pairs; before, after: the count of the progress bar that was drawn before
-    it, and after."""
+    """One printed line. shape: the names in it; step: the step in it; epoch, total: set if each epoch counts its steps from the
+    start; kind: "dict", "keras", "coqui", "batch" (of an epoch), or "" for pairs; before, after: the count of the progress bar
+    before this line and after it."""
 
     shape: frozenset[str]
     values: Mapping[str, float]

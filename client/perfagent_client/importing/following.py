@@ -65,8 +65,8 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         yield from (beside for end in _BESIDE if (beside := path.with_name(path.name + end)).exists())
 
 
-def _state(paths: Iterable[Path]) -> object:
-    """Changes whenever they do."""
+def _state(paths: Iterable[Path]) -> list[tuple[Path, int, int]]:
+    """Path, size and time of change (ns) of each file."""
     found = []
     for path in _files(paths):
         try:
@@ -78,4 +78,4 @@ def _state(paths: Iterable[Path]) -> object:
 
 
 def _written(paths: Iterable[Path]) -> float:
-    return max((one[2] / 1e9 for one in _state(paths)), default=0.0)  # type: ignore[attr-defined]
+    return max((one[2] / 1e9 for one in _state(paths)), default=0.0)

@@ -1,5 +1,5 @@
-"""The columns of an old run in the order in which an import sends them. A lane only grows at its end, so a count of rows says
-how much of it the server has."""
+"""Splits an old run into lanes: groups of columns that only grow at their end. The number of rows sent tells how much of a lane
+the server has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["Lane", "lanes"]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Of one process in one attempt. key: stands for it for ever, and tells the server no name. time: Unix seconds, finite."""
+    """Of one process in one attempt. key: the same at each import; it does not show the name of the
+    series. time: Unix seconds, finite."""
 
     key: str
     attempt: int

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from perfagent.admin_proof import AdminProof
 from perfagent.delivery.transport import Answer, HttpTransport, judge, packed
@@ -22,12 +21,10 @@ _MOST_WAITING = 4
 
 
 class Sender:
-    """frames, samples: stored; rejected: reason -> samples that the server did not take. waits: called once with the reason
-    before it tries again."""
+    """rejected: reason -> samples that the server did not take. waits: called once, with the reason, before a second try."""
 
     def __init__(self, server: str, key: str | AdminProof | None, *, waits: Callable[[str], None]) -> None:
         self._transport, self._waits = HttpTransport(server, key), waits
-        self.frames = self.samples = 0
         self.rejected: Counter[str] = Counter()
         self._has_waited = False
 
@@ -52,19 +49,14 @@ class Sender:
             pause *= 2
         if answer.duplicate and not is_again:
             raise PerfagentError(f"another command imports {frame.name!r} now; the same command again sends the rest")
-        self._note(answer.stored, answer.rejected)
+        for one in answer.rejected:
+            self.rejected[str(one.get("reason", ""))] += one["count"]
 
     def _answer(self, body: bytes, encoding: str | None) -> Answer:
         try:
             return judge(self._transport.post(body, encoding=encoding, deadline_s=_DEADLINE_S))
         except ServerUnreachable as error:
             return Answer(kind="retry", reason=str(error))
-
-    def _note(self, stored: int, rejected: Sequence[Mapping[str, Any]]) -> None:
-        self.frames += 1
-        self.samples += stored
-        for one in rejected:
-            self.rejected[str(one.get("reason", ""))] += one["count"]
 
     def close(self) -> None:
         self._transport.close()

@@ -9,7 +9,7 @@ of the series from the store. The alert table has the last word on what is open.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -29,7 +29,6 @@ from perfagent_server.store.stored import FromTail
 from perfagent_server.store.tables import alert, source
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
-from perfagent_server.store.write.lifecycle import IMPORTED_SOURCE
 
 __all__ = ["rebuild"]
 
@@ -43,7 +42,7 @@ def rebuild(
     """Fills a fresh evaluator with what was judged. judged: the tail id up to which; on_progress: called before each
     frame. Of a run that is new there is nothing to fill in."""
     run = judge.window.run
-    frames = _judged_here(store.since(judged, _MOST_FRAMES, run=run))
+    frames = [stored for stored in store.since(judged, _MOST_FRAMES, run=run) if not stored.is_imported]
     with database.read() as connection:
         columns = runs.c.attempt, runs.c.attempts, runs.c.state, runs.c.world_size
         about = connection.execute(select(*columns).where(runs.c.id == run)).one()
@@ -55,7 +54,7 @@ def rebuild(
     if not sources:
         return
     newest = store.until(judged, _MOST_PAST, _MOST_PAST_BYTES, run=run)
-    past = [stored for stored in _judged_here(newest) if stored.attempt == about.attempt]
+    past = [stored for stored in newest if stored.attempt == about.attempt and not stored.is_imported]
     if about.attempts > 1 or not _begins(sources, [*past, *frames]):
         _fill(judge, store, about, sources, [*past, *frames], start)
         _open_before(judge, alerts, past[0].received if past else math.inf)
@@ -123,11 +122,6 @@ def _correct(judge: Evaluator, alerts: Sequence[Mapping[str, Any]], now: float) 
         if held is None or held.alert not in rows or rows[held.alert]["fired"] <= row["fired"]:
             judge.machines[told.rule] = told
     judge.note_firing()
-
-
-def _judged_here(frames: Iterable[FromTail]) -> list[FromTail]:
-    """Without those of imported runs."""
-    return [stored for stored in frames if not stored.source.startswith(IMPORTED_SOURCE)]
 
 
 def _begins(sources: Sequence[Any], frames: Sequence[FromTail]) -> bool:

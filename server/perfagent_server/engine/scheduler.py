@@ -285,8 +285,8 @@ class Engine(RulesThread):
         return batch, changes
 
     def _without_imported(self, frames: Sequence[FromTail]) -> list[FromTail]:
-        """Runs of the past are judged as a whole, by who sends them. What is in memory of one is of before these frames."""
-        live = _live(frames)
+        """`perfagent import` has judged its runs. Their evaluators in memory are older than these frames, and are dropped."""
+        live = [stored for stored in frames if not stored.is_imported]
         for run in {stored.run for stored in frames} - {stored.run for stored in live}:
             self._drop(run)
             self._judged_again.add(run)
@@ -316,7 +316,8 @@ class Engine(RulesThread):
     def _catch_up(self, run: str, began: float) -> int:
         """Judges frames of a late run, as far as the tail holds them, while the round that began then lasts; how many."""
         judge, upto = self.evaluators.in_memory[run], self.held.upto(run)
-        batch = [one for one in _live(self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)) if one.id <= upto]
+        found = self._store.since(judge.upto, _BATCH, _BATCH_BYTES, run=run)
+        batch = [one for one in found if one.id <= upto and not one.is_imported]
         if not batch:
             self._is_up_to_date(run)
             return 0
@@ -703,8 +704,3 @@ class Engine(RulesThread):
         if run in self.aside:
             raise CannotJudgeError
         return self.evaluators.in_memory.get(run)
-
-
-def _live(frames: Iterable[FromTail]) -> list[FromTail]:
-    """Without those of imported runs."""
-    return [stored for stored in frames if not stored.source.startswith(lifecycle.IMPORTED_SOURCE)]

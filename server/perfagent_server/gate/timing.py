@@ -1,11 +1,13 @@
-"""Estimates how much slower the new run is, with a confidence interval: in wall time per step, in wall time without the time that
-the thread waits for a processor, and in processor time. Pure.
+"""Estimates how much slower the new run is, with a confidence interval. It does so for three times per step: wall time, wall time
+without waiting for a processor, and CPU time. No I/O.
 
-Of two commands that ran in turn (`paired`): each round of four blocks, A B B A, gives the logarithm of a ratio of seconds a step,
-which what slows down the whole machine for longer than a round leaves as it is. The estimate is their mean without the tenth at
-either end (one burst of another program spoils one round), the interval a circular block bootstrap over the rounds.
+`paired` is for two commands that ran in turn. Each round has four blocks, A B B A, and gives the logarithm of the ratio of
+seconds per step. Load that lasts longer than a round slows both sides and cancels out. The estimate is the mean over the rounds,
+without the highest and the lowest tenth, because a short burst of load spoils one round. The interval is a circular block
+bootstrap.
 
-Of two runs that were not interleaved (`apart`): the medians and the means of their step times, as `perfagent compare` does it.
+`apart` is for two runs that were not interleaved. It compares the medians and the means of their step times, as
+`perfagent compare` does.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from perfagent.wire import Event, Group
 from perfagent_server.store.codec.tail import TailGroup
 
-__all__ = ["FromTail", "Stored"]
+__all__ = ["IMPORTED_SOURCE", "FromTail", "Stored"]
+
+IMPORTED_SOURCE = "import-"
+"""The source ids of `perfagent import` begin like this. That command has judged its runs itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,10 @@ class _Frame:
     source: str
     seq: int
     received: float
+
+    @property
+    def is_imported(self) -> bool:
+        return self.source.startswith(IMPORTED_SOURCE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.statements import Prepared, among
+from perfagent_server.store.stored import IMPORTED_SOURCE
 from perfagent_server.store.stored_json import stored_number
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
@@ -38,7 +39,6 @@ __all__ = [
     "ENDED",
     "FAILED",
     "FRESH_S",
-    "IMPORTED_SOURCE",
     "JSON_SOURCE",
     "Seen",
     "load",
@@ -52,8 +52,6 @@ FRESH_S = 120.0
 JSON_SOURCE = "http-"
 """How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have
 something."""
-IMPORTED_SOURCE = "import-"
-"""How the sources begin that carry runs of the past (`perfagent import`): their sender has judged each run as a whole."""
 _TIME = struct.Struct("<d")
 _SKEW_S = 60.0
 """A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""
