@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
-from perfagent.wire import Finding, is_evaluation_loss
+from perfagent.wire import Finding
 from perfagent_client.history.old_run import Samples
 from perfagent_client.importing.attempts import loss_of
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.loss.loss_divergence import LossDivergence
 from perfagent_server.rules.loss.loss_plateau import LossPlateau
 
-__all__ = ["are_gradients_excused", "findings", "has_not_risen", "may_rise"]
+__all__ = ["are_gradients_excused", "findings", "may_rise"]
 
 _FEWEST = 12  # values that show a curve
 _TINY = 0.1  # a loss that begins below it may grow by any factor
@@ -42,7 +42,6 @@ _SWINGS = re.compile(
 )
 """Series of reinforcement learning and of GANs, whose losses may rise in a healthy run."""
 _MOST_BAD_SHARE, _AROUND = 0.25, 5
-_MANY, _WIDEST, _RISEN_TIMES = 50, 50, 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +153,6 @@ def are_gradients_excused(series: Mapping[str, Samples]) -> bool:
     bad = [step for step, value in zip(norms.step, norms.value, strict=True) if not math.isfinite(value)]
     curve = _finite(name, series[name])
     return 0 < len(bad) <= _MOST_BAD_SHARE * len(norms) and all(_goes_on(curve, step) for step in bad)
-
-
-def has_not_risen(series: Mapping[str, Samples]) -> bool:
-    """Whether many evaluations end where their best ones were. Of hundreds the lowest is lower than the others by chance alone,
-    and then three in a row above it, by which the rule `overfit` goes, say nothing."""
-    name, loss = next(filter(is_evaluation_loss, series), None), loss_of(series)
-    values = [] if name is None else _finite(name, series[name]).values
-    trained = [] if loss is None else _finite(loss, series[loss]).values
-    if len(values) < _MANY or not trained or min(values) <= 0 or min(values) >= trained[0]:  # it never was good
-        return False
-    width = min(_WIDEST, len(values) // 10)
-    levels = [median(values[end - width : end]) for end in range(width, len(values) + 1)]
-    return levels[-1] < _RISEN_TIMES * min(levels)
 
 
 def _goes_on(curve: _Curve, step: int) -> bool:

@@ -23,7 +23,7 @@ __all__ = ["Diagnosis", "diagnose", "of_moments"]
 
 Outcome = Literal["finding", "nothing found", "could not judge"]
 _FEWEST_LOSSES = 20
-_GRADIENT, _OVERFIT = "nonfinite_gradient", "overfit"
+_GRADIENT = "nonfinite_gradient"
 _EXCUSED = "gradients that are NaN or infinite (a GradScaler may have skipped their steps: the loss went on as before)"
 _SUBJECTS = {
     "loss": "the loss",
@@ -169,8 +169,6 @@ def _with_hindsight(run: OldRun, plan: Plan, seen: set[str]) -> tuple[Judged, Pl
     """What was found, and the plan by which."""
     series = curves(run)
     excused = {_GRADIENT} if hindsight.are_gradients_excused(series) else set()
-    if hindsight.has_not_risen(series):
-        excused.add(_OVERFIT)
     plan = Plan([rule for rule in plan.rules.values() if rule.id not in excused]) if excused else plan
     judged = replay(_noting(moments(run, plan), seen), plan)
     known = {one.rule for one in judged.alerts if one.severity != "info"}

@@ -109,6 +109,16 @@ def test_evaluations_no_better_than_at_the_start_are_told(evaluations: Any, caus
     assert [change.finding.cause for change in job.fired] == causes
 
 
+def test_lowest_of_hundreds_of_noisy_evaluations_is_chance() -> None:
+    """60 healthy runs of 300 evaluations each. A rise by a fifth in the second half is found."""
+    falling, draw = trained(300) - np.arange(300 * EVERY) / 1e5, np.random.default_rng(7)
+    healthy = 2.0 + 1.5 * np.exp(-np.arange(300) / 30)
+    noisy = [healthy * np.exp(0.03 * draw.normal(size=300)) for _ in range(60)]
+    assert sum(bool(train(falling, one).fired) for one in noisy) <= 2
+    rise = 1 + 0.2 * np.maximum(0, np.arange(300) / 150 - 1)
+    assert sum(bool(train(falling, one * rise).fired) for one in noisy[:20]) >= 19
+
+
 def test_it_is_over_when_the_evaluation_is_good_again() -> None:
     assert train(trained(30), [*evaluated(20, 0.05), *[0.75] * 10]).kinds == ["fire", "resolve"]
     assert train(trained(30) - 3, evaluated(30, 0.05) - 3).kinds == ["fire"], "below zero, by how far it came down"

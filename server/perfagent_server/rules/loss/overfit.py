@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
+from operator import itemgetter
+from statistics import fmean, median
 from typing import Any, ClassVar
 
 from perfagent.wire import LOSS, Finding
@@ -15,7 +16,8 @@ from perfagent_server.rules.window import Window
 __all__ = ["Overfit"]
 
 _TRAINED = 200  # newest values of the training loss that stand for it at an evaluation
-_KEPT = 32  # evaluations
+_KEPT = 32  # evaluations, or means of 2, 4, 8 ... neighbours
+_BEYOND_CHANCE = 1.5  # deviations above the mean that three in a row, rising, hardly ever have by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +27,15 @@ class Overfit(Rule):
     restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its
     one. A loss that is not positive is measured by how far it had come down.
 
+    Of many noisy evaluations the lowest is far below the others by chance alone: of n normal values by sqrt(2 ln n)
+    deviations. The rise must be more than that, and hundreds are judged by means of 2, 4, 8 ... neighbours.
+
     An evaluation that never was below the first loss of the training, when learned_share of that is left in training,
     learned nothing of what training did: BatchNorm in evaluation mode, or other data. Where it only has other units (a
     sum), the two keep their ratio; it must have grown by apart_times since the first evaluation.
     """
 
-    evaluations: int = within(3, least=1, most=_KEPT - 1)
+    evaluations: int = within(3, least=1, most=_KEPT // 2 - 1)
     risen_pct: float = within(3.0, most=10_000)
     gap_pct: float = within(10.0, most=10_000)
     noise_times: float = 3.0
@@ -45,7 +50,7 @@ class Overfit(Rule):
     reads = (Series(EVALUATION_LOSS, keep=_KEPT, judged=True), Series(LOSS, keep=_TRAINED), Series("lr", merge="max"))
     charts = (LOSS,)
     life = Life(restated=True)
-    state_version = 2
+    state_version = 3
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         evaluated = window.series(EVALUATION_LOSS)
@@ -54,26 +59,33 @@ class Overfit(Rule):
         if not math.isfinite(evaluated.value):
             return UNKNOWN
         trained = self._trained(window, evaluated.step)
-        # rows: [step, evaluation, training] of the newest evaluations; best: that of the lowest; first: of the first
-        state = window.state_of(self, {"rows": [], "best": None, "first": None})
-        rows = state["rows"]
-        if trained is None or (rows and evaluated.step <= rows[-1][0]):
+        # rows: [step, evaluation, training], each the mean of `width` evaluations; newest: those of the next row
+        state = window.state_of(self, {"rows": [], "newest": [], "width": 1, "first": None})
+        rows, newest = state["rows"], state["newest"]
+        if trained is None or (state["first"] and evaluated.step <= (newest or rows)[-1][0]):
             return UNKNOWN
-        rows.append([evaluated.step, evaluated.value, trained])
-        del rows[:-_KEPT]
-        state["first"] = state["first"] or rows[0]
-        if state["best"] is None or evaluated.value < state["best"][1]:
-            state["best"] = rows[-1]
+        newest.append([evaluated.step, evaluated.value, trained])
+        state["first"] = state["first"] or newest[0]
+        if len(newest) == state["width"]:
+            rows.append(_mean(newest))
+            newest.clear()
+        elif not window.is_firing(self.id):
+            return UNKNOWN
+        if len(rows) == _KEPT:
+            rows[:] = [_mean(rows[at : at + 2]) for at in range(0, _KEPT, 2)]
+            state["width"] *= 2
         if len(rows) <= self.evaluations:
             return UNKNOWN
         return self._never_good(window, state) or self._judge(window, state)
 
     def _judge(self, window: Window, state: dict[str, Any]) -> Finding | None:
-        rows, (best_step, best, best_trained) = state["rows"], state["best"]
+        rows = state["rows"]
+        best_step, best, best_trained = min(rows, key=itemgetter(1))
         newest, is_firing = rows[-self.evaluations :], window.is_firing(self.id)
         now, trained = newest[-1][1], newest[-1][2]
         scale = best if best > 0 else state["first"][1] - best
-        needed = max(self.risen_pct / 100 * scale, self.noise_times * _noise([row[1] for row in rows]))
+        noise_times = max(self.noise_times, _BEYOND_CHANCE + math.sqrt(2 * math.log(len(rows))))
+        needed = max(self.risen_pct / 100 * scale, noise_times * _noise([row[1] for row in rows]))
         risen = sorted(row[1] - best for row in newest)
         if is_firing:  # it goes on until most of the newest evaluations are nearly as good as the best one
             is_up = risen[len(risen) // 2] >= self.clear_at * needed
@@ -83,13 +95,14 @@ class Overfit(Rule):
             return None
         return self._finding(
             window, rows, "", best_step, best_step=best_step, best=best, training_at_best=best_trained,
-            since_best=sum(1 for row in rows if row[0] > best_step),
+            since_best=state["width"] * sum(1 for row in rows if row[0] > best_step),
             worse_pct=100 * (now - best) / best if best > 0 else None,
         )  # fmt: skip
 
     def _never_good(self, window: Window, state: dict[str, Any]) -> Finding | None:
-        rows, (step, evaluated, trained_at), best = state["rows"], state["first"], state["best"][1]
+        rows, (step, evaluated, trained_at) = state["rows"], state["first"]
         (_, now, trained), began = rows[-1], window.loss_before if window.start_step else window.first_loss
+        best = min(row[1] for row in rows)
         if began is None or not 0 < trained <= self.learned_share * began or min(evaluated, trained_at) <= 0:
             return None
         if best < began or now * trained_at < self.apart_times * evaluated * trained:
@@ -115,6 +128,11 @@ class Overfit(Rule):
         values = track.before(step, _TRAINED) if step >= track.steps[0] else track.last(_TRAINED)
         known = [value for value in values if math.isfinite(value)]
         return median(known) if known else None
+
+
+def _mean(rows: list[list[float]]) -> list[float]:
+    """One row of several: the step of the last, the means of both losses."""
+    return [rows[-1][0], fmean(row[1] for row in rows), fmean(row[2] for row in rows)]
 
 
 def _noise(values: list[float]) -> float:
