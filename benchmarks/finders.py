@@ -24,8 +24,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from training.search import memory_models as trainings
 
-from perfagent.training.estimates.memory import estimate_memory
-from perfagent.training.search.workers import search_num_workers
+from perfagent_loop.estimates.memory import estimate_memory
+from perfagent_loop.search.workers import search_num_workers
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "finders.md"

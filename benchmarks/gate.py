@@ -56,7 +56,7 @@ def pairs_of(group: str, count: int) -> list[Pair]:
         busy, job = number % 2 == 1, f"python {JOB} {STEPS}"
         if group == "sick":
             what = FAULTS[number % len(FAULTS)]
-            demo = "python -m perfagent.demo.job --steps 400 --fault"
+            demo = "python -m perfagent_tools.demo.job --steps 400 --fault"
             made.append(Pair(group, what, busy, f"{demo} none", f"{demo} {what}", 150))
         elif group == "slower":
             what = KINDS[number // 2 % len(KINDS)]

@@ -2,7 +2,7 @@
 
 A thread of gloo that has just done its work may still hold a tensor. Destroying the group waits for that thread with the
 interpreter held, and the thread waits for the interpreter to drop its tensor: then no timeout ends the test, since a
-timeout needs the interpreter, too. See perfagent.training.collectives.
+timeout needs the interpreter, too. See perfagent_loop.collectives.
 """
 
 from __future__ import annotations

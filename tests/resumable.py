@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.loop import Loop, loop
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.loop import Loop, loop
 
 ROWS = 24
 

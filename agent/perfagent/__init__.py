@@ -29,44 +29,44 @@ if TYPE_CHECKING:
     from perfagent.session import finish as finish
     from perfagent.session import init as init
     from perfagent.session import log as log
-    from perfagent.training.checkpoint import Checkpoint as Checkpoint
-    from perfagent.training.compute.activation import checkpoint_activations as checkpoint_activations
-    from perfagent.training.compute.attention import best_attention as best_attention
-    from perfagent.training.compute.attention_watch import watch_attention as watch_attention
-    from perfagent.training.compute.compiling import compile_model as compile_model
-    from perfagent.training.compute.nccl import nccl_preset as nccl_preset
-    from perfagent.training.compute.packed import packed_attention as packed_attention
-    from perfagent.training.data.buckets import LengthBucketBatchSampler as LengthBucketBatchSampler
-    from perfagent.training.data.cache import CachedDataset as CachedDataset
-    from perfagent.training.data.cache import DiskCache as DiskCache
-    from perfagent.training.data.inspecting import inspect_batches as inspect_batches
-    from perfagent.training.data.loader import loader_defaults as loader_defaults
-    from perfagent.training.data.loader import resumable_loader as resumable_loader
-    from perfagent.training.data.mapped import MappedLines as MappedLines
-    from perfagent.training.data.mapped import MappedTokens as MappedTokens
-    from perfagent.training.data.mapped import map_tokens as map_tokens
-    from perfagent.training.data.packed_batches import PackedBatchSampler as PackedBatchSampler
-    from perfagent.training.data.packed_stream import PackedStream as PackedStream
-    from perfagent.training.data.packing import pack as pack
-    from perfagent.training.data.packing import pack_stream as pack_stream
-    from perfagent.training.data.prefetch import Prefetcher as Prefetcher
-    from perfagent.training.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
-    from perfagent.training.ddp import comm_hook as comm_hook
-    from perfagent.training.ddp import ddp as ddp
-    from perfagent.training.deepspeed_config import zero_config as zero_config
-    from perfagent.training.estimates.memory import MemoryEstimate as MemoryEstimate
-    from perfagent.training.estimates.memory import estimate_memory as estimate_memory
-    from perfagent.training.fsdp import fsdp as fsdp
-    from perfagent.training.loop import Loop as Loop
-    from perfagent.training.loop import loop as loop
-    from perfagent.training.nonfinite import NanPolicy as NanPolicy
-    from perfagent.training.retry import retry as retry
-    from perfagent.training.search.batch_size import find_batch_size as find_batch_size
-    from perfagent.training.search.job import TuningJob as TuningJob
-    from perfagent.training.search.tuning import tune as tune
-    from perfagent.training.search.workers import find_num_workers as find_num_workers
-    from perfagent.training.split_on_oom import SplitOnOom as SplitOnOom
-    from perfagent.training.stepping import StepResult as StepResult
+    from perfagent_loop.checkpoint import Checkpoint as Checkpoint
+    from perfagent_loop.compute.activation import checkpoint_activations as checkpoint_activations
+    from perfagent_loop.compute.attention import best_attention as best_attention
+    from perfagent_loop.compute.attention_watch import watch_attention as watch_attention
+    from perfagent_loop.compute.compiling import compile_model as compile_model
+    from perfagent_loop.compute.nccl import nccl_preset as nccl_preset
+    from perfagent_loop.compute.packed import packed_attention as packed_attention
+    from perfagent_loop.data.buckets import LengthBucketBatchSampler as LengthBucketBatchSampler
+    from perfagent_loop.data.cache import CachedDataset as CachedDataset
+    from perfagent_loop.data.cache import DiskCache as DiskCache
+    from perfagent_loop.data.inspecting import inspect_batches as inspect_batches
+    from perfagent_loop.data.loader import loader_defaults as loader_defaults
+    from perfagent_loop.data.loader import resumable_loader as resumable_loader
+    from perfagent_loop.data.mapped import MappedLines as MappedLines
+    from perfagent_loop.data.mapped import MappedTokens as MappedTokens
+    from perfagent_loop.data.mapped import map_tokens as map_tokens
+    from perfagent_loop.data.packed_batches import PackedBatchSampler as PackedBatchSampler
+    from perfagent_loop.data.packed_stream import PackedStream as PackedStream
+    from perfagent_loop.data.packing import pack as pack
+    from perfagent_loop.data.packing import pack_stream as pack_stream
+    from perfagent_loop.data.prefetch import Prefetcher as Prefetcher
+    from perfagent_loop.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+    from perfagent_loop.ddp import comm_hook as comm_hook
+    from perfagent_loop.ddp import ddp as ddp
+    from perfagent_loop.deepspeed_config import zero_config as zero_config
+    from perfagent_loop.estimates.memory import MemoryEstimate as MemoryEstimate
+    from perfagent_loop.estimates.memory import estimate_memory as estimate_memory
+    from perfagent_loop.fsdp import fsdp as fsdp
+    from perfagent_loop.loop import Loop as Loop
+    from perfagent_loop.loop import loop as loop
+    from perfagent_loop.nonfinite import NanPolicy as NanPolicy
+    from perfagent_loop.retry import retry as retry
+    from perfagent_loop.search.batch_size import find_batch_size as find_batch_size
+    from perfagent_loop.search.job import TuningJob as TuningJob
+    from perfagent_loop.search.tuning import tune as tune
+    from perfagent_loop.search.workers import find_num_workers as find_num_workers
+    from perfagent_loop.split_on_oom import SplitOnOom as SplitOnOom
+    from perfagent_loop.stepping import StepResult as StepResult
 
 __version__ = "0.1.0"
 
@@ -145,44 +145,44 @@ _WHERE = {
     "finish": "perfagent.session",
     "init": "perfagent.session",
     "log": "perfagent.session",
-    "Checkpoint": "perfagent.training.checkpoint",
-    "best_attention": "perfagent.training.compute.attention",
-    "checkpoint_activations": "perfagent.training.compute.activation",
-    "compile_model": "perfagent.training.compute.compiling",
-    "nccl_preset": "perfagent.training.compute.nccl",
-    "watch_attention": "perfagent.training.compute.attention_watch",
-    "packed_attention": "perfagent.training.compute.packed",
-    "NanPolicy": "perfagent.training.nonfinite",
-    "SplitOnOom": "perfagent.training.split_on_oom",
-    "retry": "perfagent.training.retry",
-    "loop": "perfagent.training.loop",
-    "Loop": "perfagent.training.loop",
-    "StepResult": "perfagent.training.stepping",
-    "fsdp": "perfagent.training.fsdp",
-    "ddp": "perfagent.training.ddp",
-    "comm_hook": "perfagent.training.ddp",
-    "zero_config": "perfagent.training.deepspeed_config",
-    "MemoryEstimate": "perfagent.training.estimates.memory",
-    "estimate_memory": "perfagent.training.estimates.memory",
-    "find_batch_size": "perfagent.training.search.batch_size",
-    "find_num_workers": "perfagent.training.search.workers",
-    "TuningJob": "perfagent.training.search.job",
-    "tune": "perfagent.training.search.tuning",
-    "CachedDataset": "perfagent.training.data.cache",
-    "DiskCache": "perfagent.training.data.cache",
-    "LengthBucketBatchSampler": "perfagent.training.data.buckets",
-    "MappedLines": "perfagent.training.data.mapped",
-    "MappedTokens": "perfagent.training.data.mapped",
-    "PackedBatchSampler": "perfagent.training.data.packed_batches",
-    "PackedStream": "perfagent.training.data.packed_stream",
-    "Prefetcher": "perfagent.training.data.prefetch",
-    "TokenBudgetBatchSampler": "perfagent.training.data.token_budget",
-    "inspect_batches": "perfagent.training.data.inspecting",
-    "loader_defaults": "perfagent.training.data.loader",
-    "map_tokens": "perfagent.training.data.mapped",
-    "pack": "perfagent.training.data.packing",
-    "pack_stream": "perfagent.training.data.packing",
-    "resumable_loader": "perfagent.training.data.loader",
+    "Checkpoint": "perfagent_loop.checkpoint",
+    "best_attention": "perfagent_loop.compute.attention",
+    "checkpoint_activations": "perfagent_loop.compute.activation",
+    "compile_model": "perfagent_loop.compute.compiling",
+    "nccl_preset": "perfagent_loop.compute.nccl",
+    "watch_attention": "perfagent_loop.compute.attention_watch",
+    "packed_attention": "perfagent_loop.compute.packed",
+    "NanPolicy": "perfagent_loop.nonfinite",
+    "SplitOnOom": "perfagent_loop.split_on_oom",
+    "retry": "perfagent_loop.retry",
+    "loop": "perfagent_loop.loop",
+    "Loop": "perfagent_loop.loop",
+    "StepResult": "perfagent_loop.stepping",
+    "fsdp": "perfagent_loop.fsdp",
+    "ddp": "perfagent_loop.ddp",
+    "comm_hook": "perfagent_loop.ddp",
+    "zero_config": "perfagent_loop.deepspeed_config",
+    "MemoryEstimate": "perfagent_loop.estimates.memory",
+    "estimate_memory": "perfagent_loop.estimates.memory",
+    "find_batch_size": "perfagent_loop.search.batch_size",
+    "find_num_workers": "perfagent_loop.search.workers",
+    "TuningJob": "perfagent_loop.search.job",
+    "tune": "perfagent_loop.search.tuning",
+    "CachedDataset": "perfagent_loop.data.cache",
+    "DiskCache": "perfagent_loop.data.cache",
+    "LengthBucketBatchSampler": "perfagent_loop.data.buckets",
+    "MappedLines": "perfagent_loop.data.mapped",
+    "MappedTokens": "perfagent_loop.data.mapped",
+    "PackedBatchSampler": "perfagent_loop.data.packed_batches",
+    "PackedStream": "perfagent_loop.data.packed_stream",
+    "Prefetcher": "perfagent_loop.data.prefetch",
+    "TokenBudgetBatchSampler": "perfagent_loop.data.token_budget",
+    "inspect_batches": "perfagent_loop.data.inspecting",
+    "loader_defaults": "perfagent_loop.data.loader",
+    "map_tokens": "perfagent_loop.data.mapped",
+    "pack": "perfagent_loop.data.packing",
+    "pack_stream": "perfagent_loop.data.packing",
+    "resumable_loader": "perfagent_loop.data.loader",
 }
 
 

@@ -25,13 +25,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import perfagent
-from perfagent.training.data.buckets import LengthBucketBatchSampler
-from perfagent.training.data.cache import CachedDataset
-from perfagent.training.data.mapped import map_tokens
-from perfagent.training.data.packed_batches import PackedBatchSampler
-from perfagent.training.data.packing import fill, pack, pack_stream
-from perfagent.training.data.prefetch import Prefetcher
-from perfagent.training.data.token_budget import TokenBudgetBatchSampler
+from perfagent_loop.data.buckets import LengthBucketBatchSampler
+from perfagent_loop.data.cache import CachedDataset
+from perfagent_loop.data.mapped import map_tokens
+from perfagent_loop.data.packed_batches import PackedBatchSampler
+from perfagent_loop.data.packing import fill, pack, pack_stream
+from perfagent_loop.data.prefetch import Prefetcher
+from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
 
 CAPACITY = 2048
 BATCH = 16

@@ -18,11 +18,11 @@ from sick import results as sick_results
 from sick.batches import all_programs
 from tables import replace, table
 
-from perfagent.demo import faults as demo_faults
 from perfagent.plural import some
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.handbook import MEASURED, seen_in_demo
 from perfagent_server.rules.rule import Rule
+from perfagent_tools.demo import faults as demo_faults
 
 __all__ = ["plain", "sections", "summaries", "targets", "write"]
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import tables
 
-from perfagent.bench.ingest.agents import HEALTHY, NAMES
 from perfagent.wire import Event, Frame, Group
 from perfagent_server.database import open_database
 from perfagent_server.engine.scheduler import Engine
+from perfagent_server.ingest_benchmark.agents import HEALTHY, NAMES
 from perfagent_server.settings import Settings
 from perfagent_server.store.sql import SqlStore
 

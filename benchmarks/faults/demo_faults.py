@@ -22,8 +22,8 @@ from builders import ServerProcess, job_environment, server_process
 from faults.outcome import Outcome
 from websockets.sync.client import connect
 
-from perfagent.demo.faults import FAULTS, Fault, named
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_tools.demo.faults import FAULTS, Fault, named
 
 __all__ = ["FAULTS", "demo_faults"]
 

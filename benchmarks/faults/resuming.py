@@ -30,8 +30,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.loop import loop as make_loop
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.loop import loop as make_loop
 
 KINDS = ("plain", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 STEPS, MICRO, EPOCHS = 36, 2, 3

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import perfagent
-from perfagent.training.compute.attention import AttentionChoice, Gpu
-from perfagent.training.compute.packed import packed_attention
+from perfagent_loop.compute.attention import AttentionChoice, Gpu
+from perfagent_loop.compute.packed import packed_attention
 
 KERNELS = {
     "aten::_scaled_dot_product_flash_attention": "flash",

@@ -12,7 +12,7 @@ from stage import Stage
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from perfagent.training.estimates.memory import estimate_memory
+from perfagent_loop.estimates.memory import estimate_memory
 
 SHARE = 0.10
 MIB = 2**20

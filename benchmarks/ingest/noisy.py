@@ -27,8 +27,8 @@ import numpy as np
 import tables
 from builders import ServerProcess
 
-from perfagent.bench.ingest.agents import Load, Seen, play
 from perfagent.wire import Frame, Group, encode
+from perfagent_server.ingest_benchmark.agents import Load, Seen, play
 
 SERIES, STEPS, CONNECTIONS = 1000, 100, 10
 WARM_S = 8.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sick.expectations import Expectation, WrongExpectationError, expectation, read
 
-from perfagent.demo.faults import FAULTS, Fault
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_tools.demo.faults import FAULTS, Fault
 
 __all__ = ["DEMO", "PROGRAMS", "Program", "all_programs", "chosen"]
 
@@ -84,7 +84,7 @@ def _check_pairs(programs: Sequence[Program]) -> None:
 
 def _of_demo(fault: Fault) -> Program:
     steps = max(_DEMO_STEPS, fault.min_steps)
-    words = "-m", "perfagent.demo.job", "--steps", str(steps), "--fault", fault.name
+    words = "-m", "perfagent_tools.demo.job", "--steps", str(steps), "--fault", fault.name
     run = "demo" if fault.name == "none" else f"demo {fault.name}"  # the job names it itself
     table: dict[str, object] = {"processes": fault.ranks, "limit_s": _DEMO_LIMIT_S}
     if fault.name == "none":

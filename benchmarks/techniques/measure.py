@@ -19,7 +19,7 @@ from typing import Any
 
 import tables
 
-from perfagent.bench.command import BENCHMARKS
+from perfagent_tools.bench.command import BENCHMARKS
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "techniques.md"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from builders import job_environment
 
-from perfagent.demo import faults
 from perfagent_client.history import find_runs
 from perfagent_server.backtest.replay import Judged, replay
 from perfagent_server.diagnosis.moments import moments
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
+from perfagent_tools.demo import faults
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # some faults are in test_demo.py
 FAULTS = {  # fault: (steps, most steps from its beginning to its alert)
@@ -29,7 +29,7 @@ FAULTS = {  # fault: (steps, most steps from its beginning to its alert)
 
 def record(folder: Path, fault: str, steps: int) -> Judged:
     """Trains the demo's job with that fault, and judges what it recorded."""
-    job = [sys.executable, "-m", "perfagent.demo.job", "--steps", str(steps), "--fault", fault]
+    job = [sys.executable, "-m", "perfagent_tools.demo.job", "--steps", str(steps), "--fault", fault]
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "recorded"), PERFAGENT_RUN_ID="demo")
     done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr

@@ -20,12 +20,12 @@ from documents import ROOT
 from frames import state
 from json_shapes import differences, shapes, whole
 
-from perfagent.bench.command import BENCHMARKS
-from perfagent.bench.report import Figure, Report
-from perfagent.training.search.tuning import Setting, TuningStep
 from perfagent.wire import Alert, Finding, Quantiles, RunSummary, Spent, StepWindow, Timing
+from perfagent_loop.search.tuning import Setting, TuningStep
 from perfagent_server.routes.users import UserShown
 from perfagent_server.store.artifacts import StoredProfile
+from perfagent_tools.bench.command import BENCHMARKS
+from perfagent_tools.bench.report import Figure, Report
 
 Run = Callable[..., Any]
 

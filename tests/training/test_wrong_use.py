@@ -14,27 +14,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.compute.activation import checkpoint_activations
-from perfagent.training.compute.compiling import compile_model
-from perfagent.training.compute.nccl import nccl_preset
-from perfagent.training.compute.packed import packed_attention
-from perfagent.training.data.buckets import LengthBucketBatchSampler
-from perfagent.training.data.cache import CachedDataset
-from perfagent.training.data.cache_record import encode
-from perfagent.training.data.collating import join, pad
-from perfagent.training.data.inspecting import inspect_batches
-from perfagent.training.data.packing import pack, pack_stream
-from perfagent.training.data.prefetch import Prefetcher
-from perfagent.training.data.token_budget import TokenBudgetBatchSampler
-from perfagent.training.deepspeed_config import check_zero_config
-from perfagent.training.estimates.memory import estimate_memory
-from perfagent.training.nonfinite import NanPolicy
-from perfagent.training.search.batch_size import find_batch_size
-from perfagent.training.search.job import TuningJob
-from perfagent.training.search.tuning import tune
-from perfagent.training.search.workers import find_num_workers
-from perfagent.training.split_on_oom import SplitOnOom
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.compute.activation import checkpoint_activations
+from perfagent_loop.compute.compiling import compile_model
+from perfagent_loop.compute.nccl import nccl_preset
+from perfagent_loop.compute.packed import packed_attention
+from perfagent_loop.data.buckets import LengthBucketBatchSampler
+from perfagent_loop.data.cache import CachedDataset
+from perfagent_loop.data.cache_record import encode
+from perfagent_loop.data.collating import join, pad
+from perfagent_loop.data.inspecting import inspect_batches
+from perfagent_loop.data.packing import pack, pack_stream
+from perfagent_loop.data.prefetch import Prefetcher
+from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
+from perfagent_loop.deepspeed_config import check_zero_config
+from perfagent_loop.estimates.memory import estimate_memory
+from perfagent_loop.nonfinite import NanPolicy
+from perfagent_loop.search.batch_size import find_batch_size
+from perfagent_loop.search.job import TuningJob
+from perfagent_loop.search.tuning import tune
+from perfagent_loop.search.workers import find_num_workers
+from perfagent_loop.split_on_oom import SplitOnOom
 
 OPTIMIZERS = torch.optim
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from perfagent.context.techniques import of_variable
 from perfagent.frameworks.loggers import settings as logged
+from perfagent.signals.source_lines import is_ours
 from perfagent.stack_variables import variables_of
 
 __all__ = ["OF_A_MODEL", "Hyperparameters"]
@@ -45,7 +46,6 @@ _PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path, enum.Enum,
 MAX_SETTINGS = 500
 _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<frozen ")
 _STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - compared with the names of files as code objects have them
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
 """Classes of configurations that belong to a model and are told with it."""
 
@@ -68,7 +68,7 @@ class Hyperparameters:
             if frame is None:
                 return
             file = frame.f_code.co_filename
-            if not file.startswith(_OURS):
+            if not is_ours(file):
                 script = is_script(file)
                 with variables_of(frame) as variables:
                     for name, value in variables:
@@ -162,7 +162,7 @@ class Hyperparameters:
 
 def is_script(file: str) -> bool:
     """Whether this code is the user's: no installed package, not Python's own, not ours."""
-    return not (_LIBRARIES.search(file) or file.startswith((_STDLIB, _OURS)))
+    return not (_LIBRARIES.search(file) or file.startswith(_STDLIB) or is_ours(file))
 
 
 def _settings(values: dict[Any, Any]) -> dict[Any, Any] | None:

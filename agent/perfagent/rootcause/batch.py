@@ -190,7 +190,7 @@ def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
-        if not frame.f_globals.get("__name__", "").startswith(("torch.", "perfagent.")):
+        if not frame.f_globals.get("__name__", "").startswith(("torch.", "perfagent.", "perfagent_loop.")):
             with variables_of(frame) as variables:
                 found = _batch_among(variables, samples, left)
             if found:

@@ -14,13 +14,12 @@ __all__ = ["is_ours", "most_often", "outside", "short"]
 _MOST_LINES = 20
 
 _WARN = (f"{os.sep}warnings.py", f"{os.sep}_py_warnings.py")  # the latter: from Python 3.14 on
-_OWN = f"{Path(__file__).parents[1]}{os.sep}"
-_DEMO = f"{_OWN}demo{os.sep}"
+_OWN = tuple(f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("perfagent", "perfagent_loop"))
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file is the agent's own. The demo's are the script that it watches."""
-    return name.startswith(_OWN) and not name.startswith(_DEMO)
+    """Whether a file is the agent's own or the loop's."""
+    return name.startswith(_OWN)
 
 
 def outside(frame: FrameType | None, torch: str) -> tuple[str, int] | None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch_versions import TORCH, since_torch
 
-from perfagent.bench.command import BENCHMARKS
 from perfagent.cli import main
+from perfagent_tools.bench.command import BENCHMARKS
 
 MARKS = {"compile": pytest.mark.long, "workers": pytest.mark.long, "prefetch": pytest.mark.real}
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*torch.jit:DeprecationWarning")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from api_builders import listening
 
-from perfagent.bench.ingest.agents import NAMES
 from perfagent.cli import main
+from perfagent_server.ingest_benchmark.agents import NAMES
 from perfagent_server.runs.run_filters import TableQuery
 
 pytestmark = pytest.mark.real

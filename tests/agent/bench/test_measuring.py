@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from perfagent.bench.measuring import bytes_of, peak_bytes
+from perfagent_tools.bench.measuring import bytes_of, peak_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from perfagent.bench.command import BENCHMARKS
+from perfagent_tools.bench.command import BENCHMARKS
 
 ROOT = Path(__file__).parents[3]
 

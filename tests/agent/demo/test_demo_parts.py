@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from builders import until
 
-from perfagent.demo import command, data, faults, ranks, server
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_tools.demo import command, data, faults, ranks, server
 
 
 def test_targets_are_the_tokens_one_byte_later() -> None:

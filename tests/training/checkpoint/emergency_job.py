@@ -16,8 +16,8 @@ from resumable import batches, small_loop
 from torch import nn
 
 import perfagent
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.loop import loop
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.loop import loop
 
 
 def job(folder: Path, mode: str) -> None:

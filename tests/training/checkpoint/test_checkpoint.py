@@ -14,9 +14,9 @@ import torch
 from resumable import small_loop, train
 
 from perfagent.errors import CheckpointError, ConfigError
-from perfagent.training import saving
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.loop import loop as make_loop
+from perfagent_loop import saving
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.loop import loop as make_loop
 
 
 @pytest.mark.parametrize(("asynchronous", "stop_after"), [(False, 1), (True, 6), (False, 7), (True, 11)])
@@ -51,7 +51,7 @@ def test_an_asynchronous_save_holds_the_state_of_its_moment(tmp_path: Path, monk
         assert may_write.wait(30)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("perfagent.training.checkpoint.write", held_up)
+    monkeypatch.setattr("perfagent_loop.checkpoint.write", held_up)
     weight = torch.ones(4)
     checkpoint = Checkpoint(tmp_path, asynchronous=True)
     checkpoint.save(1, {"model": {"weight": weight, "tied": weight}, "rng": {"torch": weight}})
@@ -87,7 +87,7 @@ def test_errors_that_may_pass_are_tried_again_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real, failures = os.fsync, [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "I/O error")]
-    monkeypatch.setattr("perfagent.training.retry.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("perfagent_loop.retry.time.sleep", lambda seconds: None)
 
     def sometimes(handle: int) -> None:
         if failures:

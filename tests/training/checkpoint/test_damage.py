@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfagent.errors import CheckpointError
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.folder import Folder
-from perfagent.training.manifest import Manifest, sum_of
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.folder import Folder
+from perfagent_loop.manifest import Manifest, sum_of
 
 
 def state(step: int) -> dict[str, object]:

@@ -14,7 +14,7 @@ from builders import free_port, job_environment, until
 from preloaded import Running, started
 from resumable import small_loop
 
-from perfagent.training.folder import Folder
+from perfagent_loop.folder import Folder
 
 HERE = Path(__file__).resolve().parent
 TESTS = str(HERE.parents[1])

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from perfagent.errors import CheckpointError
-from perfagent.training.checkpoint import Checkpoint
-from perfagent.training.folder import Folder
+from perfagent_loop.checkpoint import Checkpoint
+from perfagent_loop.folder import Folder
 
 
 def names(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfagent.errors import ConfigError
-from perfagent.training.compute.activation import checkpoint_activations
+from perfagent_loop.compute.activation import checkpoint_activations
 
 
 class Block(nn.Module):

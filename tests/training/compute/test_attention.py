@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.compute.attention_rules import Gpu
+from perfagent_loop.compute.attention_rules import Gpu
 
 _OPERATORS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",

@@ -11,9 +11,9 @@ from torch import nn
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.compute.activation import checkpoint_activations
-from perfagent.training.compute.compiling import compile_model, uncompile_model
-from perfagent.training.compute.convolutions import cudnn_benchmark
+from perfagent_loop.compute.activation import checkpoint_activations
+from perfagent_loop.compute.compiling import compile_model, uncompile_model
+from perfagent_loop.compute.convolutions import cudnn_benchmark
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated",  # inductor's own imports

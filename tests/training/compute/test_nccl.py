@@ -7,7 +7,7 @@ import os
 import pytest
 
 import perfagent
-from perfagent.training.compute.nccl import check_nccl_environment, nccl_preset
+from perfagent_loop.compute.nccl import check_nccl_environment, nccl_preset
 
 READ_TODAY = {
     "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_P2P_DISABLE",

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from perfagent.training.compute.packed import (
+from perfagent_loop.compute.packed import (
     cumulative_lengths,
     lengths_of_positions,
     packed_attention,

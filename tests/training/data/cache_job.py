@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from perfagent.training.data.cache import CachedDataset
+from perfagent_loop.data.cache import CachedDataset
 
 SAMPLES = 40
 

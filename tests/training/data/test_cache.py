@@ -14,8 +14,8 @@ from builders import job_environment
 from preloaded import run, started
 from torch.utils.data import Dataset, TensorDataset
 
-from perfagent.training.data.cache import CachedDataset, DiskCache
-from perfagent.training.data.cache_record import DamagedEntry, decode, encode
+from perfagent_loop.data.cache import CachedDataset, DiskCache
+from perfagent_loop.data.cache_record import DamagedEntry, decode, encode
 
 JOB = Path(__file__).with_name("cache_job.py")
 

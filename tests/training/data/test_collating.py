@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfagent.training.data.collating import join, pad
+from perfagent_loop.data.collating import join, pad
 
 
 def test_padding_is_neither_attended_to_nor_learned() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from perfagent.training.data.inspecting import BatchReport, inspect_batches
-from perfagent.training.data.loader import resumable_loader
+from perfagent_loop.data.inspecting import BatchReport, inspect_batches
+from perfagent_loop.data.loader import resumable_loader
 
 
 def kinds(report: BatchReport) -> set[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from perfagent.samplers.cgroup import find
-from perfagent.training.data.loader import loader_defaults, resumable_loader, usable_cores
+from perfagent_loop.data.loader import loader_defaults, resumable_loader, usable_cores
 
 
 class Rows(Dataset[Tensor]):
@@ -45,7 +45,7 @@ def test_cores_are_those_that_this_process_may_use() -> None:
     ("cores", "ranks", "workers"), [(64.0, 1, 8), (64.0, 8, 7), (64.0, 64, 1), (4.0, 1, 3), (1.5, 1, 1), (16.0, 4, 3)]
 )
 def test_ranks_share_the_cores(cores: float, ranks: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfagent.training.data.loader.usable_cores", lambda: cores)
+    monkeypatch.setattr("perfagent_loop.data.loader.usable_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     settings = loader_defaults(Rows())
     assert settings.arguments["num_workers"] == workers
@@ -61,7 +61,7 @@ def test_tensors_in_memory_need_no_workers() -> None:
 
 
 def test_batches_on_their_way_fit_into_the_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfagent.training.data.loader.usable_cores", lambda: 16.0)
+    monkeypatch.setattr("perfagent_loop.data.loader.usable_cores", lambda: 16.0)
     told = os.statvfs("/dev/shm")
     free = told.f_bavail * told.f_frsize
     roomy = loader_defaults(batch_bytes=1).arguments
@@ -74,7 +74,7 @@ def test_batches_on_their_way_fit_into_the_shared_memory(monkeypatch: pytest.Mon
 
 
 def test_a_stream_is_told_to_share_itself_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfagent.training.data.loader.usable_cores", lambda: 16.0)
+    monkeypatch.setattr("perfagent_loop.data.loader.usable_cores", lambda: 16.0)
     assert "must share itself among workers" in str(loader_defaults(Stream()))
     assert "must share itself" not in str(loader_defaults(Rows()))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from perfagent.errors import ConfigError
-from perfagent.training.data.mapped import MappedLines, MappedTokens, map_tokens
+from perfagent_loop.data.mapped import MappedLines, MappedTokens, map_tokens
 
 DOCUMENTS = [[1, 2, 3], [], [65_535], [*range(100)]]
 

@@ -12,10 +12,10 @@ from preloaded import run
 RANK = """
     import sys, time
     import torch, torch.distributed as dist
-    from perfagent.training import collectives
+    from perfagent_loop import collectives
     collectives.MOST_S = 60.0  # a thread of gloo's may pause for longer than what a training waits for it
-    from perfagent.training.collectives import all_gather, all_reduce
-    from perfagent.training.ranks import Agreement, Ranks
+    from perfagent_loop.collectives import all_gather, all_reduce
+    from perfagent_loop.ranks import Agreement, Ranks
 
     dist.init_process_group("gloo")
     held = 0

@@ -22,10 +22,10 @@ from torch.utils.data import (
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.data.loader import resumable_loader
-from perfagent.training.data.packed_batches import PackedBatchSampler
-from perfagent.training.data.packed_stream import PackedStream
-from perfagent.training.data.token_budget import TokenBudgetBatchSampler
+from perfagent_loop.data.loader import resumable_loader
+from perfagent_loop.data.packed_batches import PackedBatchSampler
+from perfagent_loop.data.packed_stream import PackedStream
+from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
 
 Batch = tuple[Tensor, Tensor]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.fsdp import blocks_of
+from perfagent_loop.fsdp import blocks_of
 
 
 @pytest.fixture

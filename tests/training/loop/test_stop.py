@@ -10,8 +10,8 @@ from resumable import batches, small_loop
 
 import perfagent
 from perfagent.step.state import state
-from perfagent.training.folder import Folder
-from perfagent.training.loop import Loop
+from perfagent_loop.folder import Folder
+from perfagent_loop.loop import Loop
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent.training.deepspeed_config import check_zero_config, zero_conflicts
-from perfagent.training.extension_lock import stale_locks
+from perfagent_loop.deepspeed_config import check_zero_config, zero_conflicts
+from perfagent_loop.extension_lock import stale_locks
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
 OFF = {"device": "cpu"}

@@ -9,9 +9,9 @@ import torch
 from resumable import batches, small_loop
 
 from perfagent.errors import ConfigError
-from perfagent.training.folder import Folder
-from perfagent.training.loop import Loop
-from perfagent.training.nonfinite import NanPolicy, NonFiniteGradients
+from perfagent_loop.folder import Folder
+from perfagent_loop.loop import Loop
+from perfagent_loop.nonfinite import NanPolicy, NonFiniteGradients
 
 
 def weights(training: Loop) -> torch.Tensor:

@@ -15,7 +15,7 @@ from builders import RecordingSender
 import perfagent
 from perfagent.errors import CheckpointError
 from perfagent.session import Run
-from perfagent.training.retry import is_transient, pauses, retry
+from perfagent_loop.retry import is_transient, pauses, retry
 
 
 def failing(*errors: BaseException) -> Callable[[], str]:

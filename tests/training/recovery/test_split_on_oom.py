@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfagent.training.loop import loop
-from perfagent.training.split_on_oom import SplitOnOom, cut, is_out_of_memory
+from perfagent_loop.loop import loop
+from perfagent_loop.split_on_oom import SplitOnOom, cut, is_out_of_memory
 
 
 def memory_for(rows: int, model: Any, seen: list[int]) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from perfagent.demo.model import GPT
+from perfagent_tools.demo.model import GPT
 
 Parts = tuple[nn.Module, tuple[Tensor, Tensor], torch.optim.Optimizer]
 
@@ -158,7 +158,7 @@ def measured_peak(name: str, *, half: bool = False, prepare: Callable[[nn.Module
 
 
 def _checkpointed(model: nn.Module) -> object:
-    from perfagent.training.compute.activation import checkpoint_activations
+    from perfagent_loop.compute.activation import checkpoint_activations
 
     return checkpoint_activations(model, "all")
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
-from perfagent.training.estimates.adapters import quantized_bytes
-from perfagent.training.estimates.command import command
-from perfagent.training.estimates.decoder import Decoder, DecoderShape, shape_of
-from perfagent.training.estimates.memory import MemoryEstimate, estimate_memory
-from perfagent.training.estimates.sizes import count_read
+from perfagent_loop.estimates.adapters import quantized_bytes
+from perfagent_loop.estimates.command import command
+from perfagent_loop.estimates.decoder import Decoder, DecoderShape, shape_of
+from perfagent_loop.estimates.memory import MemoryEstimate, estimate_memory
+from perfagent_loop.estimates.sizes import count_read
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

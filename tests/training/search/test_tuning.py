@@ -17,11 +17,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 from perfagent import session
 from perfagent.errors import ConfigError
-from perfagent.training.search import tuning
-from perfagent.training.search.command import command
-from perfagent.training.search.job import TuningJob, job_from
-from perfagent.training.search.tuning import Setting, TuningReport, TuningStep, _left_out, tune
-from perfagent.training.search.workers import WorkersTrial
+from perfagent_loop.search import tuning
+from perfagent_loop.search.command import command
+from perfagent_loop.search.job import TuningJob, job_from
+from perfagent_loop.search.tuning import Setting, TuningReport, TuningStep, _left_out, tune
+from perfagent_loop.search.workers import WorkersTrial
 
 
 class Slow(Dataset[tuple[Tensor, Tensor]]):

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from perfagent.training.search import workers as subject
-from perfagent.training.search.workers import find_num_workers, search_num_workers
+from perfagent_loop.search import workers as subject
+from perfagent_loop.search.workers import find_num_workers, search_num_workers
 
 
 class Slow(Dataset[int]):

@@ -19,7 +19,7 @@ _MOST_FRAMES = 24
 _NEAR = 12  # innermost frames in which a wait is looked for
 _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+) in (?P<function>[^:]+)(?:: (?P<source>.*))?$")
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|python3\.\d+)(?=/)")
-_OURS = re.compile(r"/perfagent/(?!demo/)")
+_OURS = re.compile(r"/(?:site-packages|dist-packages|agent)/perfagent(?:_loop)?/")
 _GENERATED = "<"
 _WAITS = re.compile(
     r"torch/distributed/(?!launch|run|elastic)|deepspeed/comm/|torch/autograd/graph\.py:\d+ in _engine_run"

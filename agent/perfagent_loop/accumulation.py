@@ -1,0 +1,221 @@
+"""Weighs each micro-step in its window, so that a window has the gradient of one big batch.
+
+A window is the micro-steps between two optimizer steps. Averaging the means of micro-batches of unequal size is wrong
+(the error was found in every large framework, see huggingface/transformers issue 34191); right is the mean over all
+items of the window and of all ranks. With n the items of a micro-batch, N those of the window on all of `world` ranks,
+and gradients that the strategy averages over the ranks, a micro-batch's mean loss must weigh
+
+    world * n / N
+
+N is known before the first backward pass where the loop looked ahead; where every micro-batch has one item (the
+default) and the loader its length; or where the window has one micro-step. Else each loss gets n over what is expected,
+and the gradients are multiplied once, by what remains, at the end of the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfagent.errors import ConfigError
+from perfagent_loop.collectives import all_reduce
+from perfagent_loop.strategies import Strategy
+
+__all__ = ["Count", "Window"]
+
+Count = int | float | Tensor
+
+
+class Window:
+    """The window in progress. Counts on a device are never read on the host.
+
+    size: micro-steps of a full one. done: micro-steps whose backward pass is over. end: micro-steps of this one, as far
+    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps and cannot know by
+    how many.
+    """
+
+    __slots__ = (
+        "_base", "_constant", "_counted", "_device", "_expected", "_items", "_loss", "_strategy", "_total",
+        "done", "end", "ranks_steps", "size", "trivial", "uneven",
+    )  # fmt: skip
+
+    def __init__(self, size: int, strategy: Strategy) -> None:
+        self.size, self._strategy, self._device = size, strategy, strategy.device
+        self.uneven = False
+        self._expected: Count | None = None  # items of a micro-step, mean over ranks, as in the window before
+        self._constant: float | None = None  # the one count that a strategy which reduces early has seen
+        self.clear()
+
+    def clear(self) -> None:
+        """The next window begins."""
+        self.done, self.end = 0, self.size
+        self._total: Count | None = None  # items of the window on all ranks, where known from the start
+        self._counted: list[Count] = []  # ... and those of each micro-step to come
+        self._items: Count | None = None  # items so far on this rank
+        self._loss: Any = None  # their summed loss
+        self._base = 0
+        self.ranks_steps: int | None = None
+        self.trivial = self.size == 1 and not self.uneven
+
+    # ---- what the loader tells
+
+    def may_differ(self, uneven: bool) -> None:
+        """An epoch begins. uneven: ranks may end it with windows of different lengths that nobody knows beforehand."""
+        self.uneven = uneven
+        self.clear()
+
+    def will_end(self, end: int, ranks_steps: int | None = None) -> None:
+        """end: micro-steps of this window on this rank. ranks_steps: on all ranks together, where they differ."""
+        self.end = end
+        if ranks_steps is not None:
+            self.ranks_steps = ranks_steps
+        self.trivial = end == 1 and not self.uneven and self.ranks_steps is None and self._total is None
+
+    def will_hold(self, counts: list[Count]) -> None:
+        """The items of every micro-step of this window, on this rank. A collective where there are several ranks."""
+        self._counted = [*counts]
+        self.end = self.done + len(counts)
+        total: Count = sum(counts)
+        if self._strategy.world > 1:
+            total = self._strategy.total(self._number(total))
+        self._total = total.clamp(min=1.0) if isinstance(total, Tensor) else max(total, 1)
+        self.trivial = False
+
+    def is_whole(self) -> None:
+        """The gradients are those of the window's mean, however they came about, and nothing is left to be
+        multiplied."""
+        self.done = self.end = self._base = 1
+        self._total, self._items, self._loss = None, None, None
+
+    # ---- what a micro-step weighs
+
+    def weighted(self, loss: Tensor, num_items: Count | None) -> Tensor:
+        """The loss as a part of its window's."""
+        world = self._strategy.world
+        if self._total is not None:
+            return _times(loss, _ratio(self._counted[self.done] * world, self._total))
+        if num_items is not None and self._strategy.reduces_early:
+            self._refuse_unequal(num_items)
+            num_items = None
+        if not self.done:
+            self._base = self.end
+        if num_items is None and not self.uneven:
+            if self._items is not None:
+                raise ConfigError(
+                    "num_items was given for some micro-steps of a window and not for others; give it for all or none"
+                )
+            if self.ranks_steps is not None:
+                return loss * (world / self.ranks_steps)
+            return loss if self._base == 1 else loss * (1.0 / self._base)
+        if self.done and self._items is None:
+            raise ConfigError(
+                "num_items was given for some micro-steps of a window and not for others; give it for all or none"
+            )
+        return self._count(loss, 1 if num_items is None else num_items, says_loss=num_items is not None)
+
+    def _count(self, loss: Tensor, count: Count, *, says_loss: bool) -> Tensor:
+        world = self._strategy.world
+        if world > 1 or isinstance(count, Tensor):
+            count = self._number(count)
+        self._items = count if self._items is None else self._items + count
+        if self._base == 1:
+            if world == 1:
+                return loss
+            return _times(loss, _ratio(count * world, _at_least_one(self._strategy.total(_copy(count)))))
+        if says_loss:
+            value = loss.detach()
+            part = (float(value) if value.is_cpu and not isinstance(count, Tensor) else value) * count
+            self._loss = part if self._loss is None else self._loss + part
+        if self._expected is None:
+            self._expected = _at_least_one(self._mean_over_ranks(count))
+        return _times(loss, _ratio(count, self._expected * self._base))
+
+    def _mean_over_ranks(self, count: Count) -> Count:
+        if self._strategy.world == 1:
+            return count
+        return self._strategy.total(_copy(count)) / self._strategy.world
+
+    def _refuse_unequal(self, num_items: Count) -> None:
+        """Gradients are averaged before the window is known: then every micro-batch of every rank must have the same
+        count."""
+        count = float(num_items)  # sync: waits for a count that is on a device
+        if self._constant is None:
+            same = self._number(count)
+            if self._strategy.world > 1:
+                low, high = same.clone(), same.clone()
+                all_reduce(low, torch.distributed.ReduceOp.MIN, group=self._strategy.group)
+                all_reduce(high, torch.distributed.ReduceOp.MAX, group=self._strategy.group)
+                if float(low) != float(high):
+                    raise ConfigError(_unequal(float(low), float(high)))
+            self._constant = count
+        if count != self._constant:
+            raise ConfigError(_unequal(self._constant, count))
+
+    # ---- state
+
+    @property
+    def expected(self) -> float | None:
+        """Items of a micro-step, as in the window before: what weights are rounded by, and so part of a state. Sync."""
+        return None if self._expected is None else float(self._expected)
+
+    @expected.setter
+    def expected(self, items: float | None) -> None:
+        alone = items is None or self._strategy.world == 1
+        self._expected = items if alone else self._number(items)  # type: ignore[arg-type]
+
+    # ---- the end of a window
+
+    def factor(self) -> Count | None:
+        """What the gradients are to be multiplied by at the end of the window; None where they are right as they are.
+
+        A collective on every rank that was given counts.
+        """
+        if self._total is not None:
+            return None
+        if self._items is None:
+            return None if self._base == self.done or self.ranks_steps is not None else self._base / self.done
+        if self._base == 1 or self._expected is None:
+            return None
+        world = self._strategy.world
+        total = _at_least_one(self._items if world == 1 else self._strategy.total(_copy(self._items)))
+        factor: Count = _ratio(self._expected * (self._base * world), total)
+        self._expected = _ratio(total, world * self.done)
+        return factor
+
+    def loss(self) -> Any:
+        """The mean loss over the items of this rank, where the weights of the window do not add up to one; else
+        None."""
+        return None if self._loss is None or self._items is None else _ratio(self._loss, _at_least_one(self._items))
+
+    def _number(self, count: Count) -> Tensor:
+        """As a number on the device; a Python number goes there without a copy that waits."""
+        if isinstance(count, Tensor):
+            return count.detach().to(self._device, torch.float64, non_blocking=True)
+        return torch.full((), count, dtype=torch.float64, device=self._device)
+
+
+def _times(loss: Tensor, weight: Count) -> Tensor:
+    return loss * (weight.to(torch.float32) if isinstance(weight, Tensor) else weight)
+
+
+def _ratio(above: Any, below: Any) -> Any:
+    return above / below
+
+
+def _copy(count: Any) -> Tensor:
+    copy: Tensor = count.clone()
+    return copy
+
+
+def _at_least_one(count: Any) -> Any:
+    """A window in which every item is masked has no mean: its gradients are 0, not NaN."""
+    return count.clamp(min=1.0) if isinstance(count, Tensor) else max(count, 1)
+
+
+def _unequal(first: float, other: float) -> str:
+    return (
+        f"micro-batches have unequal num_items ({first:g} and {other:g}), and DeepSpeed averages gradients before the window is "
+        "known; tell the loop beforehand: loop.batches(loader, items=lambda batch: ...) looks ahead"
+    )

@@ -1,0 +1,143 @@
+"""torch.compile, in place, with what each mode needs checked before the first step instead of in the middle of it.
+
+The model keeps its type and the names of its parameters (`Module.compile`, not the wrapper that `torch.compile`
+returns), so that checkpoints, DDP, FSDP2 and the agent see what they would have seen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import nn
+
+from perfagent.errors import ConfigError
+from perfagent_loop.fsdp import blocks_of
+
+__all__ = ["MODES", "CompileMode", "compile_in_place", "compile_model", "uncompile_model"]
+
+logger = logging.getLogger("perfagent")
+
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+MODES: tuple[CompileMode, ...] = get_args(CompileMode)
+_GPU_ONLY = {
+    "reduce-overhead": "it records CUDA graphs, which only a GPU has",
+    "max-autotune": "it tries kernels of Triton and records CUDA graphs, which only a GPU has",
+    "max-autotune-no-cudagraphs": "it tries kernels of Triton, which only a GPU runs",
+}
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def compile_model(
+    model: Model,
+    mode: CompileMode = "default",
+    *,
+    blocks: bool = False,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    backend: str = "inductor",
+) -> Model:
+    """The same model, compiled when it is first called.
+
+    mode: default; reduce-overhead, which records CUDA graphs and wants inputs of one shape and address; max-autotune,
+    which tries kernels for minutes and records CUDA graphs; max-autotune-no-cudagraphs. blocks: compile each of the
+    model's repeated blocks instead of the whole: the first one is compiled, the others take its code, so that a deep
+    model compiles in the time of a shallow one. dynamic: True for inputs of changing shapes, None lets torch find out
+    (it compiles a second time then). fullgraph: raise where the code cannot become one graph. backend: of
+    torch.compile; "eager" and "aot_eager" need no compiler.
+
+    Call it after checkpoint_activations. Raises ConfigError where the first step would fail for want of a compiler.
+    """
+    _check(model, mode, backend)
+    parts: list[nn.Module] = blocks_of(nn.ModuleList([model])) if blocks else [model]
+    if not parts:
+        raise ConfigError(
+            "blocks=True compiles the items of lists of like modules, and the model has none; leave it out"
+        )
+    device = _device_of(model)
+    if mode in _GPU_ONLY and device.type != "cuda":
+        logger.warning("perfagent: mode %r compiles as 'default' on the %s: %s", mode, device.type, _GPU_ONLY[mode])
+        mode = "default"
+    options: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
+    if mode != "default":  # torch refuses a mode for backends other than its own
+        options["mode"] = mode
+    for part in parts:
+        compile_in_place(part, **options)
+    return model
+
+
+def compile_in_place(module: nn.Module, **options: Any) -> None:
+    """`Module.compile`, which by itself compiles nothing of a module whose class is torch's own (nn.Sequential, say):
+    torch leaves frames of its own files alone. A frame of ours round such a module is one that it takes; torch.compile
+    has one, too.
+
+    options: of torch.compile.
+    """
+    if str(getattr(module.forward, "__module__", "")).startswith("torch.nn.modules."):
+        module._compiled_call_impl = torch.compile(_framed(module), **options)
+        return
+    compile_module: Any = module.compile
+    compile_module(**options)
+
+
+def _framed(module: Any) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return forward
+
+
+def uncompile_model(model: nn.Module) -> None:
+    """Has the model and all its parts run as written again; what was compiled is left to torch."""
+    for module in model.modules():
+        module._compiled_call_impl = None
+
+
+def _check(model: Any, mode: Any, backend: str) -> None:
+    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        raise ConfigError(
+            "the model is what torch.compile returned; pass the model that was given to torch.compile instead"
+        )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
+    if mode not in MODES:
+        raise ConfigError(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
+    done = [name or "the model" for name, module in model.named_modules() if module._compiled_call_impl is not None]
+    if done:
+        raise ConfigError(f"{done[0]} is compiled already; call uncompile_model first to compile it in another way")
+    if backend != "inductor":
+        if mode != "default":
+            raise ConfigError(
+                f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one of them out"
+            )
+        return
+    _check_compiler(_device_of(model))
+
+
+def _check_compiler(device: torch.device) -> None:
+    """What inductor needs to write machine code for this device."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError(
+                "torch.compile writes Triton for a GPU, and triton is not installed; install the triton of your torch"
+            )
+        if torch.cuda.get_device_capability(device) < (7, 0):
+            name = torch.cuda.get_device_name(device)
+            raise ConfigError(f"Triton needs compute capability 7.0, and {name} is older; train without compile")
+        return
+    compiler = os.environ.get("CXX") or "g++"
+    if device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++") or shutil.which("c++")):
+        raise ConfigError(
+            f"torch.compile writes C++ for a CPU, and there is no compiler ({compiler}); install g++, set CXX, or say "
+            "backend='aot_eager'"
+        )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device

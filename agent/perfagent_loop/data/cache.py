@@ -1,0 +1,196 @@
+"""Samples that were prepared once, kept on disk for every later epoch, worker, rank and run.
+
+An entry is written into a draft and then renamed: who looks, at whatever moment a writer dies, sees it whole or not at
+all, and two processes that write the same one do no harm. Nothing waits for the disk to sync: what a power failure
+leaves is found by the entry's checksum, like any other damage, and made anew. A full disk ends writing, never the
+training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from perfagent.errors import ConfigError
+from perfagent_loop.data.cache_record import DamagedEntry, decode, encode, key_of
+
+__all__ = ["CachedDataset", "DiskCache"]
+
+logger = logging.getLogger("perfagent")
+_LEFT_OVER_S = 3600.0
+"""A file that nobody has renamed for so long was left by a writer that died."""
+_LOOK_EVERY = 256
+"""Writes between two looks at the free space."""
+
+
+class DiskCache:
+    """Values by key in a folder that many processes may use at once.
+
+    folder: made if it is not there. keep_free_bytes: nothing is written while the disk has less room than that (1 GiB).
+    hits, misses, damaged: counts of this process; damaged entries were misses too. `writing` turns False when the disk
+    is full or refuses; what is there is still read. May be pickled and used in DataLoader workers.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, keep_free_bytes: int = 2**30) -> None:
+        self.folder = Path(folder)
+        self.keep_free_bytes = keep_free_bytes
+        self.hits = self.misses = self.damaged = 0
+        self.writing = True
+        self._writes = 0
+        self._drafts = self.folder / "tmp"
+        try:
+            self._drafts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the cache's folder {self.folder} cannot be made: {error.strerror}; choose another"
+            ) from error
+        self._clear_left_overs()
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        """The value of a key, from the disk, or from make(), which is then kept. Its own errors go through."""
+        path = self._path(key)
+        content = _read(path)
+        if content is not None:
+            try:
+                value = decode(content, key)
+            except DamagedEntry as error:
+                self._found_damage(path, error)
+            else:
+                self.hits += 1
+                return value
+        self.misses += 1
+        value = make()
+        if self.writing:
+            self._write(path, encode(key, value))
+        return value
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).exists()
+
+    def verify(self) -> list[Path]:
+        """Reads every entry and removes those that are damaged; answers their paths."""
+        found = []
+        for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.sample")):
+            try:
+                content = bytearray(path.read_bytes())
+                decode(content, key_of(content))
+            except FileNotFoundError:
+                continue
+            except DamagedEntry as error:
+                self._found_damage(path, error)
+                found.append(path)
+        return found
+
+    def clear(self) -> None:
+        """Removes every entry."""
+        for folder in self.folder.glob("[0-9a-f][0-9a-f]"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _path(self, key: str) -> Path:
+        name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        return self.folder / name[:2] / f"{name[2:]}.sample"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            if self._writes % _LOOK_EVERY == 0 and shutil.disk_usage(self.folder).free < self.keep_free_bytes + len(
+                content
+            ):
+                self._stop(f"less than {self.keep_free_bytes / 2**30:.1f} GiB would be left on its disk")
+                return
+            self._writes += 1
+            draft.write_bytes(content)
+            try:
+                draft.replace(path)
+            except FileNotFoundError:
+                path.parent.mkdir(exist_ok=True)
+                draft.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            self._stop(error.strerror or str(error))
+
+    def _stop(self, why: str) -> None:
+        self.writing = False
+        logger.warning("perfagent: the cache %s takes no more samples in this process: %s", self.folder, why)
+
+    def _found_damage(self, path: Path, error: DamagedEntry) -> None:
+        self.damaged += 1
+        if self.damaged == 1:
+            logger.warning(
+                "perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, str(error)
+            )
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _clear_left_overs(self) -> None:
+        before = time.time() - _LEFT_OVER_S
+        with contextlib.suppress(OSError), os.scandir(self._drafts) as drafts:
+            for draft in itertools.islice(drafts, 10_000):
+                with contextlib.suppress(OSError):
+                    if draft.stat().st_mtime < before:
+                        Path(draft).unlink()
+
+
+def _read(path: Path) -> bytearray | None:
+    """A file's bytes, read without a second copy; None where there is none."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            content = bytearray(os.fstat(file.fileno()).st_size)
+            read = file.readinto(content)
+            return content if read == len(content) else content[:read]
+    except OSError:
+        return None
+
+
+class CachedDataset(Dataset[Any]):
+    """A map-style dataset whose samples are computed once and read from disk from then on.
+
+    dataset: gives what entry.py can hold. folder: of the cache. version: of everything that a sample depends on
+    (source, tokenizer, preprocessing): another version, or a dataset of another length, lies in a folder of its own.
+    What a dataset draws at random is drawn once: keep random augmentation outside, in a dataset around this one.
+
+    Shared by workers, ranks and nodes. Raises ConfigError for an iterable dataset and for samples that it cannot hold.
+    """
+
+    def __init__(
+        self, dataset: Any, folder: str | os.PathLike[str], *, version: str = "", keep_free_bytes: int = 2**30
+    ) -> None:
+        if (
+            isinstance(dataset, IterableDataset)
+            or not hasattr(dataset, "__getitem__")
+            or not hasattr(dataset, "__len__")
+        ):
+            raise ConfigError(
+                f"CachedDataset needs a dataset with __getitem__ and __len__, not {type(dataset).__name__}; samples of a stream "
+                "have no name to be found by: write them out with map_tokens, or use DiskCache with keys of your own"
+            )
+        self.dataset = dataset
+        kind = type(dataset)
+        told = json.dumps([f"{kind.__module__}.{kind.__qualname__}", len(dataset), version])
+        self.cache = DiskCache(
+            Path(folder) / hashlib.blake2b(told.encode(), digest_size=8).hexdigest(), keep_free_bytes=keep_free_bytes
+        )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        place = index.__index__()
+        length = len(self.dataset)
+        if not -length <= place < length:
+            raise IndexError(f"sample {place} of {length}")
+        place %= length
+        return self.cache.get(str(place), lambda: self.dataset[place])

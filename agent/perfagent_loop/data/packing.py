@@ -1,0 +1,177 @@
+"""Sequences of many lengths put together into rows of one capacity, with almost nothing left empty.
+
+Best-fit decreasing: the longest first, each into the fullest row that still takes it. Never more than 11/9 of the
+fewest rows possible plus one (Johnson et al., "Worst-Case Performance Bounds for Simple One-Dimensional Packing
+Algorithms", SIAM J. Comput. 3(4), 1974); with lengths of text it is about the fewest, where next fit leaves rows 83 %
+full. Where more than one part in a hundred is empty, rows are filled one by one as well (next_fit.py), and the fewer
+are taken. Rows are found by their free room in a set of integers (sorted_ints.py), so that 50,000 lengths take a
+fraction of a second in plain Python.
+
+A packed row holds several documents. A model must not attend from one to the next: give it `position_ids` and the
+lengths (collating.py makes both), and attend by `perfagent_loop.compute.packed`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, TypeVar
+
+from perfagent.errors import ConfigError
+from perfagent_loop.data.next_fit import fill_rows
+from perfagent_loop.data.sorted_ints import Integers
+
+__all__ = ["checked_lengths", "fill", "pack", "pack_stream"]
+
+Item = TypeVar("Item")
+_MOST_ROUNDS = 8
+_FULL = 0.99
+"""Rows that are as full as that are good enough."""
+
+
+def pack(lengths: Sequence[int] | Any, capacity: int) -> list[list[int]]:
+    """Indices of the lengths that go together into one row each, every index once, no row above capacity.
+
+    lengths: tokens of each sequence, 1 or more; a list, a tensor or an array. capacity: tokens of a row. Deterministic:
+    the same lengths give the same rows. Raises ConfigError for a length below 1 or above the capacity.
+    """
+    numbers = checked_lengths(lengths, checked_capacity(capacity))
+    rows = _best_fit_decreasing(numbers, capacity)
+    fewest = max(-(-sum(numbers) // capacity), sum(1 for one in numbers if 2 * one > capacity))
+    wanted = max(fewest, int(sum(numbers) / _FULL / capacity))
+    if len(rows) > wanted:
+        rows = min(rows, fill_rows(numbers, capacity, wanted), key=len)
+    return rows
+
+
+def _best_fit_decreasing(numbers: list[int], capacity: int) -> list[list[int]]:
+    order = sorted(range(len(numbers)), key=numbers.__getitem__, reverse=True)
+    rows: list[list[int]] = []
+    free = Integers(capacity)
+    with_room: dict[int, list[int]] = {}  # rows by free room
+    for index in order:
+        length = numbers[index]
+        room = free.smallest_from(length)
+        if room is None:
+            row = len(rows)
+            rows.append([index])
+            room = capacity
+        else:
+            same = with_room[room]
+            row = same.pop()
+            rows[row].append(index)
+            if not same:
+                del with_room[room]
+                free.discard(room)
+        left = room - length
+        if left:
+            same = with_room.setdefault(left, [])
+            if not same:
+                free.add(left)
+            same.append(row)
+    return rows
+
+
+def pack_stream(
+    items: Iterable[Item], capacity: int, *, length: Callable[[Item], int] | None = None, window: int = 2000
+) -> Iterator[list[Item]]:
+    """Rows of items from a stream of unknown length, without more than `window` items in hand.
+
+    length: tokens of an item; without it len(item), or the length of its "input_ids". A window is packed, full rows go
+    out, and what lies in the emptier ones is packed again with what comes next. A larger window fills better: see
+    docs/data.md. Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is
+    longer than the capacity, with its place in the stream.
+    """
+    if type(window) is not int or window < 1:
+        raise ConfigError(f"window is the number of items in hand, 1 or more; got {window!r:.80}")
+    checked_capacity(capacity)
+    measure = length_of if length is None else length
+    source = iter(items)
+    held: list[Item] = []
+    rounds: list[int] = []  # how often each of them was packed and kept
+    read = 0
+    while True:
+        new = [*itertools.islice(source, window - len(held))]
+        held += new
+        rounds += [0] * len(new)
+        lengths = [measure(item) for item in held]
+        _refuse(lengths, capacity, begin=read + len(new) - len(held))
+        read += len(new)
+        rows = pack(lengths, capacity)
+        if not new or len(held) < window:
+            for row in rows:
+                yield [held[index] for index in row]
+            return
+        full = [sum(lengths[index] for index in row) for row in rows]
+        late = [any(rounds[index] >= _MOST_ROUNDS for index in row) for row in rows]
+        gone = 0
+        kept: list[int] = []
+        for place in sorted(range(len(rows)), key=lambda place: (late[place], full[place]), reverse=True):
+            if late[place] or full[place] == capacity or gone < max(1, window // 2):
+                yield [held[index] for index in rows[place]]
+                gone += len(rows[place])
+            else:
+                kept += rows[place]
+        kept.sort()
+        held, rounds = [held[index] for index in kept], [rounds[index] + 1 for index in kept]
+
+
+def fill(rows: Iterable[Sequence[int]], lengths: Sequence[int], capacity: int) -> float:
+    """How much of the rows is tokens, from 0 to 1."""
+    used = [sum(lengths[index] for index in row) for row in rows]
+    return sum(used) / (len(used) * capacity) if used else 1.0
+
+
+def length_of(item: Any) -> int:
+    """Tokens of a sample: of its "input_ids" where it is a mapping, else its own length."""
+    if hasattr(item, "keys"):
+        if "input_ids" not in item:
+            raise ConfigError(
+                f"a sample with {', '.join(map(str, item))[:200]} has no 'input_ids': say what counts with length="
+            )
+        item = item["input_ids"]
+    if not isinstance(item, Sized):
+        raise ConfigError(f"the length of {type(item).__name__} is not known: say it with length=")
+    return len(item)
+
+
+def checked_capacity(capacity: Any) -> int:
+    """Raises ConfigError for anything but a whole number from 1 up."""
+    if type(capacity) is not int or capacity < 1:
+        raise ConfigError(f"the capacity is a number of tokens, 1 or more; got {capacity!r:.80}")
+    return capacity
+
+
+def checked_lengths(lengths: Any, most: int | None = None) -> list[int]:
+    """As a list of plain integers from 1 to most. Raises ConfigError for anything else."""
+    if most is not None:
+        checked_capacity(most)
+    numbers = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    if not isinstance(numbers, Iterable):
+        raise ConfigError(f"lengths are a list, tensor or array of whole numbers, one a sample; got {lengths!r:.80}")
+    numbers = [*numbers]
+    for index, one in enumerate(numbers):
+        if type(one) is not int:
+            try:
+                numbers[index] = one.__index__()
+            except AttributeError:
+                raise ConfigError(f"lengths are whole numbers of tokens; number {index} is {one!r:.80}") from None
+    _refuse(numbers, most)
+    return numbers
+
+
+def _refuse(numbers: list[int], most: int | None, begin: int = 0) -> None:
+    if not numbers:
+        return
+    if min(numbers) < 1:
+        index = next(index for index, one in enumerate(numbers) if one < 1)
+        raise ConfigError(
+            f"length {begin + index} is {numbers[index]}: leave out what is empty before it is batched or packed"
+        )
+    if most is not None and max(numbers) > most:
+        index = next(index for index, one in enumerate(numbers) if one > most)
+        over = sum(1 for one in numbers if one > most)
+        raise ConfigError(
+            f"length {begin + index} is {numbers[index]}, above the {most} tokens that there is room for ({over} of "
+            f"{len(numbers)} are); truncate or split what is longer, or leave it out"
+        )

@@ -1,0 +1,152 @@
+"""The next batches on their way to the GPU while it computes.
+
+    for batch in Prefetcher(loader, "cuda"):     # tensors are on the device
+        ...
+
+The thread that asks for a batch also reads it. So a dataset draws the same random numbers as before, and the monitor
+shows the same wait for data. Only the copy to the device (transfer.py) overlaps with the computation; with DataLoader
+workers, the loading does as well.
+`perfagent.loop` copies on a stream of its own already and needs no Prefetcher.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from perfagent.errors import ConfigError
+from perfagent_loop.batches import timed
+from perfagent_loop.data.transfer import CopyStream, moved
+
+__all__ = ["Prefetcher", "read_ahead"]
+
+
+class Prefetcher:
+    """An iterable over the loader's batches on a device.
+
+    loader: a DataLoader or any iterable of batches. device: where to; without one the current CUDA device if there is
+    one, else the CPU. ahead: batches that are on their way while one is in use; each takes its room on the device.
+
+    On the CPU the loader's own batches are handed out, untouched and none ahead. `len()`, `set_epoch`, `dataset`,
+    `sampler` and whatever else a loader has are the loader's. `state_dict()`, where the loader has one, is the state
+    after the last batch that was handed out, not after the last one read. An error of the loader is raised where its
+    batch would have come, after those before it.
+
+    Raises ConfigError for a device that is not there, and inside of a DataLoader worker, where a GPU cannot be used.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], device: torch.device | str | int | None = None, *, ahead: int = 1
+    ) -> None:
+        if not isinstance(loader, Iterable):
+            raise ConfigError(
+                f"Prefetcher takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
+            )
+        if type(ahead) is not int or ahead < 1:
+            raise ConfigError(f"ahead is the number of batches on their way, 1 or more; got {ahead!r:.80}")
+        self.loader = loader
+        self.device = _device(device)
+        self.ahead = ahead
+        self._state: Any = None  # of a loader that has one, at the batch that was handed out last
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._state = None
+        if self.device.type == "cpu":
+            return timed(self.loader)
+        if self.device.type != "cuda":
+            return (moved(batch, self.device) for batch in timed(self.loader))
+        if get_worker_info() is not None:
+            raise ConfigError(
+                "a Prefetcher to a GPU cannot be read in a DataLoader worker: give the worker the loader, and wrap the DataLoader"
+            )
+        return timed(_Reading(self._to_device))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":  # while being copied or unpickled
+            raise AttributeError(name)
+        if name == "state_dict":
+            own = self.loader.state_dict  # type: ignore[attr-defined]
+            return lambda: own() if self._state is None else self._state
+        if name == "load_state_dict":
+            self._state = None
+        return getattr(self.loader, name)
+
+    def _to_device(self) -> Iterator[Any]:
+        stream = CopyStream(self.device)
+        return self._through(stream.send, stream.receive)
+
+    def _through(self, send: Callable[[Any], Any], receive: Callable[[Any], Any]) -> Iterator[Any]:
+        """Every batch sent ahead and received in its turn, with the loader's state as of that one."""
+        keeps_state = hasattr(self.loader, "state_dict")
+
+        def send_with_state(batch: Any) -> tuple[Any, Any]:
+            state = self.loader.state_dict() if keeps_state else None  # type: ignore[attr-defined]
+            return send(batch), state
+
+        for sent, state in read_ahead(iter(self.loader), send_with_state, self.ahead):
+            self._state = state
+            batch = receive(sent)
+            del sent  # or it would live as long as the next one
+            yield batch
+            del batch
+        self._state = None
+
+
+class _Reading:
+    """An iterable that begins anew each time: what the run is asked to time."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin()
+
+
+def read_ahead(source: Iterator[Any], send: Callable[[Any], Any], ahead: int) -> Iterator[Any]:
+    """send(batch) of each batch, handed out when `ahead` more have been sent or the source is at its end.
+
+    An error of the source is raised after the batches before it.
+    """
+    waiting: deque[Any] = deque()
+    error: BaseException | None = None
+    while True:
+        while error is None and len(waiting) <= ahead:
+            try:
+                waiting.append(send(next(source)))
+            except StopIteration as ended:
+                error = ended
+            except Exception as failed:  # noqa: BLE001 - raised below, when it is its turn
+                error = failed
+        if not waiting:
+            if error is None or isinstance(error, StopIteration):
+                return
+            raise error
+        yield waiting.popleft()
+
+
+def _device(wanted: torch.device | str | int | None) -> torch.device:
+    if wanted is None:
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {wanted!r:.80}"
+        ) from error
+    if device.type != "cuda":
+        return device
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = (torch.cuda.current_device() if there else 0) if device.index is None else device.index
+    if index >= there:
+        raise ConfigError(
+            f"device {wanted} is not there: torch sees {there} CUDA devices; leave device out to use what there is, or install "
+            "torch for CUDA"
+        )
+    return torch.device("cuda", index)

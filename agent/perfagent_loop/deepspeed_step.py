@@ -1,0 +1,105 @@
+"""The end of a window under DeepSpeed: the engine scales, clips, steps and schedules; the loop says when, and checks
+who says what.
+
+Options that exist in two places and are obeyed in one are the commonest complaint about DeepSpeed behind another
+trainer (huggingface/accelerate issues 1970, 3369, 3807). Here they must agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfagent.errors import ConfigError
+from perfagent_loop.accumulation import Count
+from perfagent_loop.precision import checked_precision
+from perfagent_loop.stepping import StepResult, moved_by_windows
+from perfagent_loop.strategies import DeepSpeed
+
+__all__ = ["EngineStep"]
+
+
+class EngineStep:
+    """Steps a DeepSpeed engine. grad_accum: as the engine's configuration says."""
+
+    under_way = False
+
+    def __init__(
+        self,
+        strategy: DeepSpeed,
+        optimizer: Any,
+        scheduler: Any,
+        *,
+        precision: str | None,
+        grad_accum: int | None,
+        clip_norm: float | None,
+    ) -> None:
+        engine = self._engine = strategy.engine
+        self.grad_accum = int(engine.gradient_accumulation_steps())
+        self.optimizer = engine.optimizer
+        self._scheduler = None if scheduler is engine.lr_scheduler else moved_by_windows(scheduler)
+        self._check(strategy, optimizer, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm)
+
+    def _check(
+        self,
+        strategy: DeepSpeed,
+        optimizer: Any,
+        *,
+        precision: str | None,
+        grad_accum: int | None,
+        clip_norm: float | None,
+    ) -> None:
+        engine = self._engine
+        if engine.optimizer is None:
+            raise ConfigError(
+                "the engine has no optimizer, so there is nothing to step; pass one to deepspeed.initialize"
+            )
+        if optimizer is not None and optimizer not in (engine.optimizer, getattr(engine, "basic_optimizer", None)):
+            raise ConfigError(
+                "the optimizer is not the engine's; pass it to deepspeed.initialize and leave it out here"
+            )
+        own = strategy.precision
+        if precision is not None and checked_precision(precision) != own:
+            raise ConfigError(
+                f"precision is {precision!r} and the engine computes in {own}: autocast must not be laid over it; leave "
+                "precision out "
+                f"here and say zero_config(..., precision={precision!r})"
+            )
+        if grad_accum is not None and grad_accum != self.grad_accum:
+            raise ConfigError(
+                f"grad_accum is {grad_accum} and the engine's gradient_accumulation_steps {self.grad_accum}; leave it out here, "
+                "or say "
+                f"zero_config(..., grad_accum={grad_accum})"
+            )
+        clips = float(engine.gradient_clipping() or 0.0)
+        if clip_norm is not None and float(clip_norm) != clips:
+            raise ConfigError(
+                f"clip_norm is {clip_norm} and the engine's gradient_clipping {clips}: only the engine can clip gradients that "
+                "lie on "
+                f"many ranks; say zero_config(..., clip_norm={clip_norm})"
+            )
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)  # the loop has weighed it
+
+    def clear(self) -> None:
+        self._engine.zero_grad()
+        self._engine.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, factor: Count | None) -> StepResult:
+        if factor is not None:
+            raise ConfigError(
+                "the window was shorter than it was said to be, and DeepSpeed has averaged its gradients already"
+            )
+        engine = self._engine
+        skipped_before = engine.skipped_steps
+        engine.step()
+        norm = engine.get_global_grad_norm()
+        if norm is not None and not isinstance(norm, Tensor):
+            norm = torch.tensor(float(norm))
+        skipped = engine.skipped_steps > skipped_before
+        if self._scheduler is not None and not skipped:
+            self._scheduler.step()
+        return StepResult(stepped=True, grad_norm=norm, found_inf=skipped)

@@ -1,0 +1,108 @@
+"""FSDP2 in one call: every repeated block is sharded on its own, then the rest.
+
+Blocks matter: what is one shard is gathered as a whole, so that a model sharded only at its root needs the memory of
+all its parameters at once, and cannot overlap the gathering of one layer with the computation of another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from perfagent.errors import ConfigError
+from perfagent_loop.precision import Precision, checked_precision, dtype_of
+
+__all__ = ["blocks_of", "fsdp"]
+
+
+def fsdp(
+    model: nn.Module,
+    *,
+    precision: Precision = "fp32",
+    reduce: Precision = "fp32",
+    blocks: Sequence[type[nn.Module]] | None = None,
+    mesh: Any = None,
+    reshard_after_forward: bool = True,
+    offload: bool = False,
+) -> nn.Module:
+    """The same model, sharded over all ranks by torch's `fully_shard`. Make the optimizer afterwards.
+
+    precision: of gathered parameters and of the computation; the shards and the optimizer stay in fp32. reduce: in
+    which gradients are averaged. blocks: classes of modules that are shards of their own; by default the items of every
+    list of like modules. mesh: a DeviceMesh; by default all ranks in one dimension, two dimensions give hybrid
+    sharding. reshard_after_forward: False keeps gathered parameters for the backward pass: faster, more memory (ZeRO-2
+    rather than 3). offload: shards live in host memory.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
+        )
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    checked_precision(precision)
+    checked_precision(reduce)
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        raise ConfigError("the model is sharded already; pass it to perfagent.loop as it is")
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if kinds & {torch.float16, torch.bfloat16} and precision != "fp32":
+        raise ConfigError(
+            f"the weights are {' and '.join(sorted(str(kind) for kind in kinds))}: updates smaller than their rounding are "
+            "lost; keep "
+            "them in float32, precision says in what the computation runs"
+        )
+    device = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
+    if offload and device == "cpu":
+        raise ConfigError("offload moves shards from a GPU to host memory, and there is no GPU here: leave it out")
+    mesh = init_device_mesh(device, (dist.get_world_size(),)) if mesh is None else mesh
+    half = precision != "fp32" or reduce != "fp32"
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=dtype_of(precision) if precision != "fp32" else None,
+            reduce_dtype=dtype_of(reduce) if half else None,
+        ),
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+    }
+    for block in _chosen(model, blocks):
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def _chosen(model: nn.Module, kinds: Sequence[type[nn.Module]] | None) -> list[nn.Module]:
+    if kinds is None:
+        return blocks_of(model)
+    found = [module for module in model.modules() if isinstance(module, tuple(kinds)) and module is not model]
+    if not found:
+        here = Counter(type(module).__name__ for module in model.modules() if module is not model)
+        raise ConfigError(
+            f"the model holds no {' or '.join(kind.__name__ for kind in kinds)}; it has "
+            f"{', '.join(f'{count} {name}' for name, count in here.most_common(8))}"
+        )
+    return found[::-1]  # inner ones first, as fully_shard wants it
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The items of the outermost lists of two or more like modules with parameters: the layers of a transformer,
+    say."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        items = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
+        if len(items) > 1 and len({type(item) for item in items}) == 1 and all(_has_parameters(item) for item in items):
+            found.extend(items)
+        else:
+            found.extend(blocks_of(child))
+    return found
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    parameters: Iterable[nn.Parameter] = module.parameters()
+    return any(True for _ in itertools.islice(parameters, 1))

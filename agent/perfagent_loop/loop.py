@@ -1,0 +1,408 @@
+"""The training loop: precision, accumulation, clipping, schedule, position and state, over the model as the user
+wrapped it.
+
+    loop = perfagent.loop(model, optimizer, scheduler, precision="bf16", grad_accum=8, clip_norm=1.0)
+    loop.resume()
+    for batch in loop.batches(loader, epochs=3):
+        with loop.forward():
+            loss = model(**batch).loss
+        loop.backward(loss, num_items=n)
+        loop.step()
+
+torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches (the optimizer's
+step, backward, the loader's iterator) is called as in any training script, so that phases, loss and norms are seen
+without a word. Nothing waits for the device, save what GradScaler itself waits for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from perfagent.errors import ConfigError, Stopped
+from perfagent.step.stop import claim
+from perfagent_loop.accumulation import Count, Window
+from perfagent_loop.batches import Batches
+from perfagent_loop.closures import check_optimizer_step
+from perfagent_loop.compute.compiling import compile_in_place
+from perfagent_loop.data.prefetch import Prefetcher
+from perfagent_loop.deepspeed_step import EngineStep
+from perfagent_loop.precision import autocast_of, checked_precision, scaler_of
+from perfagent_loop.randomness import random_state, restore_random_state
+from perfagent_loop.stepping import OptimizerStep, StepResult
+from perfagent_loop.strategies import DeepSpeed, Strategy, strategy_of
+
+__all__ = ["Checkpointing", "Loop", "StepResult", "loop"]
+
+logger = logging.getLogger("perfagent")
+
+
+class Checkpointing(Protocol):
+    """What the loop asks of `perfagent.Checkpoint`, or of anything in its place."""
+
+    def after_step(self, loop: Any) -> None:
+        """After each optimizer step."""
+
+    def resume(self, loop: Any) -> Any:
+        """Loads the newest good checkpoint into the loop, if there is one."""
+
+
+def loop(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    scheduler: Any = None,
+    *,
+    precision: str | None = None,
+    grad_accum: int | None = None,
+    clip_norm: float | None = None,
+    compile: bool | str | Mapping[str, Any] = False,  # noqa: A002 - the documented name
+    checkpoint: Checkpointing | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Loop:
+    """A loop that trains this model; see the module's text for its use.
+
+    model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
+    `deepspeed.initialize`: how ranks communicate follows from its type. optimizer: over the parameters of that model;
+    an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was
+    not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation. precision:
+    fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a window.
+    clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile, or
+    its arguments. scaler: a GradScaler with settings of yours, for fp16.
+
+    Raises ConfigError for values that contradict each other or the way in which the model is wrapped.
+    """
+    return Loop(
+        model, optimizer, scheduler, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm, compiled=compile,
+        checkpoint=checkpoint, scaler=scaler,
+    )  # fmt: skip
+
+
+class Loop:
+    """Made by `perfagent.loop`.
+
+    model, optimizer, scheduler, scaler: what is trained and by what. strategy: how ranks communicate (strategies.py).
+    step_count:
+    optimizer steps so far, those that the scaler skipped included; restored by resume().
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        scheduler: Any,
+        *,
+        precision: str | None,
+        grad_accum: int | None,
+        clip_norm: float | None,
+        compiled: bool | str | Mapping[str, Any],
+        checkpoint: Checkpointing | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        if grad_accum is not None and (type(grad_accum) is not int or grad_accum < 1):
+            raise ConfigError(
+                f"grad_accum is the number of micro-steps to one optimizer step, 1 or more; got {grad_accum!r:.80}"
+            )
+        if clip_norm is not None and not (_is_number(clip_norm) and clip_norm > 0):
+            raise ConfigError(
+                f"clip_norm is the largest norm that gradients may have, above 0; got {clip_norm!r:.80}; None does not clip"
+            )
+        if checkpoint is not None and not (hasattr(checkpoint, "after_step") and hasattr(checkpoint, "resume")):
+            raise ConfigError(f"checkpoint must be a perfagent.Checkpoint, not {type(checkpoint).__name__}")
+        self.model, self.scheduler, self.checkpoint = model, scheduler, checkpoint
+        self.strategy: Strategy = strategy_of(model)
+        self.step_count = 0
+        self._update: OptimizerStep | EngineStep
+        self.scaler: torch.amp.GradScaler | None = None
+        if isinstance(self.strategy, DeepSpeed):
+            engine = EngineStep(
+                self.strategy, optimizer, scheduler, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm
+            )
+            self._update, grad_accum = engine, engine.grad_accum
+            self.optimizer: Any = engine.optimizer
+            self.precision = self.strategy.precision
+            autocast = None
+        else:
+            self.precision = checked_precision("fp32" if precision is None else precision)
+            _check_optimizer(optimizer, model)
+            self.optimizer = optimizer
+            self.scaler = scaler_of(self.precision, self.strategy.device, [*model.parameters()], scaler)
+            autocast = autocast_of(self.precision, self.strategy.device)
+            self._update = OptimizerStep(self.strategy, self.optimizer, scheduler, self.scaler, clip_norm)
+        self._window = Window(grad_accum or 1, self.strategy)
+        self._batches = Batches(self._window, self.strategy)
+        self._until: int | None = None
+        self._stopped = False
+        self._forward = _Forward(self._window, self.strategy, autocast)
+        self._scale: Callable[[Tensor], Tensor] | None = None if self.scaler is None else self.scaler.scale
+        _compile(model, compiled)
+
+    # ---- the verbs
+
+    def batches(
+        self,
+        loader: Iterable[Any],
+        epochs: int | None = 1,
+        items: Callable[[Any], Count] | None = None,
+        *,
+        steps: int | None = None,
+    ) -> Iterator[Any]:
+        """The loader's batches on the model's device, from where resume() left off.
+
+        epochs: how often the loader is read; None without end. items: says how many items a batch holds (what num_items
+        would say); then a whole window is fetched before it begins, and num_items is not needed. steps: ends when
+        step_count is there. Ranks whose loaders would make unequal numbers of steps are refused.
+        """
+        if epochs is not None and (type(epochs) is not int or epochs < 0):
+            raise ConfigError(f"epochs must be 0 or more, or None with steps=..., not {epochs!r:.80}")
+        if epochs is None and steps is None:
+            raise ConfigError("epochs is None and there is no steps=...: this loop would never end; give one of them")
+        if not isinstance(loader, Iterable):
+            raise ConfigError(
+                f"batches() takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
+            )
+        self._until = steps
+        # which would hide from us what the loader is; the copies overlap here too
+        while isinstance(loader, Prefetcher):
+            loader = loader.loader
+        return self._batches.read(loader, epochs, items, self)
+
+    def forward(self, *, last: bool | None = None) -> _Forward:
+        """What the forward pass of one micro-step runs in: autocast, and communication only in a window's last one.
+
+        last: ends the window with this micro-step, for loops that do not go through batches().
+        """
+        if last is not None:
+            self._window.will_end(self._window.done + 1 if last else max(self._window.size, self._window.done + 2))
+        return self._forward
+
+    def backward(self, loss: Tensor, num_items: Count | None = None) -> None:
+        """The backward pass of one micro-step. loss: the mean over the micro-batch's num_items items (tokens, samples;
+        default 1).
+
+        num_items may be a tensor on the device. All micro-steps of a run give it, or none.
+        """
+        window = self._window
+        if not window.trivial or num_items is not None:
+            loss = window.weighted(loss, num_items)
+        if self._scale is not None:
+            loss = self._scale(loss)
+        self._update.backward(loss)
+        window.done += 1
+
+    def step(self) -> StepResult:
+        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule. Before it:
+        nothing."""
+        window = self._window
+        if window.done < window.end:
+            if not window.done:
+                raise ConfigError(
+                    "step() was called without a backward() before it; each micro-step is forward(), backward(), step()"
+                )
+            return StepResult.WAITING
+        if window.trivial:
+            result = self._update.step(None)
+        else:
+            self._tell_loss(window.loss())
+            result = self._update.step(window.factor())
+        self.step_count += 1
+        window.clear()
+        self._batches.reached()
+        self._update.under_way = False
+        if self.checkpoint is not None:
+            self.checkpoint.after_step(self)
+        if (stop := claim(owned=True)) is not None:
+            self._stop(stop.why)
+        return result
+
+    def _stop(self, why: str) -> None:
+        """The run is stopped from afar, after this step of all ranks: batches() ends; other loops are left at the end of
+        the next step."""
+        if self._stopped:
+            raise Stopped(f"perfagent: stopped after step {self.step_count:,}: {why}")
+        self._stopped = True
+        save = getattr(self.checkpoint, "save_at_stop", None)
+        if save is not None:
+            save(self)
+
+    def resume(self) -> Any:
+        """Loads the newest checkpoint that verifies; without one, or without a `checkpoint`, training begins afresh."""
+        return None if self.checkpoint is None else self.checkpoint.resume(self)
+
+    def discard_window(self) -> None:
+        """Throws away the micro-steps since the last optimizer step, after an error that the loop is to survive."""
+        self._update.clear()
+        self._window.clear()
+
+    def pass_over_window(self) -> None:
+        """Throws away the window at hand for good: a checkpoint goes on after its batches."""
+        self.discard_window()
+        self._batches.reached()
+
+    def goes_on(self) -> bool:
+        """Whether batches() shall begin another window."""
+        return not self._stopped and (self._until is None or self.step_count < self._until)
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs were completed."""
+        return self._batches.epoch
+
+    @property
+    def in_step(self) -> bool:
+        """Whether an optimizer step began that is not counted yet: seen only where an exception left it."""
+        return self._update.under_way
+
+    @property
+    def micro_steps(self) -> int:
+        """Backward passes since the last optimizer step."""
+        return self._window.done
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, as of the last optimizer step; of this rank alone where "rng" and
+        "sampler" are concerned.
+
+        Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under
+        DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.
+        """
+        of_model: Any = None
+        of_optimizer: Any = None
+        if not isinstance(self.strategy, DeepSpeed):
+            of_model, of_optimizer = self.strategy.state(self.optimizer)
+        position, sampler = self._batches.state()
+        return {
+            "model": of_model,
+            "optimizer": of_optimizer,
+            "scheduler": self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else None,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "rng": random_state(),
+            "sampler": sampler,
+            "loop": {"step_count": self.step_count, "run_id": _run_id(), "items": self._window.expected, **position},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts back what state_dict() gave; the next batches() goes on from there."""
+        missing = [
+            name
+            for name in ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
+            if name not in state
+        ]
+        if missing:
+            raise ConfigError(
+                f"this is no state of a loop: it has no {', '.join(missing)}; pass what state_dict() gave"
+            )
+        if not isinstance(self.strategy, DeepSpeed):
+            self.strategy.load(self.optimizer, state["model"], state["optimizer"])
+        if state["scheduler"] is not None and hasattr(self.scheduler, "load_state_dict"):
+            self.scheduler.load_state_dict(state["scheduler"])
+        if state["scaler"] is not None and self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.discard_window()
+        self._update.under_way = False
+        place = state["loop"]
+        self.step_count = int(place["step_count"])
+        self._window.expected = place.get("items")
+        self._batches.resume(place, state["sampler"], state["rng"])
+        if state["rng"] is not None:
+            restore_random_state(state["rng"])
+
+    def _tell_loss(self, loss: Any) -> None:
+        """The weights of this window do not add up to one, so that what the agent saw going backward is not the
+        loss."""
+        run = _current_run()
+        if loss is not None and run is not None:
+            run.log({"loss": loss})
+
+
+class _Forward:
+    """The context of a forward pass; one object for all of them, one after the other."""
+
+    __slots__ = ("_autocast", "_communicate", "_depth", "_quiet", "_window")
+
+    def __init__(self, window: Window, strategy: Strategy, autocast: Any) -> None:
+        self._window, self._autocast = window, autocast
+        self._quiet = strategy.kind == "plain"
+        self._communicate = strategy.communicate
+        # torch.autocast remembers one state to go back to: entered within itself it would stay on for ever
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        if not self._quiet:
+            self._communicate(last=self._window.done + 1 >= self._window.end)
+        if self._autocast is not None:
+            if not self._depth:
+                self._autocast.__enter__()
+            self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._autocast is not None:
+            self._depth -= 1
+            if not self._depth:
+                self._autocast.__exit__(kind, error, trace)
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    if isinstance(optimizer, (list, tuple)):
+        raise ConfigError(
+            f"optimizer must be one torch optimizer, and {len(optimizer)} were given: make them parameter groups of one, or a "
+            "loop for each where each has a loss of its own (a GAN)"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer must be a torch optimizer over the model's parameters, not {type(optimizer).__name__}"
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    if not any(id(parameter) in known for parameter in held):
+        raise ConfigError(
+            "the optimizer holds none of the model's parameters: fsdp() and model.to() may replace them; make the optimizer "
+            "after the model is wrapped, from model.parameters()"
+        )
+    check_optimizer_step(
+        optimizer,
+        "a loop of forward, backward and step has none: write this loop yourself, perfagent.attach() watches it all the same",
+    )
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
+
+
+def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:
+    """In place: the model keeps its type and the names of its parameters."""
+    if how is False or how is None:
+        return
+    if how is True:
+        compile_in_place(model)
+    elif isinstance(how, str):
+        modes = [*torch._inductor.list_mode_options()] if hasattr(torch, "_inductor") else []
+        if modes and how not in (*modes, "default"):
+            raise ConfigError(
+                f"compile must be True, False, arguments of torch.compile or one of its modes ({', '.join(modes)}), not {how!r}"
+            )
+        compile_in_place(model, mode=how)
+    elif isinstance(how, Mapping):
+        compile_in_place(model, **how)
+    else:
+        raise ConfigError(f"compile must be True, False, a mode of torch.compile or its arguments, not {how!r:.80}")
+
+
+def _current_run() -> Any:
+    session = sys.modules.get("perfagent.session")
+    return None if session is None else session.current()
+
+
+def _run_id() -> str | None:
+    run = _current_run()
+    return None if run is None else run.id

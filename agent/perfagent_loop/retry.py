@@ -1,0 +1,88 @@
+"""Another try, for errors that pass by themselves and for nothing else.
+
+A file system that is remounted, a network file server that answers late, an interrupted call: these are tried again a
+few times, with pauses that double. A full disk, a missing right, a wrong path, and every error of the program itself
+are raised at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from perfagent.errors import ConfigError
+from perfagent_loop.events import count, tell
+
+__all__ = ["TRANSIENT", "is_transient", "pauses", "retry"]
+
+T = TypeVar("T")
+TRANSIENT = frozenset((
+    errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EINTR,
+    errno.EIO, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.ENOBUFS, errno.ENOTCONN, errno.EPIPE, errno.EREMOTEIO,
+    errno.ESTALE, errno.ETIMEDOUT,
+))  # fmt: skip
+"""Numbers of OSErrors that may pass by themselves."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed in a moment: an OSError of those kinds, a time-out, or an error that says so
+    itself."""
+    if isinstance(error, OSError):  # TimeoutError and ConnectionError are among them
+        reason = getattr(error, "reason", None)  # urllib's URLError has the real one there
+        if isinstance(reason, OSError):
+            return is_transient(reason)
+        if isinstance(error, socket.gaierror):  # its numbers are not those of other OSErrors
+            return error.errno == socket.EAI_AGAIN
+        return isinstance(error, (TimeoutError, ConnectionError)) or error.errno in TRANSIENT
+    return bool(getattr(error, "transient", False))
+
+
+def pauses(tries: int, *, first_s: float, longest_s: float, seeded: random.Random | None = None) -> Iterator[float]:
+    """Seconds before the second try, the third, ...: doubled each time, up to the longest, each 50 to 100 % of that by
+    chance, so that many processes do not come back at the same moment. seeded: for ranks that must pause alike."""
+    chance = (seeded or random.Random()).uniform  # noqa: S311 - no secret
+    for number in range(tries - 1):
+        yield min(longest_s, first_s * 2**number) * chance(0.5, 1.0)
+
+
+def retry(
+    call: Callable[[], T],
+    *,
+    tries: int = 4,
+    first_s: float = 0.5,
+    longest_s: float = 30.0,
+    what: str = "",
+    pause: Callable[[float], None] = time.sleep,
+    seeded: random.Random | None = None,
+) -> T:
+    """The result of `call`, after at most so many tries; what is not transient is raised at once, the last failure as
+    it is.
+
+    what: named in the run's events. pause: waits so many seconds. Example: `rows = retry(lambda: read(path),
+    what="reading")`.
+    """
+    if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
+        raise ConfigError(f"tries must be a whole number from 1 on, not {tries!r:.80}")
+    waits = pauses(tries, first_s=first_s, longest_s=longest_s, seeded=seeded)
+    number = 1
+    while True:
+        try:
+            result = call()
+        except Exception as error:
+            wait_s = next(waits, None)
+            if wait_s is None or not is_transient(error):
+                raise
+            name = what or getattr(call, "__qualname__", "a call")
+            tell(
+                f"{name} failed and is tried again",
+                f"{type(error).__name__}: {error} (try {number} of {tries}, in {wait_s:.1f} s)",
+            )
+            count("recovery/retries", 1.0)
+            pause(wait_s)
+            number += 1
+        else:
+            return result

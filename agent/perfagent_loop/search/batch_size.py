@@ -1,0 +1,159 @@
+"""`perfagent.find_batch_size`: the largest batch whose whole training step fits.
+
+Doubling until it does not fit, then halving the gap. A forward pass alone would promise too much: the backward pass,
+the gradients and the optimizer's state need most of the memory, and that state is only there from the second step on.
+So a trial is a whole step, the first size is stepped twice, and the answer once more before it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfagent.errors import ConfigError
+from perfagent_loop.collectives import all_reduce
+from perfagent_loop.search.host_memory import HostMemory
+from perfagent_loop.search.trial_state import release_memory, restoring_state
+from perfagent_loop.split_on_oom import is_out_of_memory
+
+__all__ = ["BatchTrial", "find_batch_size", "search_batch_size"]
+
+HOST_SHARE = 0.9
+"""What a step may take of the host memory that is available: beyond it the kernel swaps or kills, and raises
+nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrial:
+    """One size that was tried. fits: on all ranks. peak_bytes: of the device's allocator, or of the process on a CPU;
+    None where it did not fit or cannot be read."""
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int | None
+
+
+def find_batch_size(
+    step: Callable[[int], Any],
+    start: int = 1,
+    limit: int = 4096,
+    *,
+    restore: Iterable[Any] = (),
+    group: Any = None,
+) -> int:
+    """The largest batch size from start to limit with which a whole training step fits into memory.
+
+    step: runs one full training step (forward, backward, optimizer) with a batch of the size that it is given. What it
+    uses (modules, optimizers, and the schedulers and scalers that it refers to) is put back as it was, with the random
+    generators of Python, numpy and torch; freed memory goes back to the device, so that the search leaves nothing in
+    pieces. restore: further objects with state_dict() and load_state_dict(). group: of ranks that search together, each
+    calling this; all ranks by default. They get the same answer. On a CPU, where nothing is raised when memory ends, a
+    size is not tried that would, as the smaller ones grew, take more than 90 % of what the host or the control group
+    has left.
+
+    Raises ConfigError when not even `start` fits, for a step that communicates between ranks, and for sizes that are
+    not whole numbers; every error of the step but a lack of memory goes through.
+    """
+    return search_batch_size(step, start, limit, restore=restore, group=group)[0]
+
+
+def search_batch_size(
+    step: Callable[[int], Any], start: int, limit: int, *, restore: Iterable[Any] = (), group: Any = None
+) -> tuple[int, list[BatchTrial]]:
+    """The answer, and what was tried on the way."""
+    if not callable(step):
+        raise ConfigError(
+            f"step must be a function of a batch size that runs one training step, not {type(step).__name__}"
+        )
+    for name, value in (("start", start), ("limit", limit)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of samples, 1 or more, not {value!r:.60}")
+    if limit < start:
+        raise ConfigError(f"limit is {limit}, below start, which is {start}")
+    with restoring_state(step, restore):
+        search = _Search(step, group)
+        if not search.fits(start, times=2):
+            raise ConfigError(
+                f"a step with a batch of {start} does not fit; use checkpointing, a lower precision or a smaller model "
+                "(`perfagent estimate` shows what takes the memory)"
+                + ("" if start == 1 else f", or start below {start}")
+            )
+        low, high = start, limit + 1
+        while low < limit and high > limit:
+            size = min(2 * low, limit)
+            if search.fits(size):
+                low = size
+            else:
+                high = size
+        while high - low > 1:
+            size = (low + high) // 2
+            if search.fits(size):
+                low = size
+            else:
+                high = size
+        while low > start and not search.fits(low, times=2):  # with memory as the training will find it
+            low -= 1
+    return low, search.trials
+
+
+class _Search:
+    def __init__(self, step: Callable[[int], Any], group: Any) -> None:
+        self._step, self._group = step, group
+        self.trials: list[BatchTrial] = []
+        self._host = None if _on_cuda() else HostMemory()
+
+    def fits(self, size: int, *, times: int = 1) -> bool:
+        peak: int | None = None
+        failed = self._host is not None and self._host.would_not_hold(size, HOST_SHARE)
+        if not failed:
+            failed, peak = self._try(size, times)
+        fits = not self._any(failed)
+        self.trials.append(BatchTrial(size, fits, peak if fits else None))
+        return fits
+
+    def _try(self, size: int, times: int) -> tuple[bool, int | None]:
+        """Whether memory ran out, and the peak."""
+        if self._host is None:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self._host.begin()
+        try:
+            for _ in range(times):
+                self._step(size)
+            if self._host is None:
+                torch.cuda.synchronize()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _forget(error)
+            del error
+            release_memory()
+            return True, None
+        if self._host is None:
+            self._host = None if _on_cuda() else HostMemory()
+            return False, torch.cuda.max_memory_allocated()
+        return False, self._host.end(size)
+
+    def _any(self, failed: bool) -> bool:
+        """Whether any rank failed. A collective: every rank tries the same sizes in the same order."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self._group) == 1:
+            return failed
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        flag = torch.full((), float(failed), device=device)
+        all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(flag)
+
+
+def _on_cuda() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _forget(error: BaseException | None) -> None:
+    """The frames of a traceback hold the tensors that filled the memory."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,262 @@
+"""Saves the state that trial steps change, and restores it after the search.
+
+Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step
+function gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the
+weights, are found by following the references of the step function: its closure, its global variables, its default
+arguments, keyword-only ones too, and the attributes of its object. Copies lie in host memory: they must not take device
+memory from the trials.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from perfagent.errors import ConfigError
+from perfagent.step.suspend import unwatched
+from perfagent_loop.randomness import random_state, restore_random_state
+
+__all__ = ["SavedState", "release_memory", "restoring_state"]
+
+_DEPTH = 3
+"""How many references in a row are followed from the step function."""
+
+
+class SavedState:
+    """The state of every object that the step uses, as it was before the first trial."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._modes: dict[int, tuple[nn.Module, bool]] = {}
+        self._optimizers: dict[int, tuple[torch.optim.Optimizer, dict[str, Any]]] = {}
+        self._others: dict[int, tuple[Any, Any]] = {}
+        self._random = random_state()
+
+    def module(self, module: nn.Module) -> None:
+        """A module with its submodules, parameters and buffers."""
+        if id(module) in self._modes:
+            return
+        for part in module.modules():
+            self._modes[id(part)] = (part, part.training)
+        for parameter in module.parameters():
+            self._parameter(parameter)
+        for buffer in module.buffers():
+            self._tensor(buffer)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer with its parameters and state."""
+        if id(optimizer) in self._optimizers:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._parameter(parameter)
+        state = {parameter: _copied(dict(values)) for parameter, values in optimizer.state.items()}
+        groups = [
+            _copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups
+        ]
+        self._optimizers[id(optimizer)] = (optimizer, {"state": state, "groups": groups})
+
+    def stateful(self, item: Any) -> None:
+        """Any object with state_dict() and load_state_dict()."""
+        if isinstance(item, nn.Module):
+            self.module(item)
+        elif isinstance(item, torch.optim.Optimizer):
+            self.optimizer(item)
+        elif id(item) not in self._others:
+            self._others[id(item)] = (item, _copied(item.state_dict()))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restores everything in place: the tensors stay the same objects and get their old values."""
+        for item, state in self._others.values():
+            item.load_state_dict(state)
+        for tensor, copy in self._tensors.values():
+            tensor.copy_(copy)
+        for parameter, gradient in self._gradients.values():
+            if gradient is None:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = gradient.to(parameter.device)
+            else:
+                parameter.grad.copy_(gradient)
+        for optimizer, before in self._optimizers.values():
+            _restore_optimizer(optimizer, before)
+        for module, training in self._modes.values():
+            module.training = training
+        restore_random_state(self._random)
+
+    def _parameter(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._gradients:
+            self._gradients[id(parameter)] = (parameter, None if parameter.grad is None else _copied(parameter.grad))
+        self._tensor(parameter)
+
+    def _tensor(self, tensor: Tensor) -> None:
+        if id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = (tensor, _copied(tensor))
+
+
+@contextmanager
+def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]:
+    """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further
+    objects with state_dict() and load_state_dict(), which no reference of the step leads to. The current run records
+    nothing meanwhile."""
+    saved = SavedState()
+    for item in also:
+        if not _has_state(item):
+            raise ConfigError(
+                f"restore takes objects with state_dict() and load_state_dict(); {type(item).__name__} lacks them"
+            )
+        saved.stateful(item)
+    for item in _reachable(step):
+        saved.stateful(item)
+
+    def before_forward(module: nn.Module, _inputs: Any) -> None:
+        _refuse_communication(module)
+        saved.module(module)
+
+    def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        saved.optimizer(optimizer)
+
+    handles = [register_module_forward_pre_hook(before_forward), register_optimizer_step_pre_hook(before_step)]
+    try:
+        with unwatched():
+            yield saved
+    finally:
+        for handle in handles:
+            handle.remove()
+        saved.restore()
+        release_memory()
+
+
+def release_memory() -> None:
+    """Collects reference cycles and returns the free blocks of the allocators, so that no fragments stay behind."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    _trim()
+
+
+@functools.cache
+def _trimmer() -> Callable[[int], int] | None:
+    import ctypes
+
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):  # not glibc
+        return None
+    return trim
+
+
+def _trim() -> None:
+    trim = _trimmer()
+    if trim is not None:
+        trim(0)
+
+
+def _refuse_communication(module: nn.Module) -> None:
+    if (
+        isinstance(module, DistributedDataParallel)
+        and module.require_backward_grad_sync
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+    ):
+        raise ConfigError(
+            "the step communicates (DistributedDataParallel): ranks would wait for ever for one that ran out of memory; "
+            "let the step use model.module, or run inside model.no_sync()"
+        )
+
+
+def _copied(value: Any) -> Any:
+    """A copy in host memory."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone() if value.device.type == "cpu" else value.detach().cpu()
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, before: dict[str, Any]) -> None:
+    for parameter in list(optimizer.state):
+        if parameter not in before["state"]:
+            del optimizer.state[parameter]
+    for parameter, saved in before["state"].items():
+        state = optimizer.state[parameter]
+        for name in [name for name in state if name not in saved]:
+            del state[name]
+        for name, value in saved.items():
+            state[name] = _restored(state.get(name), value)
+    for group, saved in zip(optimizer.param_groups, before["groups"], strict=True):
+        for name in [name for name in group if name != "params" and name not in saved]:
+            del group[name]
+        for name, value in saved.items():
+            group[name] = _restored(group.get(name), value)
+
+
+def _restored(now: Any, before: Any) -> Any:
+    """The old value, in the tensor that holds the new one where the shapes agree."""
+    if isinstance(before, Tensor) and isinstance(now, Tensor) and now.shape == before.shape:
+        now.copy_(before)
+        return now
+    return before
+
+
+def _reachable(step: Any) -> Iterator[Any]:
+    """Objects with state that references lead to from the step function, at most _DEPTH of them in a row."""
+    seen: set[int] = set()
+    level = [step]
+    for _ in range(_DEPTH):
+        found = {id(item): item for holder in level for item in _references(holder)}
+        level = [item for key, item in found.items() if key not in seen]
+        seen.update(found)
+        yield from (item for item in level if _has_state(item))
+
+
+def _has_state(item: Any) -> bool:
+    return not inspect.isclass(item) and all(
+        callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+
+
+def _references(item: Any) -> list[Any]:
+    if isinstance(item, functools.partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if inspect.ismethod(item):
+        return [item.__self__, item.__func__]
+    if inspect.isfunction(item):
+        return [] if (item.__module__ or "").startswith("torch.") else _references_of_function(item)
+    if isinstance(item, (list, tuple)):
+        return list(item[:100])
+    if isinstance(item, Mapping) and type(item) is dict:
+        return list(item.values())[:100]
+    if inspect.ismodule(item) or inspect.isclass(item) or isinstance(item, (nn.Module, torch.optim.Optimizer, Tensor)):
+        return []
+    return list(getattr(item, "__dict__", {}).values())
+
+
+def _references_of_function(function: FunctionType) -> list[Any]:
+    """The values of its free variables, of the global variables that it names, and of its default arguments.
+
+    Not by inspect.getclosurevars, which raises ValueError where a free variable has no value yet.
+    """
+    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # empty: the variable is assigned after the search
+            found.append(cell.cell_contents)
+    names = function.__code__.co_names
+    return found + [function.__globals__[name] for name in names if name in function.__globals__]
