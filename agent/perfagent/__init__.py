@@ -243,7 +243,7 @@ class _ByName:
 
 
 def _register() -> None:
-    importlib.import_module("perfagent.integrations.registry").register()
+    importlib.import_module("perfagent.trackers.registry").register()
 
 
 _TRAINERS = ("accelerate", "transformers")

@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from perfagent import frameworks
+from perfagent import integrations
 from perfagent.boundary import saved_tensors
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
-from perfagent.frameworks import loggers, range_tests
 from perfagent.hooks import (
     checkpoint_saves,
     collectives,
@@ -31,6 +30,7 @@ from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
 from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear
+from perfagent.integrations import loggers, range_tests
 
 __all__ = [
     "TESTED", "install", "install_late", "installed", "remove", "watch_loggers", "when_torch_is_imported",
@@ -83,7 +83,7 @@ def install() -> bool:
     evaluation.install(_patch, when_imported)
     compile_time.install(when_imported)
     _undo.append(compile_time.remove)
-    frameworks.install(_patch, when_imported)
+    integrations.install(_patch, when_imported)
     range_tests.install(_patch, when_imported)
     return True
 

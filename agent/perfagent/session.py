@@ -24,7 +24,7 @@ from perfagent.drop_in import options_of_init, say_once
 from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Leaving, handled, told_from_afar
-from perfagent.frameworks.process_pools import end_with_task
+from perfagent.integrations.process_pools import end_with_task
 from perfagent.run import Run
 from perfagent.step.state import state
 from perfagent.variables import warn_of_misspelt

@@ -29,7 +29,7 @@ from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 from perfagent.context.techniques import of_variable
-from perfagent.frameworks.loggers import settings as logged
+from perfagent.integrations.loggers import settings as logged
 from perfagent.signals.source_lines import is_ours
 from perfagent.stack_variables import variables_of
 

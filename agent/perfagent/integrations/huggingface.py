@@ -1,51 +1,63 @@
-"""The Transformers Trainer: `TrainingArguments(report_to="perfagent")`, or an object among its `callbacks`.
+"""The Transformers Trainer needs no adapter for its steps, but says only here where a resumed training begins, and ends
+by a flag of its own when the run is stopped from afar.
 
-https://huggingface.co/docs/transformers/main_classes/callback
+Asked is the beginning of each epoch: it comes before the first step, and later than `on_train_begin`, in which a
+callback of the user's may be what attaches.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured
-from perfagent.frameworks.loggers.transformers import logs_of
-from perfagent.session import current, join
+from perfagent.boundary.guard import guarded
+from perfagent.integrations.resuming import resumed_after
+from perfagent.step.stop import claim
 
-__all__ = ["PerfagentCallback"]
+if TYPE_CHECKING:
+    from perfagent.integrations import Patch
 
-_TrainerCallback: Any = importlib.import_module("transformers.trainer_callback").TrainerCallback
-
-
-class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
-    """Begins the run with the training, on every rank, under the `run_name` of the arguments.
-
-    options: of `attach`, such as project, tags and notes. Raises ConfigError as `attach` does, when the training begins.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._options = options
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        self._join(args, model)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
-        """Names and steps are those of the mirroring: `train/loss`, `eval/loss`."""
-        if current() is None:  # `evaluate()` without a training
-            self._join(args, None)
-        _log(state, logs or {})
-
-    def _join(self, args: Any, model: Any) -> None:
-        name = getattr(args, "run_name", None)
-        named = {"name": name} if name and name != args.output_dir else {}  # older versions name the run as its folder
-        join(model, **named | self._options)
+__all__ = ["install"]
 
 
-def _of_call(state: Any, logs: Mapping[str, Any]) -> list[Logs]:
-    return logs_of(state, logs)
+def install(framework: ModuleType, patch: Patch) -> None:
+    """framework: transformers.trainer_callback."""
+    patch(framework.CallbackHandler, "on_epoch_begin", _watch_epoch)
+    patch(framework.CallbackHandler, "on_step_end", _watch_step)
 
 
-@captured(_of_call, wanted=True)
-def _log(state: Any, logs: Mapping[str, Any]) -> None:
-    """What is to be written is in the run by then."""
+def _watch_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_epoch_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _begins(*args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return on_epoch_begin
+
+
+@guarded
+def _begins(_arguments: Any, state: Any, *_: Any, **__: Any) -> None:
+    """state: the trainer's, which has the steps of the checkpoint."""
+    resumed_after(int(state.global_step))
+    claim()  # before its first step ends
+
+
+def _watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_step_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        control = original(self, *args, **kwargs)
+        _stop_if_due(control, *args, **kwargs)
+        return control
+
+    return on_step_end
+
+
+@guarded
+def _stop_if_due(control: Any, arguments: Any, *_: Any, **__: Any) -> None:
+    """Ends as at `max_steps`, with a checkpoint where the trainer writes any and it may be written."""
+    stop = claim()
+    if stop is not None:
+        control.should_training_stop = True
+        control.should_save = control.should_save or (stop.saves and arguments.save_strategy != "no")

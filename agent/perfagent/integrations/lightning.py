@@ -1,114 +1,122 @@
-"""Lightning's Trainer and Fabric: a logger, and a callback for trainings that keep another logger.
+"""Lightning: the forward pass is `training_step`, which the trainer calls by that name and not through the module.
 
-Both come from the package that the script uses, `lightning` or its older name `pytorch_lightning`.
-https://lightning.ai/docs/pytorch/stable/extensions/logging.html
+Where a strategy wraps the module (DDP, DeepSpeed), it calls the wrapper, which is watched like any model. With manual
+optimization the forward pass of a training step lasts until its first backward pass; what comes between later ones is
+in `other`.
+
+A training that goes on from a checkpoint (`ckpt_path`) counts on from there. One that is stopped from afar ends by
+`trainer.should_stop`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import sys
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from perfagent.arguments import as_dict
-from perfagent.frameworks.loggers.capture import Logs, captured
-from perfagent.frameworks.loggers.settings import note
-from perfagent.media import Image, Media, Table
-from perfagent.run import Run
-from perfagent.session import current, join
+from perfagent.boundary.guard import guarded
+from perfagent.hooks.forward import Watched
+from perfagent.hooks.model_discovery import owned
+from perfagent.integrations.resuming import resumed_after
+from perfagent.step.state import state
+from perfagent.step.stop import claim
 
-__all__ = ["PerfagentLightningCallback", "PerfagentLogger"]
+if TYPE_CHECKING:
+    from perfagent.integrations import Patch
 
-_PACKAGE = "lightning.pytorch"
-if _PACKAGE not in sys.modules and (
-    "pytorch_lightning" in sys.modules or importlib.util.find_spec("lightning") is None
-):
-    _PACKAGE = "pytorch_lightning"
-_Logger: Any = importlib.import_module(f"{_PACKAGE}.loggers.logger").Logger
-_Callback: Any = importlib.import_module(f"{_PACKAGE}.callbacks").Callback
-_rank_zero_only: Any = importlib.import_module(f"{_PACKAGE}.utilities").rank_zero_only
+__all__ = ["install"]
 
 
-class PerfagentLogger(_Logger):  # type: ignore[misc]
-    """`Trainer(logger=PerfagentLogger(project="mine"))`, `Fabric(loggers=...)`. The run begins on every rank, when the
-    trainer or the script first asks for it.
-
-    options: of `attach`, such as project, name and tags. Raises ConfigError as `attach` does.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self._options = options
-
-    @property
-    def experiment(self) -> Run:
-        """The run; `self.logger.experiment.log({"samples": perfagent.Image(x)})`."""
-        return current() or join(**self._options)
-
-    @property
-    def name(self) -> str:
-        """The project: with the version, where Lightning puts checkpoints."""
-        return self.experiment.project
-
-    @property
-    def version(self) -> str | None:
-        """The run's id."""
-        return self.experiment.id
-
-    def log_graph(self, model: Any, input_array: Any = None) -> None:  # noqa: ARG002
-        """The trainer calls this on every rank before it trains: the run takes up the module."""
-        join(model, **self._options)
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        if _rank_zero_only.rank == 0:
-            _ = self.experiment
-            _log(metrics, step)
-
-    def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
-        """Beside those that the run finds in the module, which are mostly the same."""
-        _ = self.experiment
-        note("lightning", as_dict(params))
-
-    def log_image(self, key: str, images: list[Any], step: int | None = None, caption: list[str] | None = None) -> None:
-        """images: of what `perfagent.Image` takes. caption: one each."""
-        captions: list[Any] = caption or [None] * len(images)
-        self._log_media(key, [Image(image, text) for image, text in zip(images, captions, strict=True)], step)
-
-    def log_table(
-        self,
-        key: str,
-        columns: list[str] | None = None,
-        data: Any = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """As of the Trainer's loggers for other trackers: columns and rows, or a data frame."""
-        self._log_media(key, Table(columns, data or (), dataframe=dataframe), step)
-
-    def _log_media(self, key: str, media: Media | list[Image], step: int | None) -> None:
-        if _rank_zero_only.rank == 0:
-            self.experiment.log({key: media}, step)
+def install(framework: ModuleType, patch: Patch) -> None:
+    """framework: lightning.pytorch.strategies.strategy, or the same under the package's older name."""
+    patch(framework.Strategy, "training_step", _watch_training_step)
+    patch(framework.Strategy, "on_train_start", _watch_start)
+    patch(framework.Strategy, "optimizer_step", _watch_optimizer_step)
+    patch(framework.Strategy, "on_train_end", _watch_end)
 
 
-class PerfagentLightningCallback(_Callback):  # type: ignore[misc]
-    """`Trainer(callbacks=[PerfagentLightningCallback()])`: begins the run on every rank when the trainer sets up.
+def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    calls: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 
-    options: of `attach`. Raises ConfigError as `attach` does.
-    """
+    @functools.wraps(original)
+    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self.lightning_module
+        if state.current is None or self.model is not module:
+            return original(self, *args, **kwargs)
+        watched = calls.get(self)
+        if watched is None:
+            strategy = weakref.ref(self)
+            watched = calls[self] = Watched(module, lambda *given, **named: original(strategy(), *given, **named))
+        return watched(*args, **kwargs)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self._options = options
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        join(pl_module, **self._options)
+    return training_step
 
 
-def _of_call(metrics: Mapping[str, Any], step: int | None) -> list[Logs]:
-    return [Logs(metrics, step, joint="/")]
+def _watch_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Called once a training, when all of a checkpoint is restored."""
+
+    @functools.wraps(original)
+    def on_train_start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _starts(self)
+        return result
+
+    return on_train_start
 
 
-@captured(_of_call, wanted=True)
-def _log(metrics: Mapping[str, Any], step: int | None) -> None:
-    """What is to be written is in the run by then."""
+def _watch_optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def optimizer_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _stop_if_due(self)
+        return result
+
+    return optimizer_step
+
+
+@guarded
+def _stop_if_due(strategy: Any) -> None:
+    if claim() is not None:
+        strategy.lightning_module.trainer.should_stop = True
+
+
+def _watch_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_train_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _save_at_stop(self)
+        return original(self, *args, **kwargs)
+
+    return on_train_end
+
+
+@guarded
+def _save_at_stop(strategy: Any) -> None:
+    """Where the trainer keeps checkpoints, under a name of its own: none of them makes room for it, none is the best."""
+    trainer, stop = strategy.lightning_module.trainer, claim()
+    if stop is not None and stop.saves and trainer.checkpoint_callback is not None:
+        folder = trainer.checkpoint_callback.dirpath or trainer.default_root_dir
+        trainer.save_checkpoint(Path(folder, f"stopped-step={trainer.global_step}.ckpt"))
+
+
+@guarded
+def _starts(strategy: Any) -> None:
+    claim()
+    resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
+
+
+def _steps_made(optimizers: list[Any], all_steps: int) -> int:
+    """Lightning adds up the steps of all optimizers, of which one may step more often than another (a GAN): the main
+    one's own count, where it keeps one that can be read without waiting for a device."""
+    if len(optimizers) < 2:
+        return all_steps
+    main = max(optimizers, key=owned)
+    of_a_parameter = next(iter(main.state.values()), None)
+    # another optimizer's may be anything
+    made = of_a_parameter.get("step") if isinstance(of_a_parameter, dict) else None
+    if isinstance(made, sys.modules["torch"].Tensor) and made.device.type != "cpu":
+        made = None
+    return all_steps // len(optimizers) if made is None else int(made)

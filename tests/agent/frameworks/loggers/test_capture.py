@@ -20,7 +20,7 @@ import perfagent
 from perfagent import device, patching
 from perfagent.boundary import guard
 from perfagent.device import Reading
-from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.step.captured_log import CapturedLog
 
 Record = Callable[..., Any]
@@ -192,7 +192,7 @@ def test_a_version_that_is_not_understood_is_left_alone(record: Record, caplog: 
 def test_a_value_on_a_device_is_read_when_it_is_there(
     record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perfagent.frameworks.loggers import capture
+    from perfagent.integrations.loggers import capture
 
     class Event:
         over = False

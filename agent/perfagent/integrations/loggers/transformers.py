@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.integrations.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install", "logs_of"]
 

@@ -18,7 +18,7 @@ from perfagent.hooks.grad_clipping import about_to_clip
 from perfagent.step.state import Progress, state
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install"]
 

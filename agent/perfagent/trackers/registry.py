@@ -23,14 +23,14 @@ def register() -> None:
 
 @guarded
 def _transformers() -> None:
-    from perfagent.integrations.huggingface import PerfagentCallback
+    from perfagent.trackers.huggingface import PerfagentCallback
 
     sys.modules[_REPORT_TO].INTEGRATION_TO_CALLBACK.setdefault("perfagent", PerfagentCallback)
 
 
 @guarded
 def _accelerate() -> None:
-    from perfagent.integrations.accelerate import PerfagentTracker
+    from perfagent.trackers.accelerate import PerfagentTracker
 
     sys.modules[_LOG_WITH].LOGGER_TYPE_TO_CLASS.setdefault("perfagent", PerfagentTracker)
 

@@ -32,7 +32,7 @@ from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace, begins_entry
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install"]
 

@@ -10,7 +10,7 @@ from perfagent.hooks.custom_optimizer import watch_step
 from perfagent.hooks.optimizer_step import watch_clear
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install"]
 

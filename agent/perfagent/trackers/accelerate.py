@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.media import Media
 from perfagent.run import Run
 from perfagent.session import join

@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured
+from perfagent.integrations.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install"]
 

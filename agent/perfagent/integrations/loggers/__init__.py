@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 from perfagent.boundary.dynamo import keep_out_of_frames
-from perfagent.frameworks import Patch, install_adapters
+from perfagent.integrations import Patch, install_adapters
 
 __all__ = ["LOGGERS", "install"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install"]
 

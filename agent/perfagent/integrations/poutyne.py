@@ -18,7 +18,7 @@ from perfagent.step.state import Progress, state
 from perfagent.step.trace import BACKWARD, FIELDS, OPTIMIZER_END
 
 if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+    from perfagent.integrations import Patch
 
 __all__ = ["install"]
 

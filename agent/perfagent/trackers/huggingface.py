@@ -1,0 +1,51 @@
+"""The Transformers Trainer: `TrainingArguments(report_to="perfagent")`, or an object among its `callbacks`.
+
+https://huggingface.co/docs/transformers/main_classes/callback
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from perfagent.integrations.loggers.capture import Logs, captured
+from perfagent.integrations.loggers.transformers import logs_of
+from perfagent.session import current, join
+
+__all__ = ["PerfagentCallback"]
+
+_TrainerCallback: Any = importlib.import_module("transformers.trainer_callback").TrainerCallback
+
+
+class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
+    """Begins the run with the training, on every rank, under the `run_name` of the arguments.
+
+    options: of `attach`, such as project, tags and notes. Raises ConfigError as `attach` does, when the training begins.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+        self._join(args, model)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
+        """Names and steps are those of the mirroring: `train/loss`, `eval/loss`."""
+        if current() is None:  # `evaluate()` without a training
+            self._join(args, None)
+        _log(state, logs or {})
+
+    def _join(self, args: Any, model: Any) -> None:
+        name = getattr(args, "run_name", None)
+        named = {"name": name} if name and name != args.output_dir else {}  # older versions name the run as its folder
+        join(model, **named | self._options)
+
+
+def _of_call(state: Any, logs: Mapping[str, Any]) -> list[Logs]:
+    return logs_of(state, logs)
+
+
+@captured(_of_call, wanted=True)
+def _log(state: Any, logs: Mapping[str, Any]) -> None:
+    """What is to be written is in the run by then."""

@@ -1,0 +1,114 @@
+"""Lightning's Trainer and Fabric: a logger, and a callback for trainings that keep another logger.
+
+Both come from the package that the script uses, `lightning` or its older name `pytorch_lightning`.
+https://lightning.ai/docs/pytorch/stable/extensions/logging.html
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from perfagent.arguments import as_dict
+from perfagent.integrations.loggers.capture import Logs, captured
+from perfagent.integrations.loggers.settings import note
+from perfagent.media import Image, Media, Table
+from perfagent.run import Run
+from perfagent.session import current, join
+
+__all__ = ["PerfagentLightningCallback", "PerfagentLogger"]
+
+_PACKAGE = "lightning.pytorch"
+if _PACKAGE not in sys.modules and (
+    "pytorch_lightning" in sys.modules or importlib.util.find_spec("lightning") is None
+):
+    _PACKAGE = "pytorch_lightning"
+_Logger: Any = importlib.import_module(f"{_PACKAGE}.loggers.logger").Logger
+_Callback: Any = importlib.import_module(f"{_PACKAGE}.callbacks").Callback
+_rank_zero_only: Any = importlib.import_module(f"{_PACKAGE}.utilities").rank_zero_only
+
+
+class PerfagentLogger(_Logger):  # type: ignore[misc]
+    """`Trainer(logger=PerfagentLogger(project="mine"))`, `Fabric(loggers=...)`. The run begins on every rank, when the
+    trainer or the script first asks for it.
+
+    options: of `attach`, such as project, name and tags. Raises ConfigError as `attach` does.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    @property
+    def experiment(self) -> Run:
+        """The run; `self.logger.experiment.log({"samples": perfagent.Image(x)})`."""
+        return current() or join(**self._options)
+
+    @property
+    def name(self) -> str:
+        """The project: with the version, where Lightning puts checkpoints."""
+        return self.experiment.project
+
+    @property
+    def version(self) -> str | None:
+        """The run's id."""
+        return self.experiment.id
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:  # noqa: ARG002
+        """The trainer calls this on every rank before it trains: the run takes up the module."""
+        join(model, **self._options)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if _rank_zero_only.rank == 0:
+            _ = self.experiment
+            _log(metrics, step)
+
+    def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Beside those that the run finds in the module, which are mostly the same."""
+        _ = self.experiment
+        note("lightning", as_dict(params))
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None, caption: list[str] | None = None) -> None:
+        """images: of what `perfagent.Image` takes. caption: one each."""
+        captions: list[Any] = caption or [None] * len(images)
+        self._log_media(key, [Image(image, text) for image, text in zip(images, captions, strict=True)], step)
+
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: Any = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """As of the Trainer's loggers for other trackers: columns and rows, or a data frame."""
+        self._log_media(key, Table(columns, data or (), dataframe=dataframe), step)
+
+    def _log_media(self, key: str, media: Media | list[Image], step: int | None) -> None:
+        if _rank_zero_only.rank == 0:
+            self.experiment.log({key: media}, step)
+
+
+class PerfagentLightningCallback(_Callback):  # type: ignore[misc]
+    """`Trainer(callbacks=[PerfagentLightningCallback()])`: begins the run on every rank when the trainer sets up.
+
+    options: of `attach`. Raises ConfigError as `attach` does.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        join(pl_module, **self._options)
+
+
+def _of_call(metrics: Mapping[str, Any], step: int | None) -> list[Logs]:
+    return [Logs(metrics, step, joint="/")]
+
+
+@captured(_of_call, wanted=True)
+def _log(metrics: Mapping[str, Any], step: int | None) -> None:
+    """What is to be written is in the run by then."""
