@@ -18,11 +18,8 @@ from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
 from perfagent.hooks import (
-    checkpoint_saves,
     collectives,
     compile_time,
-    evaluation,
-    flat_clipping,
     grad_clipping,
     host_to_device,
 )
@@ -30,7 +27,7 @@ from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
 from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear
-from perfagent.integrations import loggers, range_tests
+from perfagent.integrations import functions, loggers
 
 __all__ = [
     "TESTED", "install", "install_late", "installed", "remove", "watch_loggers", "when_torch_is_imported",
@@ -76,15 +73,12 @@ def install() -> bool:
     _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
     grad_clipping.install(_patch)
-    flat_clipping.install(_patch, when_imported)
     keep_out_of_frames()
     saved_tensors.install(_patch)
-    checkpoint_saves.install(_patch, when_imported)
-    evaluation.install(_patch, when_imported)
+    functions.install(_patch, when_imported)
     compile_time.install(when_imported)
     _undo.append(compile_time.remove)
     integrations.install(_patch, when_imported)
-    range_tests.install(_patch, when_imported)
     return True
 
 

@@ -28,7 +28,6 @@ from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.decode.evaluations import unseen_evaluations
 from perfagent.decode.phase_times import Account
-from perfagent.hooks.checkpoint_saves import Patch, replace_when_imported
 from perfagent.hooks.phases import device_mark, tell, watch_phase
 from perfagent.step.row import StepRow
 from perfagent.step.state import Progress, now, state
@@ -52,26 +51,9 @@ from perfagent.step.trace import (
 )
 
 __all__ = [
-    "ENVIRONMENTS", "EVALUATORS", "GENERATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted",
+    "Evaluations", "after_last_step", "evaluated", "interrupted", "watch_environment", "watch_generation",
 ]  # fmt: skip
 
-EVALUATORS: dict[str, tuple[str, ...]] = {
-    "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
-    "lightning.pytorch.loops.evaluation_loop": ("_EvaluationLoop.run",),
-    "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
-    "stable_baselines3.common.evaluation": ("evaluate_policy",),
-    "ultralytics.engine.validator": ("BaseValidator.__call__",),
-}
-ENVIRONMENTS: dict[str, tuple[str, ...]] = {
-    "gymnasium.wrappers.common": ("OrderEnforcing.step",),  # `gymnasium.make` wraps nearly every environment in it
-    "gymnasium.vector.sync_vector_env": ("SyncVectorEnv.step",),
-    "gymnasium.vector.async_vector_env": ("AsyncVectorEnv.step",),
-    "gym.wrappers.order_enforcing": ("OrderEnforcing.step",),
-    "stable_baselines3.common.vec_env.base_vec_env": ("VecEnv.step",),
-}
-"""Methods that step an environment: a model called there acts in it and is not evaluated."""
-GENERATORS: dict[str, tuple[str, ...]] = {"transformers.generation.utils": ("GenerationMixin.generate",)}
-"""Methods that ask a model for one token after another. In training mode the text is training data: a rollout."""
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """Calls are no part of the step if they are more than so many times as many as in other steps."""
@@ -83,14 +65,8 @@ by the host."""
 _APART_NS = 60 * 10**9
 
 
-def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
-    """Watches the frameworks' evaluation loops, each one when it is imported."""
-    replace_when_imported(EVALUATORS, watch_phase("eval"), patch, when_imported)
-    replace_when_imported(ENVIRONMENTS, _watch_environment, patch, when_imported)
-    replace_when_imported(GENERATORS, _watch_generation, patch, when_imported)
-
-
-def _watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a method that asks a model for one token after another. In training mode that is a rollout."""
     rollout = watch_phase("rollout")(original)
 
     @functools.wraps(original)
@@ -109,7 +85,9 @@ class Acted(Interrupted):
     """A trace in which an environment was stepped: an evaluation without a loader is then a rollout."""
 
 
-def _watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a method that steps an environment: a model called there acts in it and is not evaluated."""
+
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current

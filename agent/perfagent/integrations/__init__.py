@@ -36,6 +36,7 @@ ADAPTERS = {
     "poutyne.framework.model": "perfagent.integrations.poutyne",
     "pytorch_lightning.strategies.strategy": "perfagent.integrations.lightning",
     "timm.utils.agc": "perfagent.integrations.timm",
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "perfagent.integrations.fsdp1",
     "torch.distributed.pipelining.stage": "perfagent.integrations.pipelining",
     "transformers.trainer_callback": "perfagent.integrations.huggingface",
 }

@@ -6,8 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from perfagent.hooks.custom_optimizer import watch_step
-from perfagent.hooks.optimizer_step import watch_clear
+from perfagent.integrations import api
 
 if TYPE_CHECKING:
     from perfagent.integrations import Patch
@@ -17,5 +16,5 @@ __all__ = ["install"]
 
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: fastai.optimizer."""
-    patch(framework.Optimizer, "step", watch_step)
-    patch(framework.Optimizer, "zero_grad", watch_clear)
+    patch(framework.Optimizer, "step", api.watch_optimizer_step)
+    patch(framework.Optimizer, "zero_grad", api.watch_clear)

@@ -13,8 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.integrations.resuming import resumed_after
-from perfagent.step.stop import claim
+from perfagent.integrations import api
 
 if TYPE_CHECKING:
     from perfagent.integrations import Patch
@@ -40,8 +39,8 @@ def _watch_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded
 def _begins(_arguments: Any, state: Any, *_: Any, **__: Any) -> None:
     """state: the trainer's, which has the steps of the checkpoint."""
-    resumed_after(int(state.global_step))
-    claim()  # before its first step ends
+    api.resumed_after(int(state.global_step))
+    api.stop_due()  # before its first step ends
 
 
 def _watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +56,7 @@ def _watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded
 def _stop_if_due(control: Any, arguments: Any, *_: Any, **__: Any) -> None:
     """Ends as at `max_steps`, with a checkpoint where the trainer writes any and it may be written."""
-    stop = claim()
+    stop = api.stop_due()
     if stop is not None:
         control.should_training_stop = True
         control.should_save = control.should_save or (stop.saves and arguments.save_strategy != "no")

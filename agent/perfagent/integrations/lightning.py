@@ -19,11 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.hooks.forward import Watched
-from perfagent.hooks.model_discovery import owned
-from perfagent.integrations.resuming import resumed_after
-from perfagent.step.state import state
-from perfagent.step.stop import claim
+from perfagent.integrations import api
 
 if TYPE_CHECKING:
     from perfagent.integrations import Patch
@@ -40,17 +36,19 @@ def install(framework: ModuleType, patch: Patch) -> None:
 
 
 def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    calls: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+    calls: weakref.WeakKeyDictionary[Any, api.WatchedForward] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module
-        if state.current is None or self.model is not module:
+        if not api.is_active() or self.model is not module:
             return original(self, *args, **kwargs)
         watched = calls.get(self)
         if watched is None:
             strategy = weakref.ref(self)
-            watched = calls[self] = Watched(module, lambda *given, **named: original(strategy(), *given, **named))
+            watched = calls[self] = api.WatchedForward(
+                module, lambda *given, **named: original(strategy(), *given, **named)
+            )
         return watched(*args, **kwargs)
 
     return training_step
@@ -80,7 +78,7 @@ def _watch_optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _stop_if_due(strategy: Any) -> None:
-    if claim() is not None:
+    if api.stop_due() is not None:
         strategy.lightning_module.trainer.should_stop = True
 
 
@@ -96,7 +94,7 @@ def _watch_end(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded
 def _save_at_stop(strategy: Any) -> None:
     """Where the trainer keeps checkpoints, under a name of its own: none of them makes room for it, none is the best."""
-    trainer, stop = strategy.lightning_module.trainer, claim()
+    trainer, stop = strategy.lightning_module.trainer, api.stop_due()
     if stop is not None and stop.saves and trainer.checkpoint_callback is not None:
         folder = trainer.checkpoint_callback.dirpath or trainer.default_root_dir
         trainer.save_checkpoint(Path(folder, f"stopped-step={trainer.global_step}.ckpt"))
@@ -104,8 +102,8 @@ def _save_at_stop(strategy: Any) -> None:
 
 @guarded
 def _starts(strategy: Any) -> None:
-    claim()
-    resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
+    api.stop_due()
+    api.resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
 
 
 def _steps_made(optimizers: list[Any], all_steps: int) -> int:
@@ -113,7 +111,7 @@ def _steps_made(optimizers: list[Any], all_steps: int) -> int:
     one's own count, where it keeps one that can be read without waiting for a device."""
     if len(optimizers) < 2:
         return all_steps
-    main = max(optimizers, key=owned)
+    main = max(optimizers, key=api.numbers_trained)
     of_a_parameter = next(iter(main.state.values()), None)
     # another optimizer's may be anything
     made = of_a_parameter.get("step") if isinstance(of_a_parameter, dict) else None

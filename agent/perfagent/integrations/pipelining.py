@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.step.state import state
+from perfagent.integrations import api
 
 if TYPE_CHECKING:
     from perfagent.integrations import Patch
@@ -27,9 +27,8 @@ def _watch_scale_grads(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def scale_grads(self: Any, grad_scale_factor: int) -> Any:
-        p = state.current
-        if p is not None and grad_scale_factor != 1:
-            p.account.divided_later = True
+        if grad_scale_factor != 1:
+            api.divides_later()
         return original(self, grad_scale_factor)
 
     return scale_grads

@@ -9,13 +9,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.guard import guarded
-from perfagent.hooks.grad_clipping import about_to_clip
-from perfagent.step.state import Progress, state
+from perfagent.integrations import api
 
 if TYPE_CHECKING:
     from perfagent.integrations import Patch
@@ -37,20 +34,10 @@ def install(framework: ModuleType, patch: Patch) -> None:
 def _watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def adaptive_clip_grad(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        p = state.current
-        if p is None or p.thread != get_ident():
-            return original(parameters, *args, **kwargs)
-        if not isinstance(parameters, sys.modules["torch"].Tensor):
-            parameters = list(parameters)  # a generator can be asked once
-        _begins(p, parameters)
+        if api.is_training_thread():
+            is_one = isinstance(parameters, sys.modules["torch"].Tensor)
+            parameters = [parameters] if is_one else list(parameters)  # a generator can be asked once
+            api.begin_clipping(parameters)
         return original(parameters, *args, **kwargs)
 
     return adaptive_clip_grad
-
-
-@guarded
-def _begins(p: Progress, parameters: Any) -> None:
-    several = parameters if isinstance(parameters, list) else [parameters]
-    gradients = [parameter.grad for parameter in several if parameter.grad is not None]
-    if gradients:
-        about_to_clip(p, gradients)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from perfagent.signals.flat_shards import flat_copies, is_flat
 
-__all__ = ["Held", "held", "local", "world_size", "zero_pieces"]
+__all__ = ["Held", "held", "local", "world_size"]
 
 _PIPELINE = frozenset(("pp", "pipe", "pipeline", "stage"))
 """Dimensions of a mesh along which ranks hold other layers, not copies."""
@@ -88,28 +88,3 @@ def _holders(mesh: Any, world: int) -> int | None:
         return None
     stages = math.prod(int(root.size(i)) for i, name in enumerate(root.mesh_dim_names) if name in _PIPELINE)
     return world // stages
-
-
-def zero_pieces(optimizer: Any) -> list[tuple[Any, Any]] | None:
-    """Returns (parameter, this rank's shard of its gradient) for DeepSpeed's ZeRO-1, 2 and 3, before its
-    optimizer steps.
-
-    The shards still carry the loss scale, and no two ranks hold the same shard. Returns None if they are kept on the
-    host (offload), if groups of ranks hold the same shards (tensor parallelism, MiCS), and for any other optimizer.
-    """
-    pieces = getattr(optimizer, "averaged_gradients", None)
-    groups = getattr(optimizer, "params_in_partition", None)  # ZeRO-1 and 2: one list per parameter group
-    if groups is None:
-        groups = getattr(optimizer, "fp16_groups", None)  # ZeRO-3: one list per sub-group
-    counts = getattr(optimizer, "partition_count", None)
-    together = set(counts) if isinstance(counts, list) else {counts}
-    if not isinstance(pieces, dict) or not groups or together != {world_size()}:
-        return None
-    found: list[tuple[Any, Any]] = []
-    for number, parameters in enumerate(groups):
-        mine = pieces.get(number)
-        if mine is None:
-            return None
-        held = [piece for piece in mine if not getattr(piece, "_zero_padding", False)]
-        found.extend(zip(parameters, held, strict=False))  # whatever follows the last parameter is padding, too
-    return found

@@ -11,11 +11,9 @@ import torch
 from agent.hooks.loops import nap, sgd, step
 from torch.utils.data import DataLoader
 
-from perfagent.hooks.checkpoint_saves import SAVERS
-from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, GENERATORS
+from perfagent.integrations.functions import FUNCTIONS
 
-TABLES = (SAVERS, EVALUATORS, ENVIRONMENTS, GENERATORS)
-NAMES = [(module, name) for table in TABLES for module, names in table.items() for name in names]
+NAMES = [(module, name) for functions, _ in FUNCTIONS for module, names in functions.items() for name in names]
 X = torch.ones(2, 4)
 
 
@@ -23,7 +21,7 @@ X = torch.ones(2, 4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{module}.{name}" for module, name in NAMES])
 def test_functions_that_are_recognised_exist(module, name):
-    owner = importlib.import_module(module) if module.startswith("torch") else pytest.importorskip(module)
+    owner = importlib.import_module(module) if module.split(".")[0] == "torch" else pytest.importorskip(module)
     *classes, attribute = name.split(".")
     for one in classes:
         owner = getattr(owner, one)

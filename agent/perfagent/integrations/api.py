@@ -1,0 +1,265 @@
+"""All that an adapter of a library may ask of the run: its steps, passes, losses, norms, and its end.
+
+Each function is for the training thread, and does nothing where no run is active.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perfagent.boundary.gc_instances import living as instances_of
+from perfagent.boundary.guard import guarded
+from perfagent.device import Value, take
+from perfagent.hooks.backward import begin_pass, remember
+from perfagent.hooks.checkpoint_saves import watch_save
+from perfagent.hooks.custom_optimizer import watch_step as watch_optimizer_step
+from perfagent.hooks.evaluation import watch_environment, watch_generation
+from perfagent.hooks.forward import Watched as WatchedForward
+from perfagent.hooks.grad_clipping import Clip, about_to_clip
+from perfagent.hooks.model_discovery import owned as numbers_trained
+from perfagent.hooks.optimizer_step import finish_step, make_primary, watch_clear
+from perfagent.hooks.phases import watch_phase
+from perfagent.signals.sharding import world_size
+from perfagent.step.state import Progress, now, state
+from perfagent.step.stop import claim as stop_due
+from perfagent.step.suspend import unwatched
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, OPTIMIZER_END, Trace, begins_entry
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "OpenPass", "OpenStep", "WatchedForward", "add_norm", "are_gradients_due", "backward", "begin_clipping", "begin_step",
+    "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
+    "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "primary_optimizer",
+    "resumed_after", "scaled_loss", "silent_hooks", "stop_due", "trains", "unwatched", "watch_clear", "watch_environment",
+    "watch_generation", "watch_optimizer_step", "watch_phase", "watch_save", "world_size",
+]  # fmt: skip
+
+
+def is_active() -> bool:
+    return state.current is not None
+
+
+def is_training_thread() -> bool:
+    p = state.current
+    return p is not None and p.thread == get_ident()
+
+
+def number(value: torch.Tensor | float | None) -> Value | None:
+    """A number of the library's, which may be on its way from a device."""
+    if value is None:
+        return None
+    return take(value) if isinstance(value, sys.modules["torch"].Tensor) else float(value)
+
+
+# ---- steps of a library that steps torch's optimizers in a way of its own
+
+
+class OpenStep(NamedTuple):
+    """A step of the library that has begun. trace, at: the trace of the step in progress, and how many items it had."""
+
+    progress: Progress
+    trace: Trace
+    at: int
+    began: int
+    event: Any
+    lr: Any
+
+
+def begin_step(optimizer: Any) -> OpenStep | None:
+    """None where a step of another optimizer is running, and on another thread. The first thread to step is the training
+    thread."""
+    p = state.current
+    if p is None or p.entered or p.scaler_depth:
+        return None
+    if p.thread != get_ident():
+        if p.completed or p.primary is not None:
+            return None
+        p.thread = get_ident()
+    groups = optimizer.param_groups
+    lr = groups[0].get("lr") if groups else None  # now: a library may advance its scheduler within the step
+    return OpenStep(p, p.trace, len(p.trace), now(), None if p.clock is None else p.clock.mark(), lr)
+
+
+@contextlib.contextmanager
+def silent_hooks(optimizer: Any) -> Iterator[None]:
+    """Within, the hooks of the optimizers inside do nothing."""
+    p = state.current
+    if p is None:
+        yield
+        return
+    p.entered, p.scaler_depth, p.whole = id(optimizer), 1, True
+    try:
+        yield
+    finally:
+        p.whole = False
+        p.entered = p.blocked = p.scaler_depth = 0
+
+
+def discard_step(step: OpenStep) -> None:
+    """It was none, as within an accumulation window."""
+    if step.event is not None and step.progress.clock is not None:
+        step.progress.clock.release([step.event])
+
+
+def end_step(step: OpenStep, optimizer: Any, *, skipped: bool | None, norm: Value | None, scale: Value | None) -> None:
+    """skipped: the gradients overflowed; None in a precision in which they cannot. norm: of all gradients. scale: that of
+    the loss, in this step."""
+    p = step.progress
+    # before what it waited for inside (its clipping, the exchange of the new weights), which is not optimizer time
+    at = step.at if p.trace is step.trace and begins_entry(p.trace, step.at) else len(p.trace)
+    p.trace[at:at] = step.began, step.event, OPTIMIZER
+    p.plain = False
+    if norm is not None:
+        add_norm(norm)
+    if scale is not None:
+        p.amp.scaler_scale, p.unusual = scale, True
+    finish_step(p, optimizer, skipped, None if p.clock is None else p.clock.mark(), step.lr)
+
+
+def primary_optimizer() -> Any:
+    """The optimizer whose steps are counted; None before there is one."""
+    p = state.current
+    return None if p is None or p.primary is None else p.primary()
+
+
+def trains(optimizer: Any, model: Any) -> None:
+    """The steps of this optimizer count from now on, and it trains this model."""
+    p = state.current
+    if p is not None:
+        make_primary(p, optimizer)
+        p.found = weakref.ref(model)
+
+
+# ---- gradients
+
+
+def are_gradients_due() -> bool:
+    """Whether the gradients of this step are to be measured, and are not yet."""
+    p = state.current
+    return p is not None and p.completed >= p.measure_at and p.gradients is None
+
+
+def measure_shards(shards: list[tuple[Any, Any]], model: Any, scale: Value | None) -> None:
+    """shards: (parameter, this rank's part of its gradient). scale: of the loss, which they still contain."""
+    p = state.current
+    if p is not None:
+        p.health.measure_pieces(p, shards, model, scale)
+
+
+def add_norm(norm: Value) -> None:
+    """The norm of all gradients, before they were clipped."""
+    p = state.current
+    if p is not None:
+        p.clip_norm, p.unusual = [norm], True
+
+
+@guarded
+def begin_clipping(parameters: Iterable[Any]) -> Clip | None:
+    """The library is about to change the gradients of these parameters. Returns what `end_clipping` takes."""
+    p = state.current
+    if p is None or p.thread != get_ident():
+        return None
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return about_to_clip(p, gradients) if gradients else None
+
+
+@guarded
+def end_clipping(clip: Clip | None, total: torch.Tensor) -> None:
+    """total: the 2-norm of the gradients of all ranks before they were clipped."""
+    if clip is not None:
+        clip.norm, clip.whole = take(total), True
+
+
+# ---- backward passes and losses
+
+
+class OpenPass(NamedTuple):
+    """A backward pass that has begun, and its place in the trace of its step."""
+
+    trace: Trace
+    at: int
+
+
+@contextlib.contextmanager
+def backward(tensor: Any) -> Iterator[OpenPass | None]:
+    """Times a backward pass that begins with this tensor. Yields what `loss` takes."""
+    p = state.current
+    if p is None or p.backward_depth or p.thread != get_ident():
+        yield None
+        return
+    p.backward_depth = 1
+    begun = _begin_backward(p, tensor, now())
+    try:
+        yield begun
+    finally:
+        p.backward_depth = 0
+        p.trace.extend((now(), None if p.clock is None else p.clock.mark(), BACKWARD_END))
+
+
+@guarded
+def _begin_backward(p: Progress, tensor: Any, began: int) -> OpenPass:
+    event = begin_pass(p, tensor)
+    p.trace.extend((began, event, None, False, BACKWARD))
+    return OpenPass(p.trace, len(p.trace) - FIELDS[BACKWARD])
+
+
+@guarded
+def loss(begun: OpenPass | None, value: torch.Tensor | float | None) -> None:
+    """The loss of a backward pass: a part of its accumulation window, unscaled, so that such parts add up."""
+    p, known = state.current, number(value)
+    if p is not None and known is not None and begun is not None and begun.trace is p.trace:
+        p.trace[begun.at + 2 : begun.at + 4] = known, True
+        p.roots += 1
+
+
+def scaled_loss(unscaled: Any, scaled: Any) -> None:
+    """A backward pass from `scaled` is one of the loss `unscaled`."""
+    p = state.current
+    if p is not None and scaled is not unscaled and p.thread == get_ident():
+        remember(p, unscaled, scaled)
+
+
+@guarded
+def divide_losses(parts: int) -> None:
+    """What the optimizer minimizes is the losses of this step divided by a number. One that is still on a device cannot be
+    divided, and is left out."""
+    p = state.current
+    if p is None or p.thread != get_ident():
+        return
+    trace, end = p.trace, len(p.trace)
+    while end and trace[end - 1] != OPTIMIZER_END:
+        begin = end - FIELDS[trace[end - 1]]
+        if trace[end - 1] == BACKWARD:
+            value = trace[begin + 2]
+            trace[begin + 2 : begin + 4] = value / parts if isinstance(value, float) else None, True
+        end = begin
+
+
+def divides_later() -> None:
+    """The gradients of all losses of a step are divided by their number after the last backward pass."""
+    p = state.current
+    if p is not None:
+        p.account.divided_later = True
+
+
+# ---- begin and end of a training
+
+
+@guarded
+def resumed_after(steps: int) -> None:
+    """The checkpoint has made so many steps: the next one is the one after. A run that has steps continues to count, and a
+    `start_step` of the script's is kept.
+
+    Counted from 1 again, the steps would not be the trainer's own, and in a run that has an id by hand they would hide
+    those that were made before the checkpoint.
+    """
+    p = state.current
+    if p is not None and p.last is None and steps > 0 and p.on_resumed is not None:
+        p.on_resumed(steps + 1)
