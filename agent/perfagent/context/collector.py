@@ -15,8 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.context.hyperparameters import OF_A_MODEL, Hyperparameters
-from perfagent.context.techniques import elements, of_model, of_process
+from perfagent.context.hyperparameters import Hyperparameters
+from perfagent.integrations.configurations import OF_A_MODEL
+from perfagent.integrations.techniques import elements, of_model, of_process
 
 if TYPE_CHECKING:
     from perfagent.context.git import ChangedFiles

@@ -23,17 +23,18 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
-from perfagent.context.techniques import of_variable
+from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, attributes_of, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
+from perfagent.integrations.techniques import of_variable
 from perfagent.signals.source_lines import is_ours
 from perfagent.stack_variables import variables_of
 
-__all__ = ["OF_A_MODEL", "Hyperparameters"]
+__all__ = ["Hyperparameters"]
 
 MAX_FRAMES = 100
 MAX_FILE_BYTES = 256 * 1024
@@ -46,8 +47,6 @@ _PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path, enum.Enum,
 MAX_SETTINGS = 500
 _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<frozen ")
 _STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - compared with the names of files as code objects have them
-OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
-"""Classes of configurations that belong to a model and are told with it."""
 
 
 class Hyperparameters:
@@ -85,9 +84,10 @@ class Hyperparameters:
         for base in kind.__mro__[:-1]:
             if base.__name__ in OF_A_MODEL:
                 return
-            take = _KNOWN.get(base.__name__)
+            take = CONFIGURATIONS.get(base.__name__)
             if take is not None and base.__module__.partition(".")[0] in take[0]:
                 settings = take[2](value)
+                settings = _settings(settings) if type(settings) is dict else settings
                 if take[1] != "argparse" or script:
                     self._keep(take[1], settings)
                 return
@@ -124,7 +124,7 @@ class Hyperparameters:
             caller = caller.f_back
         if caller is not None and is_script(caller.f_code.co_filename):
             self._found["argparse"] = (
-                _of_dataclasses(parser, namespace) if hasattr(parser, "dataclass_types") else namespace
+                settings_of_dataclasses(parser, namespace) if hasattr(parser, "dataclass_types") else namespace
             )
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Hyperparameters:
             found[source] = found[source] | dict(value) if source in found and isinstance(value, Mapping) else value
         if "deepspeed" not in found:
             for source, name in (("argparse", "deepspeed_config"), ("huggingface", "deepspeed")):
-                given = _attributes(found.get(source)).get(name)
+                given = attributes_of(found.get(source)).get(name)
                 content = given if isinstance(given, dict) else _json_file(given)
                 if content:
                     found["deepspeed"] = content
@@ -231,30 +231,6 @@ def _constants(kind: type) -> dict[Any, Any] | None:
     )
 
 
-def _flags(values: Any) -> dict[str, Any] | None:
-    """What absl parsed of the script's flags; those of its own modules are left out."""
-    by_module = _attributes(values).get("__flags_by_module")
-    if not isinstance(by_module, dict):
-        return None
-    every = [flag for module, flags in list(by_module.items()) if not str(module).startswith("absl.") for flag in flags]
-    return _settings({str(_attributes(flag).get("name")): _attributes(flag).get("_value") for flag in every})
-
-
-def _attributes(value: Any) -> Mapping[str, Any]:
-    own = getattr(value, "__dict__", None)
-    return own if isinstance(own, dict) else {}
-
-
-def _of_dataclasses(parser: Any, namespace: Any) -> dict[str, Any]:
-    """What a parser of Transformers has for the script's dataclasses. Now: it takes out of the namespace what it makes
-    them of. The trainer's own, a hundred and more, are told as its."""
-    trainers = [
-        kind for kind in parser.dataclass_types if any(base.__name__ == "TrainingArguments" for base in kind.__mro__)
-    ]
-    theirs = {field.name for kind in trainers for field in dataclasses.fields(kind)}
-    return {name: value for name, value in vars(namespace).items() if name not in theirs}
-
-
 def _json_file(name: Any) -> Any:
     if not isinstance(name, (str, Path)) or not str(name).endswith(".json"):
         return None
@@ -265,27 +241,3 @@ def _json_file(name: Any) -> Any:
         return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_FILE_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-_KNOWN: dict[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = {
-    "Namespace": (("argparse",), "argparse", _itself),
-    "TrainingArguments": (("transformers",), "huggingface", _itself),
-    "Context": (("click", "typer"), "click", lambda context: _settings(_attributes(context).get("params") or {})),
-    "FlagValues": (("absl",), "absl", _flags),
-    "DictConfig": (("omegaconf",), "hydra", _itself),
-    "LightningModule": (
-        ("lightning", "pytorch_lightning"),
-        "lightning",
-        lambda module: _attributes(module).get("_hparams"),
-    ),
-    "DeepSpeedEngine": (
-        ("deepspeed",),
-        "deepspeed",
-        lambda engine: _attributes(_attributes(engine).get("_config")).get("_param_dict"),
-    ),
-}
-"""Name of a class -> (the packages that it may be of, the source, what of an object of it is configuration)."""

@@ -9,7 +9,7 @@ import torch
 import webdataset
 from torch.nn.utils import prune
 
-from perfagent.context.techniques import elements, of_model, of_variable
+from perfagent.integrations.techniques import elements, of_model, of_variable
 
 
 def network() -> torch.nn.Sequential:
