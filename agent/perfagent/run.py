@@ -49,6 +49,8 @@ from perfagent.identity import Identity
 from perfagent.media.outbox import Outbox
 from perfagent.misuse import Misuse
 from perfagent.naming import default_name
+from perfagent.probes.memory_table import MemoryTable
+from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.rootcause.investigator import Investigator
 from perfagent.rootcause.stacks import frames_of
 from perfagent.run_config import RunConfig, Tags
@@ -56,15 +58,13 @@ from perfagent.run_repr import Shown
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, words
 from perfagent.samplers.sampler import Sampler
-from perfagent.samplers.unmeasured_lines import UnmeasuredLines
 from perfagent.signals.memory import device_in_use
-from perfagent.signals.memory_table import MemoryTable
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
     from perfagent.media import Media
-    from perfagent.signals.scheduled_probes import Looks
+    from perfagent.probes.scheduler import Looks
     from perfagent.wire import Finding
 
 __all__ = ["Run"]
@@ -520,7 +520,7 @@ class Run:
         MemoryTable(self._sender, self._progress, self._known_model, self._own_device).install()
         UnmeasuredLines(self._sender, self._progress, self._known_model).install()
         self._compilations.install()
-        self._sender.imports.append("perfagent.signals.scheduled_probes")
+        self._sender.imports.append("perfagent.probes.scheduler")
         self._look_source = self._sender.add_source(self._look, every_s=_POLL_S)
         self._sender.add_source(self._investigator.poll, every_s=_POLL_S)
         self._sender.on_command.append(self._investigator.obey)
@@ -746,7 +746,7 @@ class Run:
         if self._looks is None:
             if self._progress.last is None:
                 return
-            from perfagent.signals.scheduled_probes import Looks
+            from perfagent.probes.scheduler import Looks
 
             self._looks = Looks(self._investigator, self._sender, self._known_model, self._own_device)
         idle_until = self._looks.poll()

@@ -53,13 +53,13 @@ def test_x04_the_server_never_unpickles_and_never_evaluates_text() -> None:
 
 
 def test_gradients_are_read_on_the_training_thread_only() -> None:
-    """`parameter.grad` from another thread corrupts the heap while backward runs (signals/memory_table.py tells
+    """`parameter.grad` from another thread corrupts the heap while backward runs (probes/memory_table.py tells
     why)."""
     on_the_training_thread = {
         "frameworks/timm.py", "hooks/grad_clipping.py", "hooks/flat_clipping.py", "hooks/optimizer_step.py",
         "hooks/multi_optimizer.py", "rootcause/nonfinite.py", "rootcause/oom.py",
         "signals/gradients.py", "signals/gradient_schedule.py",
-        "signals/uncleared.py", "signals/unmoved.py", "signals/unoptimized.py", "signals/updates.py",
+        "signals/uncleared.py", "signals/unmoved.py", "probes/unoptimized.py", "signals/updates.py",
     }  # fmt: skip
     reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")
     agent = ROOT / "agent/perfagent"

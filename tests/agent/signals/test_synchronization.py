@@ -12,7 +12,7 @@ import torch
 from agent.hooks.loops import stepping
 from torch import nn
 
-from perfagent.signals.scheduled_probes import Looks
+from perfagent.probes.scheduler import Looks
 from perfagent.signals.synchronization import SynchronizingLines
 from perfagent.step.state import state
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from perfagent.boundary.call_slot import CALL
-from perfagent.signals.scheduled_probes import IDLE_S, Looks
+from perfagent.probes.scheduler import IDLE_S, Looks
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfagent.probes.unoptimized import Unoptimized
 from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.signals.modules import ModuleTimes
 from perfagent.signals.synchronization import SynchronizingLines
-from perfagent.signals.unoptimized import Unoptimized
 from perfagent.signals.value_reads import ValueReads
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 from two_parts import TwoParts
 
 from perfagent.boundary import guard
+from perfagent.probes.unoptimized import LEAST_STEPS, Unoptimized
 from perfagent.signals.uncleared import Uncleared
-from perfagent.signals.unoptimized import LEAST_STEPS, Unoptimized
 
 STEPS = 60
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from perfagent.hooks.optimizer_step import make_primary
-from perfagent.signals.memory_table import MemoryTable, table
+from perfagent.probes.memory_table import MemoryTable, table
 from perfagent.wire import CATALOGUE
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.samplers.unmeasured_lines import FIRST_LOOKS, UnmeasuredLines, is_unmeasured
+from perfagent.probes.unmeasured_lines import FIRST_LOOKS, UnmeasuredLines, is_unmeasured
 from perfagent.step.state import state
 
 
