@@ -29,6 +29,7 @@ from perfagent.boundary import guard
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe
+from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.step_decoder import interned
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
@@ -37,9 +38,8 @@ from perfagent.end_reason import cause, of_exit_code, unused_parameters
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
 from perfagent.governor import Governor
-from perfagent.hooks.compilations import Compilations
 from perfagent.hooks.dataloader import timed
-from perfagent.hooks.evaluation import Evaluations, after_last_step
+from perfagent.hooks.evaluation import after_last_step
 from perfagent.hooks.model_discovery import has_optimizer
 from perfagent.hooks.model_hooks import Watching
 from perfagent.hooks.new_progress import new_progress
@@ -49,6 +49,7 @@ from perfagent.identity import Identity
 from perfagent.media.outbox import Outbox
 from perfagent.misuse import Misuse
 from perfagent.naming import default_name
+from perfagent.probes.compilations import Compilations
 from perfagent.probes.memory_table import MemoryTable
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.rootcause.investigator import Investigator

@@ -15,19 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfagent.step.trace import BACKWARD, BESIDE, DATA, EVALUATED, FORWARD, OPTIMIZER, PHASE, Entry, Trace
+from perfagent.step.trace import BACKWARD, BESIDE, DATA, EVALUATED, FORWARD, OPTIMIZER, PHASE, Entry
 
-__all__ = ["read_on", "unseen_evaluations"]
+__all__ = ["unseen_evaluations"]
 
 _OWN_SHARE = 0.1
 """Least share of the time that the loop spends outside the loader, using the batches: for `list(loader)`
 it is 1 to 2 %."""
 _TRAINS = (FORWARD, EVALUATED, BESIDE, BACKWARD, OPTIMIZER)
-
-
-def read_on(trace: Trace, loader: int) -> bool:
-    """True if the newest entry is a batch from this loader."""
-    return trace[-1:] == [DATA] and trace[-3] == loader and trace[-2] is not None
 
 
 def unseen_evaluations(entries: Sequence[Entry]) -> list[range]:

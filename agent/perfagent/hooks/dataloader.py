@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 from perfagent.boundary.dynamo import keep_out_of_frames, untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.decode.evaluations import read_on
 from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.evaluation import interrupted
 from perfagent.signals.batch_contents import Contents
 from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
 from perfagent.step.state import Progress, now, state
-from perfagent.step.trace import DATA, MOST_ITEMS, shorten
+from perfagent.step.trace import DATA, MOST_ITEMS, read_on, shorten
 
 __all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 

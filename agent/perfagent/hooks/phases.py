@@ -8,22 +8,20 @@ framework's save that calls torch.save is one checkpoint.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
 from typing import Any
 
 from perfagent.device import current_stream
+from perfagent.step.phase_events import report_phase
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import PHASE
 
-__all__ = ["COUNTED", "Span", "device_mark", "tell", "watch_phase"]
+__all__ = ["COUNTED", "Span", "device_mark", "watch_phase"]
 
 COUNTED = ("checkpoint", "eval", "comm", "h2d")
 """Phases that include their data waits and forward passes, which are then not part of the training step."""
-_EVENT_EVERY_S = 1.0
-_LONG_S = 0.1
 
 
 class Span:
@@ -57,22 +55,7 @@ class Span:
         if not p.phase_depth and self._begin_step >= p.completed and not p.off:
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
         if self._tells:
-            tell(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
-
-
-def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
-    """Sends the event of a phase. always: False for phases that may be short and in every step; one event a
-    second is then enough."""
-    if p.on_event is None:
-        return
-    if not always and duration_s < _LONG_S:
-        at = time.monotonic()
-        told = p.told_phases.get(name)
-        if told is not None and at - told[0] < _EVENT_EVERY_S and step - told[1] <= 1:
-            p.told_phases[name] = told[0], step
-            return
-        p.told_phases[name] = at, step
-    p.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)
+            report_phase(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
 
 
 def device_mark(p: Progress) -> Any:
@@ -112,7 +95,7 @@ def watch_phase(
                     done(p, seen)
                 return result
             finally:
-                tell(p, name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
+                report_phase(p, name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
 
         return call
 

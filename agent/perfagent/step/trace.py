@@ -35,36 +35,10 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD",
-    "BACKWARD_END",
-    "BESIDE",
-    "CLEARED",
-    "DATA",
-    "EVALUATED",
-    "FIELDS",
-    "FORWARD",
-    "MOST_ITEMS",
-    "NEWEST",
-    "OPTIMIZER",
-    "OPTIMIZER_END",
-    "PHASE",
-    "RETURNED",
-    "UNNAMED",
-    "Divided",
-    "Entry",
-    "Root",
-    "Trace",
-    "backward_since",
-    "begins_entry",
-    "entries_of",
-    "entry_count",
-    "events_of",
-    "forward_passes",
-    "forward_runs",
-    "only_backward_since",
-    "only_optimizers",
-    "shorten",
-    "trace_of",
+    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS",
+    "NEWEST", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Divided", "Entry", "EvalTrace",
+    "RolloutTrace", "Root", "Trace", "backward_since", "begins_entry", "entries_of", "entry_count", "events_of",
+    "forward_passes", "forward_runs", "only_backward_since", "only_optimizers", "read_on", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
@@ -184,3 +158,16 @@ def forward_passes(entries: Sequence[Entry]) -> int:
     return sum(entry[0] == FORWARD for entry in entries) or sum(
         entry[0] == DATA and entry[4] is not None for entry in entries
     )
+
+
+def read_on(trace: Trace, loader: int) -> bool:
+    """True if the newest entry is a batch from this loader."""
+    return trace[-1:] == [DATA] and trace[-3] == loader and trace[-2] is not None
+
+
+class EvalTrace(list[Any]):
+    """A trace that may hold an evaluation. The type marks it, so that traces of ordinary steps are not searched."""
+
+
+class RolloutTrace(EvalTrace):
+    """A trace in which an environment was stepped: an evaluation without a loader is then a rollout."""
