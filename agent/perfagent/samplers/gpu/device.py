@@ -61,6 +61,9 @@ _ZERO_SAYS_NOTHING = frozenset(("memory_temperature_c",))
 class Gpu:
     """index: as NVML counts boards; uuid: "GPU-..." or "MIG-..."; board: the uuid of the whole GPU."""
 
+    is_divided = is_integrated = False
+    """Of kernel boards: see there. A divided board of NVIDIA is found by its slices."""
+
     def __init__(self, library: Library, index: int, handle: Any, *, slice_handle: Any = None) -> None:
         self._door = Door(library)
         self.index, self.handle, self._slice = index, handle, slice_handle
