@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from perfagent.samplers.gpu.amd import AmdGpu
 from perfagent.samplers.gpu.intel import IntelGpu
@@ -15,8 +16,8 @@ __all__ = ["boards", "driver_of"]
 _KINDS: dict[str, type[KernelGpu]] = {"amdgpu": AmdGpu, "i915": IntelGpu, "xe": IntelGpu}
 
 
-def boards(sys: Path = Path("/sys")) -> list[KernelGpu]:
-    """In the order of their PCI addresses. sys: a test passes its own tree."""
+def boards(sys: Path = Path("/sys"), **options: Any) -> list[KernelGpu]:
+    """In the order of their PCI addresses. sys, and options of `KernelGpu`: a test passes its own."""
     found: dict[Path, tuple[type[KernelGpu], str]] = {}
     for card in sorted((sys / "class/drm").glob("card*")):
         try:
@@ -27,7 +28,7 @@ def boards(sys: Path = Path("/sys")) -> list[KernelGpu]:
         kind = next((_KINDS.get(line.removeprefix("DRIVER=")) for line in lines if line.startswith("DRIVER=")), None)
         if kind is not None and card.name.removeprefix("card").isdigit():  # else a connector of a card
             found[folder] = kind, card.name
-    return [found[folder][0](index, folder, found[folder][1]) for index, folder in enumerate(sorted(found))]
+    return [found[folder][0](index, folder, found[folder][1], **options) for index, folder in enumerate(sorted(found))]
 
 
 def driver_of(gpus: Sequence[KernelGpu]) -> str:
