@@ -57,18 +57,18 @@ class AmdGpu(KernelGpu):
 
     def _read(self) -> dict[str, float]:
         self._energy_j = None
-        return self._numbers(self._often) | self._of_metrics(self.files.read("gpu_metrics"))
+        return super()._read() | self._of_metrics(self.files.read("gpu_metrics") or b"")
 
-    def _read_rarely(self) -> dict[str, float]:
-        values = self._numbers(self._rarely)
+    def rare(self) -> dict[str, float]:
+        values = super().rare()
         counts = "\n".join(map(self.files.text, self._error_counts))
         for name, kind in (("ecc_uncorrected_volatile", "ue"), ("ecc_corrected_volatile", "ce")):
             found = re.findall(rf"^{kind}: *(\d+)", counts, re.MULTILINE)
             if found:
                 values[name] = float(sum(map(int, found)))
-        for file in self.files.names("ras/gpu_vram_bad_pages"):
-            pages = self.files.text(file).splitlines()
-            values["retired_pages_double"] = float(sum(page.endswith(": R") for page in pages))
+        pages = self.files.read("ras/gpu_vram_bad_pages")
+        if pages is not None:
+            values["retired_pages_double"] = float(sum(page.endswith(b": R") for page in pages.splitlines()))
         return values
 
     def _of_metrics(self, table: bytes) -> dict[str, float]:

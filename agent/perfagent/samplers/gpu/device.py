@@ -61,8 +61,7 @@ _ZERO_SAYS_NOTHING = frozenset(("memory_temperature_c",))
 class Gpu:
     """index: as NVML counts boards; uuid: "GPU-..." or "MIG-..."; board: the uuid of the whole GPU."""
 
-    is_divided = is_integrated = False
-    """Of kernel boards: see there. A divided board of NVIDIA is found by its slices."""
+    is_divided = is_integrated = False  # see KernelGpu; of a divided board of NVIDIA the slices are found
 
     def __init__(self, library: Library, index: int, handle: Any, *, slice_handle: Any = None) -> None:
         self._door = Door(library)

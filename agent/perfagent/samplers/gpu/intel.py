@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfagent.samplers.gpu.kernel_gpu import KernelGpu, Row
+from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 
 __all__ = ["IntelGpu"]
 
@@ -33,8 +33,8 @@ class IntelGpu(KernelGpu):
         self.is_integrated = self.pci == "0000:00:02.0"
         folder = "tile0/gt0/freq0/" if self.driver == "xe" else f"{self._card}gt/gt0/"
         clocks = (f"{folder}act_freq", f"{folder}rps_act_freq_mhz", f"{self._card}gt_act_freq_mhz")
-        self._clocks: list[Row] = [("sm_clock_mhz", file, 1.0) for file in clocks]
-        self._limits: list[Row] = [("power_limit_w", f"{self._hwmon}power{channel}_max", 1e-6) for channel in (1, 2)]
+        self._often = [("sm_clock_mhz", file, 1.0) for file in clocks]
+        self._rarely = [("power_limit_w", f"{self._hwmon}power{channel}_max", 1e-6) for channel in (1, 2)]
         reasons = folder + ("throttle/" if self.driver == "xe" else "throttle_")
         self._status = reasons + ("status" if self.driver == "xe" else "reason_status")
         self._reasons = {
@@ -45,7 +45,7 @@ class IntelGpu(KernelGpu):
         self._mark: tuple[float, float] | None = None
 
     def _read(self) -> dict[str, float]:
-        values = self._numbers(self._clocks)
+        values = super()._read()
         self._read_energy(values)
         self._read_memory(values)
         status = self.files.number(self._status)
@@ -53,9 +53,6 @@ class IntelGpu(KernelGpu):
             if status is not None and files:
                 values[f"throttle_{group}_pct"] = 100.0 if status and any(map(self.files.number, files)) else 0.0
         return values
-
-    def _read_rarely(self) -> dict[str, float]:
-        return self._numbers(self._limits)
 
     def _read_energy(self, values: dict[str, float]) -> None:
         """In microjoules; its growth is the power."""

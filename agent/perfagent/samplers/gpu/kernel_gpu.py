@@ -30,19 +30,18 @@ read gives the value."""
 
 class Files:
     """The small files below a folder of /sys, by relative name. Each reading opens its file anew: a descriptor would
-    outlive a device that is gone."""
+    outlive a device that is gone. asleep: nothing is read; most files would wake the device."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self.folder, self._clock = folder, clock
+        self.folder, self._clock, self.asleep = folder, clock, False
         self._not_before: dict[str, float] = {}
 
-    def read(self, name: str) -> bytes:
-        """The whole file. Empty while it cannot be read (EIO, EBUSY, EPERM during a reset), and for good where it does
+    def read(self, name: str) -> bytes | None:
+        """The whole file. None while it cannot be read (EIO, EBUSY, EPERM during a reset), and for good where it does
         not exist."""
-        begin = self._clock()
-        if begin < self._not_before.get(name, 0.0):
-            return b""
-        content = b""
+        begin, content = self._clock(), None
+        if self.asleep or begin < self._not_before.get(name, 0.0):
+            return None
         try:
             content = (self.folder / name).read_bytes()
         except FileNotFoundError:
@@ -54,7 +53,7 @@ class Files:
         return content
 
     def text(self, name: str) -> str:
-        return self.read(name).decode("utf-8", "replace").strip()
+        return (self.read(name) or b"").decode("utf-8", "replace").strip()
 
     def number(self, name: str) -> float | None:
         """None for any other content."""
@@ -95,10 +94,11 @@ class KernelGpu:
         self.processes = DrmClients(self.pci, process, is_utilization=self.vendor == "Intel")
         self.free_bytes: float | None = None
         self._energy_j: float | None = None
-        self._asleep = False
         names = files.names("hwmon/hwmon*/name")
         self._hwmon = next((name.removesuffix("name") for name in names if files.text(name) == self.driver), "none/")
         labels = {files.text(name): name for name in files.names(self._hwmon + "temp*_label")}
+        self._often: list[Row] = []
+        self._rarely: list[Row] = []
         self._temperatures: list[Row] = [
             (name, labels[label].replace("_label", "_input"), 1e-3)
             for label, name in _TEMPERATURES.items()
@@ -108,9 +108,9 @@ class KernelGpu:
             self._temperatures.append(("temperature_c", f"{self._hwmon}temp1_input", 1e-3))
 
     def readings(self) -> dict[str, float]:
-        """A board that sleeps is not asked: most files would wake it."""
-        self._asleep = self.files.text("power/runtime_status") == "suspended"
-        values = {} if self._asleep else self._read()
+        self.files.asleep = False
+        self.files.asleep = self.files.text("power/runtime_status") == "suspended"
+        values = self._read()
         if not values and not self.files.folder.exists():
             raise DeviceLost("its files in /sys are gone")
         used, total = values.get("memory_used_bytes"), values.get("memory_total_bytes")
@@ -118,10 +118,10 @@ class KernelGpu:
         return values
 
     def second(self, _now: float) -> dict[str, float]:
-        return {} if self._asleep else self._numbers(self._temperatures)
+        return self._numbers(self._temperatures)
 
     def rare(self) -> dict[str, float]:
-        return {} if self._asleep else self._read_rarely()
+        return self._numbers(self._rarely)
 
     def energy_j(self) -> float | None:
         """As of the last reading, since some moment; None where the driver does not count it."""
@@ -133,10 +133,7 @@ class KernelGpu:
         return told | {name: values[name] for name in ("memory_total_bytes", "power_limit_w") if name in values}
 
     def _read(self) -> dict[str, float]:
-        raise NotImplementedError
-
-    def _read_rarely(self) -> dict[str, float]:
-        raise NotImplementedError
+        return self._numbers(self._often)
 
     def _numbers(self, rows: Iterable[Row]) -> dict[str, float]:
         values: dict[str, float] = {}

@@ -135,20 +135,16 @@ class GpuSampler:
         library, reason = self._start()
         if library is None:
             self._found = others = self._kernel_gpus() if reason == NO_DRIVER else []
-            if others:
-                self._describe(others, sysfs.driver_of(others))
-            else:
-                self._tell({"what": "unavailable", "reason": reason})
+            self._describe(others, sysfs.driver_of(others), reason)
             return
         found: list[Gpu] = []
         door = Door(library)
-        count = 0
         try:
             count = int(door.ask("nvmlDeviceGetCount") or 0)
         except NotStarted:
             raise
         except DeviceLost:
-            pass
+            count = 0
         for index in range(count):
             try:
                 handle = door.ask("nvmlDeviceGetHandleByIndex", index, what=f"device {index}")
@@ -162,25 +158,24 @@ class GpuSampler:
                 self._tell({"what": "lost", "index": index, "reason": str(error)})
         self._events = XidEvents(library)
         self._found = found
-        if self._described:
-            return
-        shown = [part for gpu in found for part in (self._slices_of(gpu) or [gpu])]
-        if not shown:
-            self._tell({"what": "unavailable", "reason": "the NVIDIA driver shows no device"})
-            return
         driver = None
         # a driver that goes at this moment is reported when a device is read, too
         with contextlib.suppress(DeviceLost):
             driver = door.ask("nvmlSystemGetDriverVersion")
-        self._describe(shown, text_of(driver))
+        shown = [part for gpu in found for part in (self._slices_of(gpu) or [gpu])]
+        self._describe(shown, text_of(driver), "the NVIDIA driver shows no device")
 
-    def _describe(self, shown: Sequence[Board], driver: str) -> None:
+    def _describe(self, shown: Sequence[Board], driver: str, why_none: str) -> None:
+        """Once, also where NVML was started again."""
+        if self._described:
+            return
         described = []
         for gpu in shown:
             with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
-        self._tell({"what": "found", "driver": driver, "gpus": described})
-        self._described = True
+        self._described = bool(shown)
+        found = {"what": "found", "driver": driver, "gpus": described}
+        self._tell(found if shown else {"what": "unavailable", "reason": why_none})
 
     def _begin_again(self, now: float) -> None:
         """NVML counts who started it: a script that shuts it down more often than it started it takes ours along.
