@@ -30,7 +30,7 @@ _RARELY: tuple[Row, ...] = (
     ("fan_pct", "{hwmon}pwm1", 100 / 255),
     ("pcie_replays", "pcie_replay_count", 1.0),
 )
-_STATUS_AT, _POWER_BITS, _HEAT_BITS = 112, 0xFFFFFF, 0xFFFF << 32
+_STATUS_AT, _BITS = 112, {"throttle_sw_power_cap_pct": 0xFFFFFF, "throttle_hw_thermal_pct": 0xFFFF << 32}
 """gpu_metrics 1.3 (MI100, MI200, Radeon): a bit a throttler, in amdgpu_smu.h 0 to 23 of power and current, 32 to 47 of
 heat. Its energy has another unit on each chip."""
 _ENERGY_AT = {4: 24, 5: 88, 6: 88, 7: 24, 8: 24}
@@ -52,7 +52,9 @@ class AmdGpu(KernelGpu):
             [(name, file.format(hwmon=self._hwmon), factor) for name, file, factor in rows]
             for rows in (_OFTEN, _RARELY)
         )
-        self._error_counts = [*self.files.names("ras/*_err_count"), *self.files.names("ras/aca_*")]
+        names = [*self.files.names("ras/*_err_count"), *self.files.names("ras/aca_*")]
+        # the newest of each that can be read at all: a sum without one of them would fall, and rise again
+        self._errors = {name: text for name in names if (text := self.files.text(name))}
         self._residencies: tuple[int, ...] | None = None
 
     def _read(self) -> dict[str, float]:
@@ -61,7 +63,8 @@ class AmdGpu(KernelGpu):
 
     def rare(self) -> dict[str, float]:
         values = super().rare()
-        counts = "\n".join(map(self.files.text, self._error_counts))
+        self._errors |= {name: text for name in self._errors if (text := self.files.text(name))}
+        counts = "\n".join(self._errors.values())
         for name, kind in (("ecc_uncorrected_volatile", "ue"), ("ecc_corrected_volatile", "ce")):
             found = re.findall(rf"^{kind}: *(\d+)", counts, re.MULTILINE)
             if found:
@@ -79,7 +82,7 @@ class AmdGpu(KernelGpu):
         if content == 3:
             status = int.from_bytes(table[_STATUS_AT : _STATUS_AT + 8], "little")
             known = status != 2**64 - 1  # what the driver fills in where it does not know
-            return _throttled(*(100.0 if status & bits else 0.0 for bits in (_POWER_BITS, _HEAT_BITS))) if known else {}
+            return {name: 100.0 if status & bits else 0.0 for name, bits in _BITS.items()} if known else {}
         at = _ENERGY_AT.get(content)
         if at is None:
             return {}
@@ -96,8 +99,4 @@ class AmdGpu(KernelGpu):
             min(100.0, max(0.0, 100.0 * (now - then) / cycles))
             for now, then in zip(counts[1:], before[1:], strict=True)
         )
-        return _throttled(power, max(hot, *heat))
-
-
-def _throttled(power: float, heat: float) -> dict[str, float]:
-    return {"throttle_sw_power_cap_pct": power, "throttle_hw_thermal_pct": heat}
+        return dict(zip(_BITS, (power, max(hot, *heat)), strict=True))

@@ -13,8 +13,10 @@ from perfagent.samplers.gpu.drm_clients import DrmClients
 
 __all__ = ["Files", "KernelGpu", "Row"]
 
-_PAUSE = 100
-"""A file that took 50 ms is not read for the next 5 s: some ask the device's controller, which may be busy."""
+_PROCESS = Path("/proc/self")
+_PAGE = 4096
+_SLOW_S, _PAUSE = 0.1, 100
+"""A file that took 0.2 s is read again after 20 s: some ask the device's controller, which may be busy."""
 _TEMPERATURES = {
     "edge": "temperature_c", "junction": "temperature_c", "pkg": "temperature_c",
     "mem": "memory_temperature_c", "vram": "memory_temperature_c",
@@ -23,6 +25,7 @@ _TEMPERATURES = {
 _MAY_BE_ZERO = frozenset(("utilization_pct", "memory_busy_pct", "memory_used_bytes", "fan_pct", "pcie_replays"))
 """A clock, a temperature or a power of 0 is what drivers give where they measure nothing."""
 
+Clock = Callable[[], float]
 Row = tuple[str, str, float]
 """Name of the value, name of the file, and the factor to our unit. Of several rows of one name the first that can be
 read gives the value."""
@@ -32,24 +35,27 @@ class Files:
     """The small files below a folder of /sys, by relative name. Each reading opens its file anew: a descriptor would
     outlive a device that is gone. asleep: nothing is read; most files would wake the device."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: Clock) -> None:
         self.folder, self._clock, self.asleep = folder, clock, False
         self._not_before: dict[str, float] = {}
 
     def read(self, name: str) -> bytes | None:
         """The whole file. None while it cannot be read (EIO, EBUSY, EPERM during a reset), and for good where it does
         not exist."""
-        begin, content = self._clock(), None
+        begin = self._clock()
         if self.asleep or begin < self._not_before.get(name, 0.0):
             return None
+        content: bytes | None = None
         try:
-            content = (self.folder / name).read_bytes()
+            with (self.folder / name).open("rb", buffering=0) as file:
+                content = b"".join(iter(lambda: file.read(_PAGE), b""))  # a list comes in pieces of a page
         except FileNotFoundError:
-            begin = -math.inf
+            self._not_before[name] = math.inf
         except OSError:
-            pass
-        end = self._clock()
-        self._not_before[name] = end + _PAUSE * (end - begin)
+            content = None
+        took = self._clock() - begin
+        if took > _SLOW_S:
+            self._not_before[name] = begin + _PAUSE * took
         return content
 
     def text(self, name: str) -> str:
@@ -58,7 +64,7 @@ class Files:
     def number(self, name: str) -> float | None:
         """None for any other content."""
         text = self.text(name)
-        return float(text) if text.isdigit() else None
+        return float(text) if text.isdecimal() else None
 
     def names(self, pattern: str) -> list[str]:
         """The relative names of the files that match now."""
@@ -77,13 +83,7 @@ class KernelGpu:
     is_divided = is_integrated = False
 
     def __init__(
-        self,
-        index: int,
-        folder: Path,
-        card: str,
-        *,
-        process: Path = Path("/proc/self"),
-        clock: Callable[[], float] = time.monotonic,
+        self, index: int, folder: Path, card: str, *, process: Path = _PROCESS, clock: Clock = time.monotonic
     ) -> None:
         self.index, self.pci, self._card, self._clock = index, folder.name.lower(), f"drm/{card}/", clock
         self.files = files = Files(folder, clock)
@@ -96,16 +96,13 @@ class KernelGpu:
         self._energy_j: float | None = None
         names = files.names("hwmon/hwmon*/name")
         self._hwmon = next((name.removesuffix("name") for name in names if files.text(name) == self.driver), "none/")
-        labels = {files.text(name): name for name in files.names(self._hwmon + "temp*_label")}
+        labels = files.names(self._hwmon + "temp*_label")
+        inputs = {files.text(name): name.replace("_label", "_input") for name in labels}
+        sensors = [(name, inputs[label], 1e-3) for label, name in _TEMPERATURES.items() if label in inputs]
+        # without labels (i915, amdgpu before Linux 5.3) there is one sensor, of the whole chip
+        self._temperatures: list[Row] = sensors or [("temperature_c", f"{self._hwmon}temp1_input", 1e-3)]
         self._often: list[Row] = []
         self._rarely: list[Row] = []
-        self._temperatures: list[Row] = [
-            (name, labels[label].replace("_label", "_input"), 1e-3)
-            for label, name in _TEMPERATURES.items()
-            if label in labels
-        ]
-        if not labels:  # i915, and amdgpu before Linux 5.3: one sensor, of the whole chip
-            self._temperatures.append(("temperature_c", f"{self._hwmon}temp1_input", 1e-3))
 
     def readings(self) -> dict[str, float]:
         self.files.asleep = False

@@ -11,22 +11,15 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfagent.samplers.gpu.board import place
 from perfagent.samplers.gpu.device import Gpu
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 
-__all__ = ["Board", "Identity", "identity_of", "own_board"]
+__all__ = ["Board", "own_board"]
 
 Board = Gpu | KernelGpu
-
-
-class Identity(NamedTuple):
-    """uuid: without its "GPU-", in lower case, of AMD the unique_id; pci: as `place` writes it. "" where not known."""
-
-    uuid: str = ""
-    pci: str = ""
 
 
 def own_board(
@@ -36,9 +29,9 @@ def own_board(
 
     A board of one MIG slice stands for that slice. Which of several it is shows in CUDA_VISIBLE_DEVICES, too.
     """
-    identity = _of_torch(ordinal)
+    named, pci = _of_torch(ordinal)
     word = "".join(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[ordinal : ordinal + 1]).strip()
-    uuids = [_tail(name) for name in (word if word.startswith(("MIG-", "GPU-")) else "", identity.uuid) if name]
+    uuids = [_tail(name) for name in (word if word.startswith(("MIG-", "GPU-")) else "", named) if name]
     devices = [[*slices_of(board)] or [board] for board in boards if not board.is_divided]
     for uuid in uuids:
         for device in chain.from_iterable(devices):
@@ -46,13 +39,24 @@ def own_board(
                 return device
     whole = [parts[0] for parts in devices if len(parts) == 1]
     for device in whole:
-        if _tail(device.board) in uuids or (identity.pci and place(device.pci) == identity.pci):
+        if _tail(device.board) in uuids or (pci and place(device.pci) == pci):
             return device
-    return whole[0] if len(whole) == len(boards) == 1 and not uuids and not identity.pci else None
+    return whole[0] if len(whole) == len(boards) == 1 and not uuids and not pci else None
 
 
-def identity_of(properties: Any) -> Identity:
-    """Of the properties that torch gives of a device."""
+def _of_torch(ordinal: int) -> tuple[str, str]:
+    """UUID (of AMD the unique_id) without its "GPU-", and PCI address as `place` writes it; "" for what the runtime does
+    not tell. Properties are cached by torch: nothing is started or waited for."""
+    torch: Any = sys.modules.get("torch")
+    modules: tuple[Any, ...] = getattr(torch, "cuda", None), getattr(torch, "xpu", None)
+    for module in modules:
+        if hasattr(module, "is_initialized") and module.is_initialized():
+            with contextlib.suppress(RuntimeError, AssertionError):
+                return _of_properties(module.get_device_properties(ordinal))
+    return "", ""
+
+
+def _of_properties(properties: Any) -> tuple[str, str]:
     uuid, pci, raw = _tail(str(getattr(properties, "uuid", ""))), "", b""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None not in numbers:
@@ -60,24 +64,12 @@ def identity_of(properties: Any) -> Identity:
     with contextlib.suppress(ValueError):
         raw = bytes.fromhex(uuid.replace("-", ""))
     if raw.isalnum():  # ROCm: the 16 digits of the unique_id, as text
-        return Identity(raw.decode("ascii").lower(), pci)
+        return raw.decode("ascii").lower(), pci
     if raw.startswith(b"\x86\x80") and len(raw) == 16:
         # Level Zero (compute-runtime: Device::generateUuidFromPciBusInfo); the last byte numbers a tile, which shares
         # its board with others
         pci = place(f"{raw[7]:02x}{raw[6]:02x}:{raw[8]:02x}:{raw[9]:02x}") if not raw[15] else "of several tiles"
-    return Identity(uuid, pci)
-
-
-def _of_torch(ordinal: int) -> Identity:
-    """What the runtime itself says which device that is. Properties are cached by torch: nothing is started or waited
-    for."""
-    torch: Any = sys.modules.get("torch")
-    modules: tuple[Any, ...] = getattr(torch, "cuda", None), getattr(torch, "xpu", None)
-    for module in modules:
-        if hasattr(module, "is_initialized") and module.is_initialized():
-            with contextlib.suppress(RuntimeError, AssertionError):
-                return identity_of(module.get_device_properties(ordinal))
-    return Identity()
+    return uuid, pci
 
 
 def _tail(uuid: str) -> str:
