@@ -79,7 +79,7 @@ class Machine:
         return self.card(pci, "i915", "8086:56A0", {
             "hwmon/hwmon3/name": "i915\n", "hwmon/hwmon3/energy1_input": "1000000000\n",
             "hwmon/hwmon3/power1_max": "190000000\n", "hwmon/hwmon3/temp1_input": "61000\n",
-            "hwmon/hwmon5/name": "i915_gt0\n", "hwmon/hwmon5/energy1_input": "7\n",
+            "hwmon/hwmon1/name": "i915_gt0\n", "hwmon/hwmon1/energy1_input": "7\n",
             "CARD/gt/gt0/rps_act_freq_mhz": "2400\n", "CARD/gt/gt0/throttle_reason_status": "1\n",
             "CARD/gt/gt0/throttle_reason_pl1": "1\n", "CARD/gt/gt0/throttle_reason_thermal": "0\n",
             "CARD/lmem_total_bytes": "17079205888\n", "CARD/lmem_avail_bytes": "10000000000\n",

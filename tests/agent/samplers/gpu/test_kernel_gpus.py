@@ -204,6 +204,15 @@ def test_i915_counts_nanoseconds_of_several_clients(machine: Machine) -> None:
     }  # fmt: skip
 
 
+def test_engine_time_that_falls_behind_is_not_counted_twice(machine: Machine) -> None:
+    gpu = the(IntelGpu, machine, machine.arc("0000:03:00.0"))
+    busy = []
+    for now, nanoseconds in ((100.0, 5e9), (105.0, 6e9), (110.0, 4e9), (115.0, 7e9)):
+        machine.opens(5, "0000:03:00.0", "i915", 1, engine_render=f"{nanoseconds:.0f} ns")
+        busy.append(gpu.processes.read(now).get("process_utilization_pct"))
+    assert busy == [None, pytest.approx(20.0), 0.0, pytest.approx(20.0)]
+
+
 def test_amd_tells_the_memory_and_no_idle_engine_for_rocm(machine: Machine) -> None:
     gpu = the(AmdGpu, machine, machine.mi300x("0000:0c:00.0"))
     for now in (100.0, 105.0):

@@ -93,8 +93,8 @@ def test_partitions_of_an_amd_board_are_no_boards_of_a_rank(torch: dict[str, lis
 def test_intel_board_is_found_by_the_uuid_of_level_zero(torch: dict[str, list[Any]], tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.battlemage("0000:04:00.0")
-    machine.battlemage("0000:b3:00.0")
+    machine.battlemage("0102:b3:00.0")
     # vendor, device, revision, domain; bus, device, function; tile (compute-runtime: generateUuidFromPciBusInfo)
-    torch["xpu"] = [SimpleNamespace(uuid=f"86800be2-0000-0000-b300-0000000000{tile}") for tile in ("00", "01")]
-    assert kernel(machine) == "0000:b3:00.0"
+    torch["xpu"] = [SimpleNamespace(uuid=f"86800be2-0000-0201-b300-0000000000{tile}") for tile in ("00", "01")]
+    assert kernel(machine) == "0102:b3:00.0"
     assert kernel(machine, 1) is None, "a tile shares the board's figures with the others"
