@@ -19,8 +19,6 @@ _ENGINES = ("render", "compute", "gfx", "rcs", "ccs")
 """Those that compute, by their names in i915, amdgpu and xe."""
 _UNITS = {"KiB": 1024, "MiB": 1024**2}
 
-Fields = dict[str, str]
-
 
 class DrmClients:
     """`read(now)` gives what is due; now: monotonic seconds. pci: address of the board; process: our folder in /proc.
@@ -47,9 +45,9 @@ class DrmClients:
                 values["utilization_pct"] = busy
         return values
 
-    def _clients(self) -> dict[str, Fields]:
+    def _clients(self) -> dict[str, dict[str, str]]:
         """The fields of each client of the board, by its id: several descriptors may be of one client."""
-        clients: dict[str, Fields] = {}
+        clients: dict[str, dict[str, str]] = {}
         with contextlib.suppress(OSError):
             for number in os.listdir(self._process / "fd"):  # noqa: PTH208 - names, and no objects for hundreds of them
                 with contextlib.suppress(OSError):  # closed meanwhile
@@ -62,7 +60,7 @@ class DrmClients:
                             clients[fields.get("drm-client-id", number)] = fields
         return clients
 
-    def _busy(self, clients: dict[str, Fields], now: float) -> float | None:
+    def _busy(self, clients: dict[str, dict[str, str]], now: float) -> float | None:
         """Percent of the time since the last call, of the engine that computed most of it."""
         before, self._engines = self._engines, {}
         shares: dict[str, float] = {}
@@ -83,7 +81,7 @@ class DrmClients:
         return min(100.0, max(shares.values())) if shares else None
 
 
-def _memory(fields: Fields) -> float | None:
+def _memory(fields: dict[str, str]) -> float | None:
     """Bytes of the device's own memory; of the three keys the first that the driver knows."""
     for key in ("drm-resident-", "drm-memory-", "drm-total-"):
         sizes = [_number(fields, name) for name in fields if name.startswith((key + "vram", key + "local"))]
@@ -92,6 +90,6 @@ def _memory(fields: Fields) -> float | None:
     return None
 
 
-def _number(fields: Fields, name: str) -> float | None:
+def _number(fields: dict[str, str], name: str) -> float | None:
     number, _, unit = fields.get(name, "").partition(" ")
     return float(number) * _UNITS.get(unit, 1) if number.isdigit() else None

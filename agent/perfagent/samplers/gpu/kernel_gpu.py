@@ -62,12 +62,10 @@ class Files:
         return (self.read(name) or b"").decode("utf-8", "replace").strip()
 
     def number(self, name: str) -> float | None:
-        """None for any other content."""
         text = self.text(name)
         return float(text) if text.isdecimal() else None
 
     def names(self, pattern: str) -> list[str]:
-        """The relative names of the files that match now."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(pattern))
 
 

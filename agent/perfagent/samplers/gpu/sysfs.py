@@ -32,5 +32,4 @@ def boards(sys: Path = Path("/sys"), **options: Any) -> list[KernelGpu]:
 
 
 def driver_of(gpus: Sequence[KernelGpu]) -> str:
-    """For people to read."""
     return f"{', '.join(sorted({gpu.driver for gpu in gpus}))} of Linux {os.uname().release}"
