@@ -29,7 +29,12 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
             is_initialized=lambda: bool(found[kind]), get_device_properties=lambda ordinal: found[kind][ordinal]
         )
 
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=module("cuda"), xpu=module("xpu")))
+    def current() -> SimpleNamespace:
+        return SimpleNamespace(type="xpu" if found["xpu"] else "cuda")
+
+    accelerator = SimpleNamespace(current_accelerator=current)
+    fake = SimpleNamespace(cuda=module("cuda"), xpu=module("xpu"), accelerator=accelerator, compile=None)
+    monkeypatch.setitem(sys.modules, "torch", fake)
     return found
 
 
