@@ -34,7 +34,7 @@ class Machine:
     def card(self, pci: str, driver: str, pci_id: str, files: Mapping[str, str | bytes]) -> Path:
         """The folder of its PCI device. "CARD" in a name of `files` is its folder of /sys/class/drm."""
         name, self._cards = f"card{self._cards}", self._cards + 1
-        folder = self.sys / "devices/pci0000:00" / pci
+        folder = self.sys / f"devices/pci0000:00/0000:00:{31 - self._cards:02x}.0" / pci  # behind a bridge
         connector = folder / "drm" / name / f"{name}-DP-1"
         connector.mkdir(parents=True)
         write(folder, {"uevent": f"DRIVER={driver}\nPCI_CLASS=30000\nPCI_ID={pci_id}\nPCI_SLOT_NAME={pci}\n"})

@@ -41,6 +41,8 @@ class IntelGpu(KernelGpu):
             group: [file for name in names for file in self.files.names(f"{reasons}reason_{name}")]
             for group, names in _THROTTLES.items()
         }
+        counters = [f"{self._hwmon}energy{channel}_input" for channel in (1, 2)]
+        self._counter = next(filter(self.files.number, counters), counters[0])
         self._tiles = self.files.names("tile*/physical_vram_size_bytes")
         self._mark: tuple[float, float] | None = None
 
@@ -56,8 +58,8 @@ class IntelGpu(KernelGpu):
 
     def _read_energy(self, values: dict[str, float]) -> None:
         """In microjoules; its growth is the power."""
-        counters = (self.files.number(f"{self._hwmon}energy{channel}_input") for channel in (1, 2))
-        energy = self._energy_j = next((count * 1e-6 for count in counters if count), None)
+        count = self.files.number(self._counter)
+        energy = self._energy_j = count * 1e-6 if count else None
         before, now = self._mark, self._clock()
         self._mark = None if energy is None else (now, energy)
         if energy is not None and before is not None and now > before[0] and energy >= before[1]:

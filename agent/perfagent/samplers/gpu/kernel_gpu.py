@@ -96,9 +96,10 @@ class KernelGpu:
         self._hwmon = next((name.removesuffix("name") for name in names if files.text(name) == self.driver), "none/")
         labels = files.names(self._hwmon + "temp*_label")
         inputs = {files.text(name): name.replace("_label", "_input") for name in labels}
-        sensors = [(name, inputs[label], 1e-3) for label, name in _TEMPERATURES.items() if label in inputs]
+        sensors = {name: inputs[label] for label, name in reversed(_TEMPERATURES.items()) if label in inputs}
         # without labels (i915, amdgpu before Linux 5.3) there is one sensor, of the whole chip
-        self._temperatures: list[Row] = sensors or [("temperature_c", f"{self._hwmon}temp1_input", 1e-3)]
+        sensors = sensors or {"temperature_c": f"{self._hwmon}temp1_input"}
+        self._temperatures: list[Row] = [(name, file, 1e-3) for name, file in sensors.items()]
         self._often: list[Row] = []
         self._rarely: list[Row] = []
 

@@ -18,7 +18,7 @@ _KINDS: dict[str, type[KernelGpu]] = {"amdgpu": AmdGpu, "i915": IntelGpu, "xe": 
 
 def boards(sys: Path = Path("/sys"), **options: Any) -> list[KernelGpu]:
     """In the order of their PCI addresses. sys, and options of `KernelGpu`: a test passes its own."""
-    found: dict[Path, tuple[type[KernelGpu], str]] = {}
+    found: dict[str, tuple[type[KernelGpu], Path, str]] = {}
     for card in sorted((sys / "class/drm").glob("card*")):
         try:
             folder = (card / "device").resolve(strict=True)
@@ -27,8 +27,9 @@ def boards(sys: Path = Path("/sys"), **options: Any) -> list[KernelGpu]:
             continue
         kind = next((_KINDS.get(line.removeprefix("DRIVER=")) for line in lines if line.startswith("DRIVER=")), None)
         if kind is not None and card.name.removeprefix("card").isdigit():  # else a connector of a card
-            found[folder] = kind, card.name
-    return [found[folder][0](index, folder, found[folder][1], **options) for index, folder in enumerate(sorted(found))]
+            found[folder.name] = kind, folder, card.name
+    ordered = [found[pci] for pci in sorted(found)]
+    return [kind(index, folder, card, **options) for index, (kind, folder, card) in enumerate(ordered)]
 
 
 def driver_of(gpus: Sequence[KernelGpu]) -> str:

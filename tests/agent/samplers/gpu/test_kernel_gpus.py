@@ -155,6 +155,19 @@ def test_battlemage_with_xe(machine: Machine) -> None:
     assert gpu.rare() == {"power_limit_w": pytest.approx(120.0)}, "that of the card is off"
 
 
+def test_counter_of_the_card_is_not_replaced_by_the_package(machine: Machine) -> None:
+    folder, clock = machine.battlemage(), Clock()
+    gpu = the(IntelGpu, machine, folder, clock)
+    (folder / "hwmon/hwmon6/energy1_input").unlink()
+    gpu.readings()
+    assert gpu.energy_j() is None
+    folder = machine.battlemage("0000:05:00.0")
+    (folder / "hwmon/hwmon6/energy1_input").unlink()
+    gpu = the(IntelGpu, machine, folder, clock)
+    gpu.readings()
+    assert gpu.energy_j() == pytest.approx(400.0), "a board that counts the package only"
+
+
 def test_energy_counter_that_begins_again_gives_no_power(machine: Machine) -> None:
     folder, clock = machine.arc(), Clock()
     gpu = the(IntelGpu, machine, folder, clock)
@@ -226,8 +239,8 @@ def test_amd_tells_the_memory_and_no_idle_engine_for_rocm(machine: Machine) -> N
 def test_display_adapters_and_connectors_are_no_boards(machine: Machine) -> None:
     for number, driver in enumerate(("ast", "mgag200", "virtio-pci", "nvidia")):
         machine.card(f"0000:02:0{number}.0", driver, "1A03:2000", {"gpu_busy_percent": "3\n"})
-    machine.battlemage("0000:b4:00.0")
     machine.mi300x("0000:0c:00.0")
+    machine.battlemage("0000:b4:00.0")
     boards = sysfs.boards(machine.sys)
     assert [(type(gpu), gpu.index, gpu.pci) for gpu in boards] == [
         (AmdGpu, 0, "0000:0c:00.0"),
