@@ -35,7 +35,6 @@ _STATUS_AT, _BITS = 112, {"throttle_sw_power_cap_pct": 0xFFFFFF, "throttle_hw_th
 heat. Its energy has another unit on each chip."""
 _ENERGY_AT = {4: 24, 5: 88, 6: 88, 7: 24, 8: 24}
 """gpu_metrics 1.4 to 1.8 (MI300): energy in units of 2**-16 J."""
-_UNIT_J = 2.0**-16
 _RESIDENCIES = struct.Struct("<6I")
 """From 1.6 on, 16 bytes behind the energy: cycles, and of them with PROCHOT, at the limit of power, of the heat of the
 socket, of the regulators, of the memory."""
@@ -87,7 +86,7 @@ class AmdGpu(KernelGpu):
         if at is None:
             return {}
         energy = int.from_bytes(table[at : at + 8], "little")
-        self._energy_j = None if energy == 2**64 - 1 else energy * _UNIT_J
+        self._energy_j = None if energy == 2**64 - 1 else energy * 2.0**-16
         if content < 6 or size < at + 16 + _RESIDENCIES.size:
             return {}
         counts = _RESIDENCIES.unpack_from(table, at + 16)

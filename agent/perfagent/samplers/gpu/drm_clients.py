@@ -53,9 +53,8 @@ class DrmClients:
                 with contextlib.suppress(OSError):  # closed meanwhile
                     if os.readlink(f"{self._process}/fd/{number}").startswith("/dev/dri/"):  # noqa: PTH115 - likewise
                         text = (self._process / "fdinfo" / number).read_text(encoding="ascii", errors="replace")
-                        fields = {
-                            key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
-                        }
+                        pairs = (line.partition(":") for line in text.splitlines())
+                        fields = {key: value.strip() for key, _, value in pairs}
                         if place(fields.get("drm-pdev", "")) == self._place:
                             clients[fields.get("drm-client-id", number)] = fields
         return clients

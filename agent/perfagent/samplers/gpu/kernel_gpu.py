@@ -14,7 +14,6 @@ from perfagent.samplers.gpu.drm_clients import DrmClients
 __all__ = ["Files", "KernelGpu", "Row"]
 
 _PROCESS = Path("/proc/self")
-_PAGE = 4096
 _SLOW_S, _PAUSE = 0.1, 100
 """A file that took 0.2 s is read again after 20 s: some ask the device's controller, which may be busy."""
 _TEMPERATURES = {
@@ -48,7 +47,7 @@ class Files:
         content: bytes | None = None
         try:
             with (self.folder / name).open("rb", buffering=0) as file:
-                content = b"".join(iter(lambda: file.read(_PAGE), b""))  # a list comes in pieces of a page
+                content = b"".join(iter(lambda: file.read(4096), b""))  # a list comes in pieces of a page
         except FileNotFoundError:
             self._not_before[name] = math.inf
         except OSError:

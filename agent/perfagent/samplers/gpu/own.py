@@ -1,8 +1,7 @@
 """Which board is this rank's: what torch says of its device, compared with what the driver says of its boards.
 
-Where torch tells neither UUID nor PCI address (XPU before 2.10), only a machine of one board leaves no doubt. Else the
-board is not known, which is better than a wrong one: the numbers in CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and
-ZE_AFFINITY_MASK count in orders that only the vendors' runtimes know.
+Where torch tells neither UUID nor PCI address (XPU before 2.10), only a machine of one board leaves no doubt. Numbers in
+CUDA_VISIBLE_DEVICES and the like are not followed: they count in orders that only the vendors' runtimes know.
 """
 
 from __future__ import annotations
