@@ -1,6 +1,6 @@
 """Which board is this rank's: what torch says of its device, compared with what the driver says of its boards.
 
-Where torch tells neither UUID nor PCI address (XPU before 2.10), only a machine of one board leaves no doubt. Numbers in
+Where torch tells neither UUID nor PCI address (older builds for XPU), only a machine of one board leaves no doubt. Numbers in
 CUDA_VISIBLE_DEVICES and the like are not followed: they count in orders that only the vendors' runtimes know.
 """
 
