@@ -49,6 +49,10 @@ def versions() -> str:
     return written(kept())
 
 
+def gpus() -> str:
+    return _GPUS
+
+
 def libraries() -> str:
     return _LIBRARIES
 
@@ -80,6 +84,41 @@ _ELSEWHERE = """\
 Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Another test
 compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/gpu.md),
 DeepSpeed's pipeline engine, ZeRO offload, Megatron.
+"""
+_GPUS = """\
+## GPU figures by vendor
+
+NVIDIA's figures come from NVML, and were compared with `nvidia-smi` on a card ([gpu.md](gpu.md)). Those of AMD and Intel come from the
+files of the kernel's drivers, without a library and without root. **They were not yet seen on a card**: tests read trees of files that
+are made from the kernel's documentation (tests/kernel_trees.py names each source). A figure that a driver does not give is absent.
+
+| figure (`gpu/...`) | NVIDIA (NVML) | AMD (amdgpu) | Intel (i915, xe) |
+|---|---|---|---|
+| `utilization_pct` | time in which a kernel ran | load that the firmware computes | of this process alone, of its own board: the busiest engine that computes |
+| `memory_busy_pct` | yes | yes | no |
+| `memory_used_bytes` | yes | yes | only Intel's own build of i915 |
+| `memory_total_bytes` | yes | yes | xe, with what the firmware reserves; Intel's own build of i915 |
+| `power_w`, `power_limit_w` | yes | yes; of an MI250 the first die has that of both | discrete cards: from the energy counter, over half a second |
+| `energy_j`, `energy_per_step_j` | since Volta | MI300 (gpu_metrics 1.4 to 1.8) | discrete cards |
+| `temperature_c` | core | edge; junction where there is no edge (MI300) | package: xe since Linux 6.15, i915 since 6.12 |
+| `memory_temperature_c` | yes | yes | xe since Linux 6.15 |
+| `sm_clock_mhz` | yes | yes | first tile |
+| `memory_clock_mhz`, `fan_pct` | yes | yes | no |
+| `throttle_*_pct` | six reasons | `sw_power_cap` and `hw_thermal`: MI100, MI200, Radeon (gpu_metrics 1.3), MI300 since 1.6 | `sw_power_cap` and `hw_thermal`, first tile |
+| `ecc_*`, `retired_pages_double` | yes | `ecc_*_volatile` of all blocks with RAS; reserved pages | no |
+| `pcie_replays` | yes | yes | no |
+| PCIe link and traffic, NVLink or its like, activity of units | yes | no | no |
+| `process_memory_bytes` | yes | yes, by /proc/self/fdinfo | yes, by /proc/self/fdinfo |
+| `process_utilization_pct` | yes | no: ROCm's work does not pass through the kernel | yes, by /proc/self/fdinfo |
+| use by other processes; errors as events (Xid) | yes | no | no |
+
+- Which board is a rank's: by the UUID or the PCI address that torch tells of its device. Where torch tells neither, the board is known
+  if it is the machine's only one. Otherwise its figures are told as `node_gpu<i>/*`.
+- A board in partitions (MI300 as DPX or CPX), or one of whose tiles each is a device (Data Center GPU Max), is no single rank's: it is
+  told as `node_gpu<i>/*`.
+- On a machine with an NVIDIA driver, boards of other vendors are not looked for. Graphics that are part of an Intel processor are told
+  only where a rank computes on them.
+
 """
 _LIBRARIES = """\
 **Other libraries.** On 24 November 2026, small trainings with the libraries below ran with and without the agent. Their results were
@@ -155,7 +194,7 @@ Known limits:
   `failed`.
 """
 
-SECTIONS = (trainings, versions, libraries, limits)
+SECTIONS = (trainings, versions, gpus, libraries, limits)
 
 
 if __name__ == "__main__":

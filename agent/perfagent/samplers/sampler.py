@@ -166,7 +166,8 @@ class Sampler:
     def _tell_if_hung(self, now: float) -> None:
         hung = 0.0 < self._gpu_since < now - HUNG_S
         if hung and not self._gpu_hung:
-            self._sender.event("gpu", {"what": "unavailable", "reason": "NVML does not answer"}, step=self._step())
+            told = {"what": "unavailable", "reason": "the driver of the GPU does not answer"}
+            self._sender.event("gpu", told, step=self._step())
         self._gpu_hung = hung
 
     def poll_gpu(self) -> bool:

@@ -73,7 +73,7 @@ _THROTTLE = {
 _PRESSURE = (("cpu", "CPU", "a processor"), ("memory", "Memory", "memory"), ("io", "I/O", "a disk"))
 
 _GPU: tuple[Metric, ...] = (
-    Metric("gpu/utilization_pct", "GPU utilization", "%", "share of time in which a kernel ran (NVML)", "higher"),
+    Metric("gpu/utilization_pct", "GPU utilization", "%", "share of time in which the device worked", "higher"),
     Metric("gpu/utilization_min_pct", "GPU utilization, lowest", "%", "lowest reading of the second", "higher", "min"),
     Metric(
         "gpu/utilization_max_pct", "GPU utilization, highest", "%", "highest reading of the second", "higher", "max"

@@ -61,6 +61,8 @@ _ZERO_SAYS_NOTHING = frozenset(("memory_temperature_c",))
 class Gpu:
     """index: as NVML counts boards; uuid: "GPU-..." or "MIG-..."; board: the uuid of the whole GPU."""
 
+    is_divided = is_integrated = False  # see KernelGpu; of a divided board of NVIDIA the slices are found
+
     def __init__(self, library: Library, index: int, handle: Any, *, slice_handle: Any = None) -> None:
         self._door = Door(library)
         self.index, self.handle, self._slice = index, handle, slice_handle

@@ -16,7 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DeviceLost", "Door", "Library", "NotStarted", "load"]
+from perfagent.samplers.gpu.board import DeviceLost
+
+__all__ = ["NO_DRIVER", "Door", "Library", "NotStarted", "load"]
+
+NO_DRIVER = "no NVIDIA driver on this machine"
 
 _FOR_GOOD = frozenset((2, 3, 4, 13, 25, 26))
 """Invalid argument, not supported, no permission, function not found, argument version mismatch, deprecated."""
@@ -27,10 +31,6 @@ _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 
 Library = Any
 """The module `pynvml`, or what stands for it in a test."""
-
-
-class DeviceLost(Exception):  # noqa: N818 - what happened, as the driver says it
-    """The device fell off the bus, needs a reset, or its driver is gone. The message is NVML's."""
 
 
 class NotStarted(DeviceLost):
@@ -90,8 +90,7 @@ def load(driver_files: Sequence[str] | None = None) -> tuple[Library | None, str
     if sys.platform == "darwin":
         return None, "GPU figures of Apple devices are not available"
     if not any(Path(name).exists() for name in (_DRIVER_FILES if driver_files is None else driver_files)):
-        amd = Path("/dev/kfd").exists()
-        return None, "GPU figures of AMD devices are not available" if amd else "no NVIDIA driver on this machine"
+        return None, NO_DRIVER
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:

@@ -1,24 +1,27 @@
 """Samples the GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as
 `node_gpu<i>/*`.
 
-NVML is asked twice a second. At 10 Hz and more its calls queue up in the driver, and were seen to block kernel
-launches. Runs on the courier's thread, about twice a second: that thread may hang in the driver, and is replaced when
-it does. What is read at every call is sent once a second as mean, minimum and maximum; counters every ten seconds.
+NVML, or else the files of AMD's and Intel's drivers, are read twice a second. At 10 Hz and more NVML's calls queue up in
+the driver, and were seen to block kernel launches. Runs on the courier's thread, about twice a second: that thread may
+hang in the driver, and is replaced when it does. What is read at every call is sent once a second as mean, minimum and
+maximum; counters every ten seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from perfagent.samplers.gpu import sysfs
+from perfagent.samplers.gpu.board import DeviceLost
 from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.interval import Interval
-from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library, NotStarted, load
-from perfagent.samplers.gpu.visible import visible, with_uuid
+from perfagent.samplers.gpu.kernel_gpu import KernelGpu
+from perfagent.samplers.gpu.nvml import NO_DRIVER, Door, Library, NotStarted, load
+from perfagent.samplers.gpu.own import Board, own_board
 from perfagent.samplers.gpu.xid import MEANINGS, Xid, XidEvents
 
 __all__ = ["GpuSampler"]
@@ -26,6 +29,8 @@ __all__ = ["GpuSampler"]
 RARE_EVERY_S = 10.0
 ENERGY_OVER_S = 5.0
 """The energy of a step is taken over at least this long: the counter moves in steps of 20 to 100 ms."""
+OTHERS_AFTER_S = 60.0
+"""For so long the boards of no rank are left out while ranks of this node have not named theirs."""
 
 Emit = Callable[[dict[str, float]], None]
 Tell = Callable[[dict[str, Any]], None]
@@ -37,7 +42,7 @@ class GpuSampler:
     emit: takes the values of one moment; tell: takes what happened (an event's data). ordinal: CUDA's number of this
     rank's device, or None while it has none. step: the step in progress. begun: whether one has ended. elected: whether
     this rank speaks for the node. period_s: how often values are sent. claims: which boards the other ranks report.
-    library: starts NVML (a test passes its own).
+    library: starts NVML; kernel_gpus: finds the boards of AMD and Intel (a test passes its own).
     """
 
     def __init__(
@@ -53,15 +58,18 @@ class GpuSampler:
         environ: Mapping[str, str],
         claims: Claims,
         library: Callable[[], tuple[Library | None, str]] = load,
+        kernel_gpus: Callable[[], Sequence[KernelGpu]] = sysfs.boards,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._emit, self._tell, self._clock = emit, tell, clock
         self._ordinal, self._step, self._begun, self._elected, self._period_s = ordinal, step, begun, elected, period_s
-        self._environ, self._claims, self._start = environ, claims, library
-        self._found: list[Gpu] | None = None
-        self._slices: dict[int, list[Gpu]] = {}
-        self._visible: list[Gpu] = []
-        self._own: Gpu | None = None
+        self._environ, self._claims, self._start, self._kernel_gpus = environ, claims, library, kernel_gpus
+        words = (environ.get("LOCAL_WORLD_SIZE") or "1").strip()
+        self._ranks = int(words) if words.isdigit() else 1
+        self._others_at = clock() + OTHERS_AFTER_S
+        self._found: Sequence[Board] | None = None
+        self._slices: dict[str, list[Gpu]] = {}
+        self._own: Board | None = None
         self._intervals: dict[str, Interval] = {}
         self._lost: set[str] = set()
         self._events: XidEvents | None = None
@@ -86,7 +94,9 @@ class GpuSampler:
         if not self._found:
             return False
         if self._own is None:
-            self._own = self._choose()
+            ordinal = self._ordinal()
+            if ordinal is not None:
+                self._own = own_board(self._found, self._slices_of, ordinal, self._environ)
             if self._own is not None:
                 self._claims.claim(self._own.board)
         report = now >= self._next
@@ -112,7 +122,7 @@ class GpuSampler:
                     self.free_bytes = None
                 self._tell({"what": "lost", "index": gpu.index, "uuid": gpu.uuid, "reason": str(error)})
         if self._events is not None:
-            self._events.watch([gpu for gpu, _ in watched])
+            self._events.watch([gpu for gpu, _ in watched if isinstance(gpu, Gpu)])
             for xid in self._events.poll():
                 self._tell_xid(xid, watched, values)
         if values:
@@ -124,47 +134,48 @@ class GpuSampler:
         self._found = []
         library, reason = self._start()
         if library is None:
-            self._tell({"what": "unavailable", "reason": reason})
+            self._found = others = self._kernel_gpus() if reason == NO_DRIVER else []
+            self._describe(others, sysfs.driver_of(others), reason)
             return
         found: list[Gpu] = []
         door = Door(library)
-        count = 0
         try:
             count = int(door.ask("nvmlDeviceGetCount") or 0)
         except NotStarted:
             raise
         except DeviceLost:
-            pass
+            count = 0
         for index in range(count):
             try:
                 handle = door.ask("nvmlDeviceGetHandleByIndex", index, what=f"device {index}")
                 if handle is not None:  # else a container that was not given this one, though it is counted
                     gpu = Gpu(library, index, handle)
-                    self._slices[index] = slices(library, gpu)
+                    self._slices[gpu.board] = slices(library, gpu)
                     found.append(gpu)
             except NotStarted:
                 raise
             except DeviceLost as error:  # one device that is gone must not hide the others
                 self._tell({"what": "lost", "index": index, "reason": str(error)})
-        self._visible = visible(found, self._environ, self._slices_of)
         self._events = XidEvents(library)
         self._found = found
-        if self._described:
-            return
+        driver = None
+        # a driver that goes at this moment is reported when a device is read, too
+        with contextlib.suppress(DeviceLost):
+            driver = door.ask("nvmlSystemGetDriverVersion")
         shown = [part for gpu in found for part in (self._slices_of(gpu) or [gpu])]
-        if not shown:
-            self._tell({"what": "unavailable", "reason": "the NVIDIA driver shows no device"})
+        self._describe(shown, text_of(driver), "the NVIDIA driver shows no device")
+
+    def _describe(self, shown: Sequence[Board], driver: str, why_none: str) -> None:
+        """Once, also where NVML was started again."""
+        if self._described:
             return
         described = []
         for gpu in shown:
             with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
-        driver = None
-        # a driver that goes at this moment is reported when a device is read, too
-        with contextlib.suppress(DeviceLost):
-            driver = door.ask("nvmlSystemGetDriverVersion")
-        self._tell({"what": "found", "driver": text_of(driver), "gpus": described})
-        self._described = True
+        self._described = bool(shown)
+        found = {"what": "found", "driver": driver, "gpus": described}
+        self._tell(found if shown else {"what": "unavailable", "reason": why_none})
 
     def _begin_again(self, now: float) -> None:
         """NVML counts who started it: a script that shuts it down more often than it started it takes ours along.
@@ -174,38 +185,23 @@ class GpuSampler:
         self._intervals.clear()
         self._not_before = now + RARE_EVERY_S
 
-    def _slices_of(self, gpu: Gpu) -> list[Gpu]:
-        return self._slices.get(gpu.index, [])
+    def _slices_of(self, gpu: Board) -> list[Gpu]:
+        return self._slices.get(gpu.board, [])
 
-    def _choose(self) -> Gpu | None:
-        """This rank's device: by the UUID that torch gives, else by the order that CUDA counts in."""
-        ordinal = self._ordinal()
-        if ordinal is None:
-            return None
-        uuid = _uuid_from_torch(ordinal)
-        found = with_uuid(uuid, self._found or [], self._slices_of) if uuid else None
-        if found is not None:
-            return found
-        return self._visible[ordinal] if 0 <= ordinal < len(self._visible) else None
-
-    def _watched(self, now: float) -> list[tuple[Gpu, str]]:
+    def _watched(self, now: float) -> list[tuple[Board, str]]:
         """Devices and the prefix of their names; those that were lost too, of which the reason may be heard later."""
         watched = [(self._own, "gpu/")] if self._own is not None else []
         if self._elected():
-            taken = {gpu.board for gpu in self._of_ranks()} | self._claims.taken(now)
-            if self._own is not None:
-                taken.add(self._own.board)
-            watched += [(gpu, f"node_gpu{gpu.index}/") for gpu in self._found or [] if gpu.board not in taken]
+            taken = self._claims.taken(now) | {gpu.board for gpu, _ in watched}
+            if len(taken) >= self._ranks or now >= self._others_at:
+                watched += [
+                    (gpu, f"node_gpu{gpu.index}/")
+                    for gpu in self._found or []
+                    if gpu.board not in taken and not gpu.is_integrated
+                ]
         return watched
 
-    def _of_ranks(self) -> list[Gpu]:
-        """Devices that other ranks of this node will report, before they say so: rank by rank, as launchers place
-        them."""
-        words = (self._environ.get("LOCAL_WORLD_SIZE") or "1").strip()
-        local = int(words) if words.isdigit() else 1
-        return self._visible[:local] if local > 1 else []
-
-    def _read(self, gpu: Gpu, prefix: str, values: dict[str, float], now: float, *, report: bool, rare: bool) -> None:
+    def _read(self, gpu: Board, prefix: str, values: dict[str, float], now: float, *, report: bool, rare: bool) -> None:
         own = gpu is self._own
         interval = self._intervals.get(prefix)
         if interval is None:
@@ -224,7 +220,7 @@ class GpuSampler:
             told.update(gpu.rare())
         values.update((prefix + name, value) for name, value in told.items())
 
-    def _add_energy(self, gpu: Gpu, told: dict[str, float], now: float, *, own: bool) -> None:
+    def _add_energy(self, gpu: Board, told: dict[str, float], now: float, *, own: bool) -> None:
         energy = gpu.energy_j()
         if energy is None:
             return
@@ -243,21 +239,9 @@ class GpuSampler:
             told["energy_per_step_j"] = (energy - mark[1]) / (step - mark[2])
             self._energy_mark = now, energy, step
 
-    def _tell_xid(self, xid: Xid, watched: list[tuple[Gpu, str]], values: dict[str, float]) -> None:
+    def _tell_xid(self, xid: Xid, watched: list[tuple[Board, str]], values: dict[str, float]) -> None:
         told: dict[str, Any] = {"what": "xid", "code": xid.code, "meaning": MEANINGS.get(xid.code, "")}
         if xid.gpu is not None:
             told |= {"index": xid.gpu.index, "uuid": xid.gpu.uuid}
         values.update((prefix + "xid", float(xid.code)) for gpu, prefix in watched if gpu is xid.gpu)
         self._tell(told)
-
-
-def _uuid_from_torch(ordinal: int) -> str:
-    """What CUDA itself says which device that is. Properties are cached by torch: nothing is started or waited for."""
-    torch: Any = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
-        return ""
-    try:
-        return str(getattr(cuda.get_device_properties(ordinal), "uuid", ""))
-    except (RuntimeError, AssertionError):
-        return ""

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfagent.descriptors import Descriptor, opened
+from perfagent.samplers.gpu.board import DeviceLost, place
 from perfagent.samplers.gpu.device import Gpu, text_of
-from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library
+from perfagent.samplers.gpu.nvml import Door, Library
 
 __all__ = ["MEANINGS", "KernelLog", "Xid", "XidEvents"]
 
@@ -115,12 +116,7 @@ class XidEvents:
         return None
 
     def _by_pci(self, pci: str) -> Gpu | None:
-        """The log writes 0000:3b:00, NVML 00000000:3b:00.0; of a domain of five digits the log writes all."""
-        return next((gpu for gpu in self._watched if pci and _place(pci) == _place(gpu.pci)), None)
-
-
-def _place(pci: str) -> str:
-    return pci.lower().partition(".")[0].lstrip("0")
+        return next((gpu for gpu in self._watched if pci and place(pci) == place(gpu.pci)), None)
 
 
 def _address(handle: Any) -> int:

@@ -3,70 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml, Running
+from gpu_watch import Watch, prefixes
 
-from perfagent.samplers.gpu.claims import Claims
-from perfagent.samplers.gpu.sampler import GpuSampler
 from perfagent.wire import CATALOGUE, metric
-
-
-class Watch:
-    """A sampler with a clock of our own, and what it emitted and told."""
-
-    def __init__(
-        self,
-        library: FakeNvml,
-        *,
-        ordinal: int | None = 0,
-        elected: bool = True,
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
-        self.now, self.step, self.ordinal, self.begun = 100.0, 1, ordinal, True
-        self.rows: list[dict[str, float]] = []
-        self.told: list[dict[str, Any]] = []
-        self.sampler = GpuSampler(
-            self.rows.append,
-            self.told.append,
-            ordinal=lambda: self.ordinal,
-            step=lambda: self.step,
-            begun=lambda: self.begun,
-            elected=lambda: elected,
-            period_s=lambda: 1.0,
-            environ=environ or {},
-            claims=Claims(Path(), None),
-            library=library.load,
-            clock=lambda: self.now,
-        )
-
-    def poll(self, times: int = 1, every_s: float = 0.5) -> dict[str, float]:
-        """The last row after so many calls."""
-        for _ in range(times):
-            self.sampler.poll()
-            self.now += every_s
-        return self.rows[-1] if self.rows else {}
-
-    def values(self, name: str) -> list[float]:
-        return [row[name] for row in self.rows if name in row]
-
-    def train(self, gpu: FakeGpu, seconds: int, joules: float, steps: int = 0) -> None:
-        """joules, steps: in each of these seconds."""
-        for _ in range(seconds):
-            gpu.energy_mj += int(1000 * joules)
-            self.step += steps
-            self.poll(2)
-
-    def kinds(self) -> list[tuple[str, str | None]]:
-        return [(told["what"], told.get("uuid")) for told in self.told]
-
-
-def prefixes(row: dict[str, float]) -> set[str]:
-    return {name.partition("/")[0] for name in row}
 
 
 def boards(count: int) -> list[FakeGpu]:
@@ -120,14 +65,28 @@ def test_what_came_before_the_first_step_is_the_energy_of_none() -> None:
 # ---- whose devices they are
 
 
-def test_own_and_others_of_the_node_are_told_apart() -> None:
-    environ = {"LOCAL_WORLD_SIZE": "2"}
-    first = Watch(FakeNvml(*boards(4)), ordinal=0, environ=environ).poll()
-    second = Watch(FakeNvml(*boards(4)), ordinal=1, elected=False, environ=environ).poll()
+NAMED = {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1,GPU-2,GPU-3"}
+
+
+def test_own_and_others_of_the_node_are_told_apart(tmp_path: Path) -> None:
+    environ = NAMED | {"LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        Watch(FakeNvml(*boards(4)), ordinal=rank, elected=not rank, environ=environ, job=tmp_path) for rank in (0, 1)
+    ]
+    assert prefixes(ranks[0].poll()) == {"gpu"}, "the other rank has not named its board"
+    second = ranks[1].poll()
+    first = ranks[0].poll(30)
     assert prefixes(first) == {"gpu", "node_gpu2", "node_gpu3"}
     assert prefixes(second) == {"gpu"}
     assert (second["gpu/utilization_pct"], first["node_gpu3/utilization_pct"]) == (10.0, 30.0)
+    assert {prefix for row in ranks[0].rows for prefix in prefixes(row)} == prefixes(first), "no half series"
     assert "node_gpu2/utilization_min_pct" not in first
+
+
+def test_boards_that_no_rank_names_are_told_after_a_minute() -> None:
+    watch = Watch(FakeNvml(*boards(2)), ordinal=None)
+    assert watch.poll(100) == {}
+    assert prefixes(watch.poll(30)) == {"node_gpu0", "node_gpu1"}
 
 
 def test_the_devices_are_described_once() -> None:
@@ -158,7 +117,7 @@ def test_an_xid_is_a_value_of_its_moment_and_an_event() -> None:
 def test_a22_lost_gpu_is_told_once_with_its_xid_others_go_on() -> None:
     lost, other = FakeGpu(uuid="GPU-a", memory=(3, 10), reserved=2), FakeGpu(uuid="GPU-b")
     library = FakeNvml(lost, other)
-    watch = Watch(library)
+    watch = Watch(library, environ={"CUDA_VISIBLE_DEVICES": "GPU-a"})
     watch.poll(2)
     assert watch.sampler.free_bytes == 5.0
     lost.lost = True
@@ -197,7 +156,7 @@ def test_a22_whatever_call_fails_what_answers_goes_on(code: int) -> None:
     for first in range(0, 80, 3):
         library = Flaky(FakeGpu(gpm={2: 50.0}, processes=[Running(1, 5, 3)]), FakeGpu("GPU-2", pci="00000000:3C:00.0"))
         library.first, library.code = first, code
-        watch = Watch(library)
+        watch = Watch(library, environ={"CUDA_VISIBLE_DEVICES": "GPU-11111111"})
         watch.poll(60)
         assert watch.rows or {what for what, _ in watch.kinds()} & {"unavailable", "lost"}, (first, watch.told)
 
@@ -208,7 +167,7 @@ def test_every_name_is_in_the_catalogue_and_told_of_some_device() -> None:
     for gpu in (FakeGpu(gpm=gpm, fields=fields), FakeGpu(fields=fields)):
         gpu.processes = [Running(os.getpid(), 10, 10)]
         library = FakeNvml(gpu, FakeGpu(uuid="GPU-x"))
-        watch = Watch(library)
+        watch = Watch(library, environ={"CUDA_VISIBLE_DEVICES": gpu.uuid})
         library.events.append((gpu, 13))
         watch.train(gpu, 15, 1.0, steps=2)
         names |= {name for row in watch.rows for name in row}

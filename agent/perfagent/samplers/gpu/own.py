@@ -1,0 +1,75 @@
+"""Which board is this rank's: what torch says of its device, compared with what the driver says of its boards.
+
+Where torch tells neither UUID nor PCI address (older builds for XPU), only a machine of one board leaves no doubt. Numbers in
+CUDA_VISIBLE_DEVICES and the like are not followed: they count in orders that only the vendors' runtimes know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from perfagent.samplers.gpu.board import place
+from perfagent.samplers.gpu.device import Gpu
+from perfagent.samplers.gpu.kernel_gpu import KernelGpu
+
+__all__ = ["Board", "own_board"]
+
+Board = Gpu | KernelGpu
+
+
+def own_board(
+    boards: Sequence[Board], slices_of: Callable[[Board], Sequence[Board]], ordinal: int, environ: Mapping[str, str]
+) -> Board | None:
+    """None where it is not known. ordinal: torch's number of its device.
+
+    A board of one MIG slice stands for that slice. Which of several it is shows in CUDA_VISIBLE_DEVICES, too.
+    """
+    named, pci = _of_torch(ordinal)
+    word = "".join(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[ordinal : ordinal + 1]).strip()
+    uuids = [_tail(name) for name in (word if word.startswith(("MIG-", "GPU-")) else "", named) if name]
+    devices = [[*slices_of(board)] or [board] for board in boards if not board.is_divided]
+    for uuid in uuids:
+        for device in chain.from_iterable(devices):
+            if _tail(device.uuid).startswith(uuid):
+                return device
+    whole = [parts[0] for parts in devices if len(parts) == 1]
+    for device in whole:
+        if _tail(device.board) in uuids or (pci and place(device.pci) == pci):
+            return device
+    return whole[0] if len(whole) == len(boards) == 1 and not uuids and not pci else None
+
+
+def _of_torch(ordinal: int) -> tuple[str, str]:
+    """UUID (of AMD the unique_id) without its "GPU-", and PCI address as `place` writes it; "" for what the runtime does
+    not tell. Properties are cached by torch: nothing is started or waited for."""
+    torch: Any = sys.modules.get("torch")
+    modules: tuple[Any, ...] = getattr(torch, "cuda", None), getattr(torch, "xpu", None)
+    for module in modules:
+        if hasattr(module, "is_initialized") and module.is_initialized():
+            with contextlib.suppress(RuntimeError, AssertionError):
+                return _of_properties(module.get_device_properties(ordinal))
+    return "", ""
+
+
+def _of_properties(properties: Any) -> tuple[str, str]:
+    uuid, pci, raw = _tail(str(getattr(properties, "uuid", ""))), "", b""
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None not in numbers:
+        pci = place(":".join(f"{number:02x}" for number in numbers))
+    with contextlib.suppress(ValueError):
+        raw = bytes.fromhex(uuid.replace("-", ""))
+    if raw.isalnum():  # ROCm: the 16 digits of the unique_id, as text
+        return raw.decode("ascii").lower(), pci
+    if raw.startswith(b"\x86\x80") and len(raw) == 16:
+        # Level Zero (compute-runtime: Device::generateUuidFromPciBusInfo); the last byte numbers a tile, which shares
+        # its board with others
+        pci = place(f"{raw[7]:02x}{raw[6]:02x}:{raw[8]:02x}:{raw[9]:02x}") if not raw[15] else "of several tiles"
+    return uuid, pci
+
+
+def _tail(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")

@@ -1,0 +1,349 @@
+"""Readings of AMD and Intel GPUs, from trees of files as their drivers make them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpu_watch import Watch, prefixes
+from kernel_trees import (
+    Machine,
+    gpu_metrics_1_3,
+    gpu_metrics_1_4,
+    gpu_metrics_1_6,
+    gpu_metrics_1_8,
+    write,
+)
+
+from perfagent.samplers.gpu import sysfs
+from perfagent.samplers.gpu.amd import AmdGpu
+from perfagent.samplers.gpu.board import DeviceLost
+from perfagent.samplers.gpu.intel import IntelGpu
+from perfagent.samplers.gpu.kernel_gpu import Files, KernelGpu
+from perfagent.wire import CATALOGUE
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+class Clock:
+    now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def the(kind: type[KernelGpu], machine: Machine, folder: Path, clock: Callable[[], float] | None = None) -> KernelGpu:
+    return kind(0, folder, "card0", process=machine.process, clock=clock or Clock())
+
+
+# ---- AMD
+
+
+def test_mi300x_tells_what_its_files_hold(machine: Machine) -> None:
+    gpu = the(AmdGpu, machine, machine.mi300x())
+    assert gpu.readings() == {
+        "utilization_pct": 87.0, "memory_busy_pct": 35.0, "memory_used_bytes": 150323855360.0,
+        "memory_total_bytes": 206141652992.0, "power_w": pytest.approx(652.0), "sm_clock_mhz": pytest.approx(2104.0),
+    }  # fmt: skip
+    assert gpu.free_bytes == 206141652992 - 150323855360
+    assert gpu.second(0.0) == {"temperature_c": 71.0, "memory_temperature_c": 58.0}
+    assert gpu.rare() == {
+        "power_limit_w": pytest.approx(750.0), "memory_clock_mhz": pytest.approx(1300.0), "pcie_replays": 2.0,
+        "ecc_uncorrected_volatile": 1.0, "ecc_corrected_volatile": 42.0, "retired_pages_double": 1.0,
+    }  # fmt: skip
+    assert gpu.describe() == {
+        "index": 0, "uuid": "a1b2c3d4e5f60718", "name": "AMD Instinct MI300X OAM", "pci": "0000:0c:00.0",
+        "memory_total_bytes": 206141652992.0, "power_limit_w": pytest.approx(750.0),
+    }  # fmt: skip
+
+
+def test_zero_is_told_only_of_what_can_be_zero(machine: Machine) -> None:
+    gpu = the(AmdGpu, machine, machine.radeon())
+    readings = gpu.readings()
+    assert readings["memory_used_bytes"] == 0.0
+    assert "sm_clock_mhz" not in readings
+    assert readings["power_w"] == pytest.approx(45.0)
+    assert gpu.second(0.0) == {"temperature_c": 52.0, "memory_temperature_c": 70.0}, "the edge's, not the hot spot's"
+    assert gpu.rare() == {
+        "fan_pct": pytest.approx(20.0),
+        "ecc_uncorrected_volatile": 4.0,
+        "ecc_corrected_volatile": 0.0,
+    }
+    assert gpu.describe()["name"] == "AMD GPU 1002:744C"
+
+
+@pytest.mark.parametrize(
+    ("status", "power", "heat"),
+    [
+        (0, 0.0, 0.0),
+        (1 << 0, 100.0, 0.0),
+        (1 << 16, 100.0, 0.0),
+        (1 << 36 | 1 << 3, 100.0, 100.0),
+        (1 << 47, 0.0, 100.0),
+    ],
+)
+def test_throttlers_are_told_by_power_and_heat(machine: Machine, status: int, power: float, heat: float) -> None:
+    folder = machine.radeon()
+    write(folder, {"gpu_metrics": gpu_metrics_1_3(status)})
+    readings = the(AmdGpu, machine, folder).readings()
+    assert (readings["throttle_sw_power_cap_pct"], readings["throttle_hw_thermal_pct"]) == (power, heat)
+
+
+def test_energy_and_shares_of_throttling_of_mi300(machine: Machine) -> None:
+    folder = machine.mi300x()
+    gpu = the(AmdGpu, machine, folder)
+    for build in (gpu_metrics_1_6, gpu_metrics_1_8):
+        write(folder, {"gpu_metrics": build(65536 * 1000, 500, 0, 100, 0, 0, 0)})
+        gpu.readings()
+        write(folder, {"gpu_metrics": build(65536 * 1600, 700, 0, 200, 10, 0, 30)})
+        readings = gpu.readings()
+        assert gpu.energy_j() == 1600.0
+        assert (readings["throttle_sw_power_cap_pct"], readings["throttle_hw_thermal_pct"]) == (50.0, 15.0)
+    write(folder, {"gpu_metrics": gpu_metrics_1_4(65536 * 7)})
+    assert "throttle_hw_thermal_pct" not in gpu.readings()
+    assert gpu.energy_j() == 7.0
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"", b"\x04\x00", gpu_metrics_1_3(2**64 - 1), gpu_metrics_1_6(2**64 - 1, 1, 0, 0, 0, 0, 0)[:100],
+        b"\x78\x00\x02\x03" + bytes(200), b"\xff\xff\x01\x06" + bytes(200), b"\x78\x00\x01\x06" + bytes(116),
+        b"\x78\x00\x01\x09" + bytes(200),
+    ],
+)  # fmt: skip
+def test_tables_of_another_version_tell_nothing(machine: Machine, table: bytes) -> None:
+    folder = machine.mi300x()
+    write(folder, {"gpu_metrics": table})
+    gpu = the(AmdGpu, machine, folder)
+    for _ in range(2):
+        assert not {name for name in gpu.readings() if "throttle" in name}
+    assert not gpu.energy_j()
+
+
+# ---- Intel
+
+
+def test_arc_with_i915(machine: Machine) -> None:
+    folder, clock = machine.arc(), Clock()
+    gpu = the(IntelGpu, machine, folder, clock)
+    gpu.readings()
+    clock.now += 2.0
+    write(folder, {"hwmon/hwmon3/energy1_input": "1300000000\n"})
+    assert gpu.readings() == {
+        "sm_clock_mhz": 2400.0, "power_w": pytest.approx(150.0), "memory_total_bytes": 17079205888.0,
+        "memory_used_bytes": 7079205888.0, "throttle_sw_power_cap_pct": 100.0, "throttle_hw_thermal_pct": 0.0,
+    }  # fmt: skip
+    assert gpu.energy_j() == pytest.approx(1300.0)
+    assert gpu.second(0.0) == {"temperature_c": 61.0}
+    assert gpu.rare() == {"power_limit_w": pytest.approx(190.0)}
+
+
+def test_battlemage_with_xe(machine: Machine) -> None:
+    gpu = the(IntelGpu, machine, machine.battlemage())
+    assert gpu.readings() == {
+        "sm_clock_mhz": 2850.0, "memory_total_bytes": 12884901888.0,
+        "throttle_sw_power_cap_pct": 0.0, "throttle_hw_thermal_pct": 0.0,
+    }  # fmt: skip
+    assert gpu.energy_j() == pytest.approx(500.0), "the card's, which contains the package's"
+    assert gpu.second(0.0) == {"temperature_c": 55.0, "memory_temperature_c": 60.0}
+    assert gpu.rare() == {"power_limit_w": pytest.approx(120.0)}, "that of the card is off"
+
+
+def test_counter_of_the_card_is_not_replaced_by_the_package(machine: Machine) -> None:
+    folder, clock = machine.battlemage(), Clock()
+    gpu = the(IntelGpu, machine, folder, clock)
+    (folder / "hwmon/hwmon6/energy1_input").unlink()
+    gpu.readings()
+    assert gpu.energy_j() is None
+    folder = machine.battlemage("0000:05:00.0")
+    (folder / "hwmon/hwmon6/energy1_input").unlink()
+    gpu = the(IntelGpu, machine, folder, clock)
+    gpu.readings()
+    assert gpu.energy_j() == pytest.approx(400.0), "a board that counts the package only"
+
+
+def test_energy_counter_that_begins_again_gives_no_power(machine: Machine) -> None:
+    folder, clock = machine.arc(), Clock()
+    gpu = the(IntelGpu, machine, folder, clock)
+    gpu.readings()
+    clock.now += 1.0
+    write(folder, {"hwmon/hwmon3/energy1_input": "5\n"})
+    assert "power_w" not in gpu.readings()
+
+
+# ---- what this process uses
+
+
+def test_xe_counts_cycles_and_memory_of_this_process(machine: Machine) -> None:
+    folder = machine.battlemage("0000:04:00.0")
+    gpu = the(IntelGpu, machine, folder)
+
+    def use(ccs: int, rcs: int, total: int) -> None:
+        keys = {"cycles_ccs": str(ccs), "total_cycles_ccs": str(total), "engine_capacity_ccs": "2"}
+        keys |= {
+            "cycles_rcs": str(rcs),
+            "total_cycles_rcs": str(total),
+            "resident_vram0": "23992 KiB",
+            "total_vram0": "1 MiB",
+        }
+        machine.opens(7, "0000:04:00.0", "xe", 3, **keys)
+        machine.opens(8, "0000:04:00.0", "xe", 3, **keys)  # a duplicate of the descriptor
+        machine.opens(9, "0000:b3:00.0", "xe", 4, **keys)  # another board
+
+    use(100, 50, 1000)
+    assert gpu.processes.read(100.0) == {"process_memory_bytes": 23992 * 1024.0}
+    use(1700, 250, 2000)
+    assert gpu.processes.read(101.0) == {}
+    assert gpu.processes.read(105.0) == {
+        "process_memory_bytes": 23992 * 1024.0, "process_utilization_pct": 80.0, "utilization_pct": 80.0,
+    }  # fmt: skip
+
+
+def test_i915_counts_nanoseconds_of_several_clients(machine: Machine) -> None:
+    gpu = the(IntelGpu, machine, machine.arc("0000:03:00.0"))
+    for now, first, second in ((100.0, "0 ns", "5 ns"), (110.0, "2500000000 ns", "2500000005 ns")):
+        machine.opens(5, "0000:03:00.0", "i915", 1, engine_compute=first, total_local0="3 MiB")
+        machine.opens(6, "0000:03:00.0", "i915", 2, engine_compute=second, total_local0="5")
+        values = gpu.processes.read(now)
+    assert values == {
+        "process_memory_bytes": 3 * 2**20 + 5.0, "process_utilization_pct": pytest.approx(50.0),
+        "utilization_pct": pytest.approx(50.0),
+    }  # fmt: skip
+
+
+def test_engine_time_that_falls_behind_is_not_counted_twice(machine: Machine) -> None:
+    gpu = the(IntelGpu, machine, machine.arc("0000:03:00.0"))
+    busy = []
+    for now, nanoseconds in ((100.0, 5e9), (105.0, 6e9), (110.0, 4e9), (115.0, 7e9)):
+        machine.opens(5, "0000:03:00.0", "i915", 1, engine_render=f"{nanoseconds:.0f} ns")
+        busy.append(gpu.processes.read(now).get("process_utilization_pct"))
+    assert busy == [None, pytest.approx(20.0), 0.0, pytest.approx(20.0)]
+
+
+def test_amd_tells_the_memory_and_no_idle_engine_for_rocm(machine: Machine) -> None:
+    gpu = the(AmdGpu, machine, machine.mi300x("0000:0c:00.0"))
+    for now in (100.0, 105.0):
+        machine.opens(5, "0000:0c:00.0", "amdgpu", 1, memory_vram="65536 KiB", memory_gtt="2048 KiB", engine_dec="5 ns")
+        assert gpu.processes.read(now) == {"process_memory_bytes": 65536 * 1024.0}
+
+
+# ---- boards, and files that fail
+
+
+def test_display_adapters_and_connectors_are_no_boards(machine: Machine) -> None:
+    for number, driver in enumerate(("ast", "mgag200", "virtio-pci", "nvidia")):
+        machine.card(f"0000:02:0{number}.0", driver, "1A03:2000", {"gpu_busy_percent": "3\n"})
+    machine.mi300x("0000:0c:00.0")
+    machine.battlemage("0000:b4:00.0")
+    boards = sysfs.boards(machine.sys)
+    assert [(type(gpu), gpu.index, gpu.pci) for gpu in boards] == [
+        (AmdGpu, 0, "0000:0c:00.0"),
+        (IntelGpu, 1, "0000:b4:00.0"),
+    ]
+    assert sysfs.boards(machine.sys / "nothing") == []
+
+
+def test_file_that_fails_leaves_the_others(machine: Machine) -> None:
+    folder = machine.mi300x()
+    for name in ("gpu_busy_percent", "hwmon/hwmon4/power1_input", "ras/umc_err_count"):
+        (folder / name).unlink()
+        (folder / name).mkdir()  # reading it fails with an OSError, as in a reset
+    write(folder, {"hwmon/hwmon4/freq1_input": "garbage\n", "hwmon/hwmon4/temp2_input": ""})
+    gpu = the(AmdGpu, machine, folder)
+    assert {"utilization_pct", "power_w", "sm_clock_mhz"}.isdisjoint(gpu.readings())
+    assert gpu.second(0.0) == {"memory_temperature_c": 58.0}
+    assert gpu.rare()["ecc_corrected_volatile"] == 2.0
+    (folder / "gpu_busy_percent").rmdir()
+    write(folder, {"gpu_busy_percent": "12\n"})
+    assert gpu.readings()["utilization_pct"] == 12.0, "the reset is over"
+
+
+def test_counter_that_fails_for_a_while_lets_the_sum_not_fall(machine: Machine) -> None:
+    folder = machine.mi300x()
+    gpu = the(AmdGpu, machine, folder)
+    assert gpu.rare()["ecc_corrected_volatile"] == 42.0
+    (folder / "ras/umc_err_count").write_bytes(b"")
+    write(folder, {"ras/gfx_err_count": "ue: 0\nce: 3\n"})
+    assert gpu.rare()["ecc_corrected_volatile"] == 43.0
+
+
+def test_slow_file_is_read_seldom(machine: Machine) -> None:
+    class Busy(Clock):
+        def __call__(self) -> float:
+            self.now += 0.15
+            return self.now
+
+    clock = Busy()
+    files = Files(machine.mi300x(), clock)
+    assert files.number("gpu_busy_percent") == 87.0
+    assert files.number("gpu_busy_percent") is None
+    assert files.number("mem_busy_percent") == 35.0, "the others are read"
+    clock.now += 14.0
+    assert files.number("gpu_busy_percent") is None
+    clock.now += 1.0
+    assert files.number("gpu_busy_percent") == 87.0
+
+
+def test_sleeping_board_is_left_asleep(machine: Machine) -> None:
+    folder = machine.mi300x()
+    write(folder, {"power/runtime_status": "suspended\n"})
+    gpu = the(AmdGpu, machine, folder)
+    assert (gpu.readings(), gpu.second(0.0)) == ({}, {})
+    assert {name for name in gpu.rare() if not name.startswith("ecc_")} == set(), "errors counted so far stay"
+    write(folder, {"power/runtime_status": "active\n"})
+    assert gpu.readings()["utilization_pct"] == 87.0
+
+
+def test_board_without_its_folder_is_lost(machine: Machine) -> None:
+    folder = machine.mi300x()
+    gpu = the(AmdGpu, machine, folder)
+    gpu.readings()
+    shutil.rmtree(folder)
+    with pytest.raises(DeviceLost):
+        gpu.readings()
+
+
+# ---- in the sampler
+
+
+@pytest.mark.fault
+def test_a22_removed_card_is_told_once_the_other_goes_on(machine: Machine) -> None:
+    folders = machine.mi300x("0000:0c:00.0"), machine.mi300x("0000:0d:00.0", unique_id="00ff")
+    watch = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=None)
+    row = watch.poll(130)
+    assert prefixes(row) == {"node_gpu0", "node_gpu1"}
+    shutil.rmtree(folders[0])
+    assert prefixes(watch.poll(6)) == {"node_gpu1"}
+    assert watch.kinds() == [("found", None), ("lost", "a1b2c3d4e5f60718")]
+    assert watch.told[0]["driver"].startswith("amdgpu of Linux")
+
+
+def test_machine_without_any_gpu_says_so_and_is_not_asked_again(machine: Machine) -> None:
+    watch = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()))
+    assert watch.sampler.poll() is False
+    assert watch.kinds() == [("unavailable", None)]
+
+
+def test_names_are_those_of_the_catalogue(machine: Machine) -> None:
+    write(machine.mi300x("0000:0c:00.0"), {"gpu_metrics": gpu_metrics_1_3(1)})
+    machine.arc("0000:0d:00.0")
+    machine.battlemage("0000:0e:00.0")
+    watch = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=None)
+    watch.poll(150)
+    names = {"gpu/" + name.partition("/")[2] for row in watch.rows for name in row}
+    assert len(names) > 15
+    assert names <= CATALOGUE.keys()
+
+
+def test_integrated_graphics_are_told_where_a_rank_uses_them(machine: Machine) -> None:
+    machine.arc("0000:00:02.0")
+    idle = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=None)
+    assert idle.poll(150) == {}
+    own = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=0)
+    assert prefixes(own.poll()) == {"gpu"}

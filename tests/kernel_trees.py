@@ -1,0 +1,146 @@
+"""Trees of files as the kernel's drivers for AMD and Intel GPUs make them, below a folder of a test.
+
+No card was at hand. Names, units and forms are from the kernel's documentation and from listings that programs keep
+for their tests; each builder says which:
+
+- sysfs, hwmon of amdgpu: Documentation/gpu/amdgpu/thermal.rst (comments "DOC: hwmon", "gpu_busy_percent",
+  "mem_busy_percent" in drivers/gpu/drm/amd/pm/amdgpu_pm.c)
+- RAS: "DOC: AMDGPU RAS sysfs Error Count Interface" and "gpu_vram_bad_pages Interface" (amdgpu_ras.c)
+- gpu_metrics: drivers/gpu/drm/amd/include/kgd_pp_interface.h
+- i915, xe: Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon, -xe-hwmon; drivers/gpu/drm/xe/xe_gt_freq.c,
+  xe_gt_throttle.c, i915/gt/intel_gt_sysfs_pm.c
+- fdinfo: Documentation/gpu/drm-usage-stats.rst; the example in drivers/gpu/drm/xe/xe_drm_client.c
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["Machine", "gpu_metrics_1_3", "gpu_metrics_1_4", "gpu_metrics_1_6", "gpu_metrics_1_8"]
+
+
+class Machine:
+    """sys: stands for /sys; process: for /proc/self."""
+
+    def __init__(self, root: Path) -> None:
+        self.sys, self.process = root / "sys", root / "self"
+        (self.sys / "class/drm").mkdir(parents=True)
+        for name in ("fd", "fdinfo"):
+            (self.process / name).mkdir(parents=True)
+        self._cards = 0
+
+    def card(self, pci: str, driver: str, pci_id: str, files: Mapping[str, str | bytes]) -> Path:
+        """The folder of its PCI device. "CARD" in a name of `files` is its folder of /sys/class/drm."""
+        name, self._cards = f"card{self._cards}", self._cards + 1
+        folder = self.sys / f"devices/pci0000:00/0000:00:{31 - self._cards:02x}.0" / pci  # behind a bridge
+        connector = folder / "drm" / name / f"{name}-DP-1"
+        connector.mkdir(parents=True)
+        write(folder, {"uevent": f"DRIVER={driver}\nPCI_CLASS=30000\nPCI_ID={pci_id}\nPCI_SLOT_NAME={pci}\n"})
+        write(folder, {file.replace("CARD", f"drm/{name}"): content for file, content in files.items()})
+        (folder / "drm" / name / "device").symlink_to(folder)
+        (connector / "device").symlink_to(folder / "drm" / name)
+        for link, target in ((name, folder / "drm" / name), (connector.name, connector)):
+            (self.sys / "class/drm" / link).symlink_to(target)
+        return folder
+
+    def mi300x(self, pci: str = "0000:0c:00.0", *, partition: str = "SPX", unique_id: str = "a1b2c3d4e5f60718") -> Path:
+        """MI300X: no edge sensor, power1_input in place of the average (amdgpu_pm.c: hwmon_attributes_visible)."""
+        return self.card(pci, "amdgpu", "1002:74A1", {
+            "unique_id": f"{unique_id}\n", "product_name": "AMD Instinct MI300X OAM\n",
+            "current_compute_partition": f"{partition}\n", "power/runtime_status": "active\n",
+            "gpu_busy_percent": "87\n", "mem_busy_percent": "35\n", "pcie_replay_count": "2\n",
+            "mem_info_vram_total": "206141652992\n", "mem_info_vram_used": "150323855360\n",
+            "hwmon/hwmon4/name": "amdgpu\n", "hwmon/hwmon4/power1_input": "652000000\n",
+            "hwmon/hwmon4/power1_cap": "750000000\n", "hwmon/hwmon4/freq1_input": "2104000000\n",
+            "hwmon/hwmon4/freq2_input": "1300000000\n",
+            "hwmon/hwmon4/temp2_label": "junction\n", "hwmon/hwmon4/temp2_input": "71000\n",
+            "hwmon/hwmon4/temp3_label": "mem\n", "hwmon/hwmon4/temp3_input": "58000\n",
+            "ras/umc_err_count": "ue: 1\nce: 40\nde: 3\n", "ras/gfx_err_count": "ue: 0\nce: 2\n",
+            "ras/gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n",
+        })  # fmt: skip
+
+    def radeon(self, pci: str = "0000:03:00.0") -> Path:
+        """A Radeon RX 7900 XTX: three sensors, a fan; the error counters of newer kernels (`aca_umc`: amd-smi reads it
+        where umc_err_count is missing)."""
+        return self.card(pci, "amdgpu", "1002:744C", {
+            "gpu_busy_percent": "5\n", "mem_info_vram_total": "25753026560\n", "mem_info_vram_used": "0\n",
+            "hwmon/hwmon2/name": "amdgpu\n", "hwmon/hwmon2/power1_average": "45000000\n",
+            "hwmon/hwmon2/freq1_input": "0\n", "hwmon/hwmon2/pwm1": "51\n",
+            "hwmon/hwmon2/temp1_label": "edge\n", "hwmon/hwmon2/temp1_input": "52000\n",
+            "hwmon/hwmon2/temp2_label": "junction\n", "hwmon/hwmon2/temp2_input": "66000\n",
+            "hwmon/hwmon2/temp3_label": "mem\n", "hwmon/hwmon2/temp3_input": "70000\n",
+            "ras/aca_umc": "ue: 4\nce: 0\n",
+        })  # fmt: skip
+
+    def arc(self, pci: str = "0000:03:00.0") -> Path:
+        """An Arc A770 with i915; lmem_*_bytes are of Intel's own build of that driver."""
+        return self.card(pci, "i915", "8086:56A0", {
+            "hwmon/hwmon3/name": "i915\n", "hwmon/hwmon3/energy1_input": "1000000000\n",
+            "hwmon/hwmon3/power1_max": "190000000\n", "hwmon/hwmon3/temp1_input": "61000\n",
+            "hwmon/hwmon1/name": "i915_gt0\n", "hwmon/hwmon1/energy1_input": "7\n",
+            "CARD/gt/gt0/rps_act_freq_mhz": "2400\n", "CARD/gt/gt0/throttle_reason_status": "1\n",
+            "CARD/gt/gt0/throttle_reason_pl1": "1\n", "CARD/gt/gt0/throttle_reason_thermal": "0\n",
+            "CARD/lmem_total_bytes": "17079205888\n", "CARD/lmem_avail_bytes": "10000000000\n",
+        })  # fmt: skip
+
+    def battlemage(self, pci: str = "0000:04:00.0") -> Path:
+        """An Arc B580 with xe: power1 and energy1 are the card's, power2 and energy2 the package's."""
+        return self.card(pci, "xe", "8086:E20B", {
+            "hwmon/hwmon6/name": "xe\n", "hwmon/hwmon6/energy1_input": "500000000\n", "hwmon/hwmon6/energy1_label": "card\n",
+            "hwmon/hwmon6/energy2_input": "400000000\n", "hwmon/hwmon6/energy2_label": "pkg\n",
+            "hwmon/hwmon6/power1_max": "0\n", "hwmon/hwmon6/power2_max": "120000000\n",
+            "hwmon/hwmon6/temp2_label": "pkg\n", "hwmon/hwmon6/temp2_input": "55000\n",
+            "hwmon/hwmon6/temp3_label": "vram\n", "hwmon/hwmon6/temp3_input": "60000\n",
+            "tile0/physical_vram_size_bytes": "12884901888\n", "tile0/gt0/freq0/act_freq": "2850\n",
+            "tile0/gt0/freq0/throttle/status": "0\n", "tile0/gt0/freq0/throttle/reason_pl1": "1\n",
+            "tile0/gt0/freq0/throttle/reason_prochot": "0\n",
+        })  # fmt: skip
+
+    def opens(self, number: int, pci: str, driver: str, client: int, **keys: str) -> None:
+        """This process has the device open; keys: what follows "drm-", with _ for -."""
+        lines = {"pos": "0", "drm-driver": driver, "drm-pdev": pci, "drm-client-id": str(client)}
+        lines |= {f"drm-{key.replace('_', '-')}": value for key, value in keys.items()}
+        link = self.process / "fd" / str(number)
+        link.unlink(missing_ok=True)
+        link.symlink_to("/dev/dri/renderD128")
+        write(self.process / "fdinfo", {str(number): "".join(f"{key}:\t{value}\n" for key, value in lines.items())})
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def _table(content: int, layout: str, *values: int, rest: int = 0) -> bytes:
+    body = struct.pack("<" + layout, *values) + bytes(rest)
+    return struct.pack("<HBB", 4 + len(body), 1, content) + body
+
+
+def gpu_metrics_1_3(indep_throttle_status: int) -> bytes:
+    """temperatures 6, utilization 3, power; energy, clock counter; clocks 14; throttle_status; fan, link, padding;
+    activities 2; HBM 4; firmware clock; voltages 3, padding; indep_throttle_status."""
+    layout = "6H 3H H Q Q 7H 7H I H 2H H 2I 4H Q 3H H Q"
+    return _table(3, layout, *[0] * (_fields(layout) - 1), indep_throttle_status)
+
+
+def gpu_metrics_1_4(energy: int) -> bytes:
+    """temperatures 3, power; utilization 2, VCN 4; energy; then what is not read."""
+    return _table(4, "3H H 2H 4H Q", *[0] * 10, energy, rest=200)
+
+
+def gpu_metrics_1_6(energy: int, *residencies: int) -> bytes:
+    """As 1.4 with 32 JPEG engines; behind energy the clock counter, the cycles and the five residencies."""
+    return _table(6, "3H H 2H 4H 32H Q Q 6I", *[0] * 42, energy, 1, *residencies, rest=300)
+
+
+def gpu_metrics_1_8(energy: int, *residencies: int) -> bytes:
+    """As 1.6, but one 64-bit bandwidth in place of the engines."""
+    return _table(8, "3H H 2H Q Q Q 6I", *[0] * 7, energy, 1, *residencies, rest=2000)
+
+
+def _fields(layout: str) -> int:
+    return sum(int(word[:-1] or 1) for word in layout.split())
