@@ -702,10 +702,6 @@ class Run:
             self._sampler.stop()
         if p.early and p.early[0].waits_too_long():
             self._settle_waiting()
-        if p.release is not None:
-            p.release.expire()
-        if (outputs := p.outputs) is not None:
-            outputs.expire()
         self._watching.poll()
         self._tell_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
@@ -852,7 +848,6 @@ class Run:
         if p.awaits_optimizer():
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
-        p.release = p.outputs = None
         self._tell_batches(at_end=True)
         self._tell_unseen()
         self._compilations.poll()
