@@ -37,8 +37,6 @@ MOST_INQUIRIES = 3
 MOST_OOMS = 3
 """Failed allocations that are looked into while training catches them; later ones are counted. The one that ends it
 always is."""
-STEP_AGE_S = 5.0
-"""From this age on, the time since the last step is sent once a second; a training that moves sends none of it."""
 SETTLED_S = 1.0
 """A logged loss that is not finite is looked into when so much has passed: till then the step itself may tell more
 exactly."""
@@ -47,7 +45,6 @@ PAUSE_S = 5.0
 _LAST_ROWS = 64
 _BAD_STEPS = 8
 """So many steps with gradients that are no numbers are remembered by name."""
-_AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/handoff.py)."""
@@ -98,7 +95,6 @@ class Investigator:
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
         self.stop = Stop(progress)
-        self._age_told = 0.0
         self._standstill = Standstill(self)
         self._began = self.clock()
 
@@ -292,7 +288,9 @@ class Investigator:
             self._look_into_logged(self._bad_logged[1])
         if self._commands is not None:
             self._commands.poll()
-        self._tell_age()
+        p = self.progress
+        since = p.step_end / 1e9 or self._began
+        self._standstill.poll(p.step_end, 0.0 if p.ended else self.clock() - since)
 
     def _look_into_logged(self, step: int) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
@@ -305,19 +303,6 @@ class Investigator:
     def _wants_look(self) -> bool:
         free = self._inquiry is None and self._inquiries < MOST_INQUIRIES
         return self._watchful and free and self.clock() - self._opened_at > PAUSE_S
-
-    def _tell_age(self) -> None:
-        """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
-        p = self.progress
-        age = 0.0 if p.ended else self.clock() - (p.step_end / 1e9 or self._began)
-        self._standstill.poll(p.step_end, age)
-        if not p.step_end:
-            return
-        if age >= STEP_AGE_S and age - self._age_told >= 1.0:
-            self._age_told = age
-            p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))
-        elif age < STEP_AGE_S:
-            self._age_told = 0.0
 
     def read_rows(self) -> None:
         """Rows that wait unread, up to the last tick, are judged now. On the sender's thread."""
