@@ -29,7 +29,7 @@ from perfagent.boundary import guard
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe
-from perfagent.decode.step_decoder import interned
+from perfagent.decode.step_decoder import StepReader, interned
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
 from perfagent.drop_in import of_run, say_unknown
@@ -42,7 +42,7 @@ from perfagent.hooks.dataloader import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
 from perfagent.hooks.model_discovery import has_optimizer
 from perfagent.hooks.model_hooks import Watching
-from perfagent.hooks.new_progress import new_progress
+from perfagent.hooks.multi_optimizer import Together
 from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
@@ -58,9 +58,10 @@ from perfagent.run_repr import Shown
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, words
 from perfagent.samplers.sampler import Sampler
+from perfagent.signals.gradient_schedule import Health
 from perfagent.signals.memory import device_in_use
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
-from perfagent.step.state import state
+from perfagent.step.state import Progress, state
 
 if TYPE_CHECKING:
     from perfagent.media import Media
@@ -130,7 +131,10 @@ class Run:
         self._governor = Governor(settings.overhead_budget_pct)
         begin = start_step if start_step is not None else identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
-        self._progress = new_progress(self._rows, self._governor, start_step=max(0, begin - 1))
+        done = max(0, begin - 1)
+        self._progress = Progress(
+            self._rows, self._governor, reader=StepReader(), health=Health(), together=Together(), start_step=done
+        )
         self._progress.on_first_step = self._first_step
         self._progress.on_next_model = self._next_model
         self._progress.on_event = self._sender.event

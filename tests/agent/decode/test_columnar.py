@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from progress import new_progress
 
 from perfagent.decode.step_blocks import StepPacker
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
-from perfagent.hooks.new_progress import new_progress
 from perfagent.rootcause.investigator import Investigator
 from perfagent.signals.batch_size import inputs
 from perfagent.signals.flops.op_formulas import Counted
@@ -144,7 +144,7 @@ def reader(*, embedded: bool = False) -> StepReader:
     made.epoch = 1_000_000.0
     made.account.embedded = embedded
     made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
-    made.investigator = Investigator(new_progress(deque(), None), Silent(), lambda: None)
+    made.investigator = Investigator(new_progress(deque()), Silent(), lambda: None)
     return made
 
 

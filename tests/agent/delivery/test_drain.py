@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from progress import new_progress
 
 from perfagent.decode.step_blocks import Steps, count, notes_in
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector, Taken
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
-from perfagent.governor import Governor
-from perfagent.hooks.new_progress import new_progress
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.row import Note, StepRow
 from perfagent.step.state import Progress, now
@@ -203,7 +202,7 @@ def test_step_that_cannot_be_looked_at_costs_itself_alone(sender: Any, collector
 @pytest.fixture
 def bounded(sender: Any) -> Any:
     sender.rows = deque(maxlen=1000)
-    new_progress(sender.rows, Governor(0.5))
+    new_progress(sender.rows)
     return sender
 
 
