@@ -31,6 +31,7 @@ from perfagent.context.console import Console
 from perfagent.context.process import describe
 from perfagent.decode.step_decoder import StepReader, interned
 from perfagent.delivery.handoff import Sender, Source
+from perfagent.delivery.user_messages import Messages
 from perfagent.device import cuda_device_of, snapshot
 from perfagent.drop_in import of_run, say_unknown
 from perfagent.end_reason import cause, of_exit_code, unused_parameters
@@ -47,7 +48,6 @@ from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
 from perfagent.media.outbox import Outbox
-from perfagent.misuse import Misuse
 from perfagent.naming import default_name
 from perfagent.probes.memory_table import MemoryTable
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
@@ -153,7 +153,7 @@ class Run:
         self._progress.off = self._sender.disabled
         self._watching = Watching(self._progress, self._investigator.add)
         self._progress.on_next_optimizer = self._watching.watch_step
-        self._misuse = Misuse(self._sender)
+        self._messages = Messages(self._sender)
         self._media = Outbox(self._sender)
         self._batches_due = 0.0
         self._given_step = -1
@@ -268,7 +268,7 @@ class Run:
         except Exception as error:
             if guard.by_signal(error):
                 raise
-            self._misuse.no_metrics(metrics)
+            self._messages.no_metrics(metrics)
             return
         later = False
         media: dict[str, list[Media]] = {}
@@ -284,13 +284,13 @@ class Run:
                 try:
                     step = operator.index(step)
                 except TypeError:
-                    self._misuse.no_step(step)
+                    self._messages.no_step(step)
                     return
             if not 0 <= step <= MAX_STEP:  # the server takes no other; the next step would be one more
-                self._misuse.no_step(step)
+                self._messages.no_step(step)
                 return
             if step < self._given_step and any(name in values for name in self._given):
-                self._misuse.goes_back(step, self._given_step)
+                self._messages.warn("step back", step=step, newest=self._given_step)
             self._given_step, self._given = step, (*values,)
             p.early_step = max(p.early_step, step + 1)
             if "loss" in values:
@@ -343,7 +343,7 @@ class Run:
             raise ConfigError(
                 f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}"
             )
-        return Span(self._progress, name if name.isidentifier() else self._misuse.phase_name(name))
+        return Span(self._progress, name if name.isidentifier() else self._messages.phase_name(name))
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
         """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
@@ -679,7 +679,7 @@ class Run:
     def tell_of_next_training(self, model: Any) -> None:
         """Where attach() was given the model of another training, and no name: both are one run."""
         if self.trains_another(model):
-            self._misuse.another_model(self.called, self._progress.logged_at())
+            self._messages.warn("another model", run=self.called, step=self._progress.logged_at())
 
     def _watch_model(self) -> None:
         self._watching.put_on(self._known_model(), self._known_optimizer())
@@ -781,7 +781,7 @@ class Run:
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""
         if self._ended and not self.inherited and not self.settings.disabled:
-            self._misuse.too_late(call, self.called)
+            self._messages.warn("late", call, call=call, run=self.called)
 
     def at_exit(self, status: Any, because: Cause | None = None) -> None:
         """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled
