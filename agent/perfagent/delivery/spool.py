@@ -152,7 +152,7 @@ class Spool:
     @classmethod
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError
-        when the folder holds no source, and SpoolVersionError when it is one of a later version."""
+        when the folder holds no source, and SpoolVersionError when it is one of another version."""
         if not numbered(folder, "ticks", "frames", "early", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
         must_be_known(folder)
