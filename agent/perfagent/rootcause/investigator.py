@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,8 +78,6 @@ class Investigator:
         self.progress, self.sender, self.model, self.clock = progress, sender, model, clock
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
         self._bad_gradients: deque[tuple[int, list[str]]] = deque(maxlen=_BAD_STEPS)
-        # what came last; see judged_sound
-        self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None
         self.judged_upto = -1  # the newest step whose row was read
         self.set_sample_period: Callable[[float], None] | None = None
         self._ooms = 0  # allocations that failed
@@ -200,7 +198,6 @@ class Investigator:
 
     def judged(self, step: int, values: Mapping[str, float]) -> None:
         """The values of a completed step, those of a device included, in the order of steps."""
-        self._fold()
         self._recent.append((step, values))
         self.judged_upto = step
         loss = values.get("loss", 0.0)
@@ -228,24 +225,6 @@ class Investigator:
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
             self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 
-    def judged_sound(
-        self, steps: Sequence[int], names: Sequence[str], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]
-    ) -> None:
-        """The same for many steps in none of which anything is wrong. newest: gives the last `history_steps` of them,
-        on any thread; called only when somebody asks for them, or when fewer steps follow."""
-        self._take_block(steps, newest)
-        self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
-
-    def judged_bad(self, steps: Sequence[int], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]) -> None:
-        """The same for many steps whose losses all stay bad; see `stays_bad`."""
-        self._take_block(steps, newest)
-
-    def _take_block(self, steps: Sequence[int], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]) -> None:
-        if len(steps) < self.history_steps:
-            self._fold()
-        self._unfolded = newest
-        self.judged_upto = steps[-1]
-
     @property
     def is_bad(self) -> bool:
         """Whether the newest loss that was judged is no number. Any thread."""
@@ -264,12 +243,6 @@ class Investigator:
     def bad_gradients(self, step: int) -> list[str]:
         """The same of that step; empty where none was, or they were not measured. Any thread."""
         return next((names for at, names in [*self._bad_gradients] if at == step), [])
-
-    def _fold(self) -> None:
-        newest = self._unfolded
-        if newest is not None:
-            self._recent.extend(newest())
-            self._unfolded = None  # last: a thread that asks meanwhile finds a step twice, never not at all
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """A command of the server's reply."""
@@ -311,8 +284,7 @@ class Investigator:
     def history(self) -> list[dict[str, float]]:
         """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any
         thread."""
-        newest = self._unfolded
-        known = dict([*self._recent, *(newest() if newest is not None else ())])
+        known = dict([*self._recent])
         return [
             {"step": step, **{name: values[name] for name in _KEPT if name in values}}
             for step, values in [*known.items()][-self.history_steps :]
