@@ -135,7 +135,7 @@ class _Growing(msgspec.Struct):
 
 
 class Segments:
-    """The folder of one source. `kind` is "ticks", "frames" or "early" throughout.
+    """The folder of one source. `kind` is "ticks" or "frames" throughout.
 
     error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the
     spool. deleted: somebody has deleted files since it was last asked.
@@ -460,7 +460,7 @@ def must_be_known(folder: Path) -> None:
     """Raises SpoolVersionError where a file is of another version, as that of another environment with the same home
     may be: it is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so
     that no damaged digit passes for one."""
-    for path in numbered(folder, "ticks", "frames", "early"):
+    for path in numbered(folder, "ticks", "frames"):
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -492,7 +492,7 @@ def owner(folder: Path, *, at_once: bool = False) -> Header | None:
     """The newest header in a source's folder, without taking its lock; None where there is none. at_once: of the head of
     its newest file alone."""
     found: Header | None = None
-    for path in numbered(folder, "ticks", "frames", "early", "corrupt")[-1 if at_once else 0 :]:
+    for path in numbered(folder, "ticks", "frames", "corrupt")[-1 if at_once else 0 :]:
         try:
             with path.open("rb") as file:
                 data = file.read(_HEAD_BYTES if at_once else -1)
