@@ -81,7 +81,8 @@ class StepReader:
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """Returns the row of a note. clock: made the device events in the trace, if any, and gets them back."""
-        trace, entries = note.trace, ()
+        trace = note.trace
+        entries: Sequence[Entry] = ()
         parts = self.account.read_usual(trace) if clock is None and note.roots == 1 and note.began else None
         if parts is None:
             entries = entries_of(trace) if clock is None else with_divisors(entries_of(trace))

@@ -54,9 +54,10 @@ def planes(groups: Sequence[Group]) -> bytes:
     shapes = []
     for group in groups:
         offset, clocks = _in_ticks(group.monotonics(), group.times())
-        step, *clocks = (_by_place(column, 8) for column in (group.step, *(clocks or (group.monotonic, group.time))))
+        three = (group.step, *(clocks or (group.monotonic, group.time)))
+        step, monotonic, time = (_by_place(column, 8) for column in three)
         values = {name: _kept(column, group.rows) for name, column in group.values.items()}
-        shapes.append(_Shape(group.rows, offset, step, *clocks, values))
+        shapes.append(_Shape(group.rows, offset, step, monotonic, time, values))
     return deflated(_encoder.encode(shapes))
 
 
