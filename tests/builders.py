@@ -321,6 +321,7 @@ class RecordingSender:
 
         self.config = AgentConfig(state_dir=folder / "state", **settings)
         self.identity = Identity(project=self.config.project, run="recorded", attempt=1)
+        self.folder = folder
         self.rows: deque[Any] = deque()
         self.events: list[tuple[str, dict[str, Any], int | None]] = []
         self.counters: dict[str, int] = {}
@@ -337,6 +338,8 @@ class RecordingSender:
         self.ended: dict[str, Any] | None = None
 
     def start(self) -> None: ...
+
+    def tell(self, topic: str, level: int, message: str) -> None: ...
 
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
         self.events.append((kind, data, step))

@@ -38,7 +38,7 @@ class Recorded:
 
 def recorded_folders(folder: Path) -> list[Path]:
     """The folders of processes in the folder of a recording, or the folder itself where it is one of them."""
-    return folders(folder) or ([folder] if numbered(folder, "ticks", "frames", "early") else [])
+    return folders(folder) or ([folder] if numbered(folder, "ticks", "frames") else [])
 
 
 def read_recording(folder: Path) -> list[Recorded]:

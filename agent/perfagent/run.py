@@ -30,8 +30,9 @@ from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe
 from perfagent.decode.evaluation_spans import Evaluations
-from perfagent.decode.step_decoder import interned
+from perfagent.decode.step_decoder import StepReader, interned
 from perfagent.delivery.handoff import Sender, Source
+from perfagent.delivery.user_messages import Messages
 from perfagent.device import cuda_device_of, snapshot
 from perfagent.drop_in import of_run, say_unknown
 from perfagent.end_reason import cause, of_exit_code, unused_parameters
@@ -42,12 +43,11 @@ from perfagent.hooks.dataloader import timed
 from perfagent.hooks.evaluation import after_last_step
 from perfagent.hooks.model_discovery import has_optimizer
 from perfagent.hooks.model_hooks import Watching
-from perfagent.hooks.new_progress import new_progress
+from perfagent.hooks.multi_optimizer import Together
 from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
 from perfagent.media.outbox import Outbox
-from perfagent.misuse import Misuse
 from perfagent.naming import default_name
 from perfagent.probes.compilations import Compilations
 from perfagent.probes.memory_table import MemoryTable
@@ -59,9 +59,10 @@ from perfagent.run_repr import Shown
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, words
 from perfagent.samplers.sampler import Sampler
+from perfagent.signals.gradient_schedule import Health
 from perfagent.signals.memory import device_in_use
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
-from perfagent.step.state import state
+from perfagent.step.state import Progress, state
 
 if TYPE_CHECKING:
     from perfagent.media import Media
@@ -131,7 +132,10 @@ class Run:
         self._governor = Governor(settings.overhead_budget_pct)
         begin = start_step if start_step is not None else identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
-        self._progress = new_progress(self._rows, self._governor, start_step=max(0, begin - 1))
+        done = max(0, begin - 1)
+        self._progress = Progress(
+            self._rows, self._governor, reader=StepReader(), health=Health(), together=Together(), start_step=done
+        )
         self._progress.on_first_step = self._first_step
         self._progress.on_next_model = self._next_model
         self._progress.on_event = self._sender.event
@@ -150,7 +154,7 @@ class Run:
         self._progress.off = self._sender.disabled
         self._watching = Watching(self._progress, self._investigator.add)
         self._progress.on_next_optimizer = self._watching.watch_step
-        self._misuse = Misuse(self._sender)
+        self._messages = Messages(self._sender)
         self._media = Outbox(self._sender)
         self._batches_due = 0.0
         self._given_step = -1
@@ -265,7 +269,7 @@ class Run:
         except Exception as error:
             if guard.by_signal(error):
                 raise
-            self._misuse.no_metrics(metrics)
+            self._messages.no_metrics(metrics)
             return
         later = False
         media: dict[str, list[Media]] = {}
@@ -281,13 +285,13 @@ class Run:
                 try:
                     step = operator.index(step)
                 except TypeError:
-                    self._misuse.no_step(step)
+                    self._messages.no_step(step)
                     return
             if not 0 <= step <= MAX_STEP:  # the server takes no other; the next step would be one more
-                self._misuse.no_step(step)
+                self._messages.no_step(step)
                 return
             if step < self._given_step and any(name in values for name in self._given):
-                self._misuse.goes_back(step, self._given_step)
+                self._messages.warn("step back", step=step, newest=self._given_step)
             self._given_step, self._given = step, (*values,)
             p.early_step = max(p.early_step, step + 1)
             if "loss" in values:
@@ -340,7 +344,7 @@ class Run:
             raise ConfigError(
                 f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}"
             )
-        return Span(self._progress, name if name.isidentifier() else self._misuse.phase_name(name))
+        return Span(self._progress, name if name.isidentifier() else self._messages.phase_name(name))
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
         """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
@@ -676,7 +680,7 @@ class Run:
     def tell_of_next_training(self, model: Any) -> None:
         """Where attach() was given the model of another training, and no name: both are one run."""
         if self.trains_another(model):
-            self._misuse.another_model(self.called, self._progress.logged_at())
+            self._messages.warn("another model", run=self.called, step=self._progress.logged_at())
 
     def _watch_model(self) -> None:
         self._watching.put_on(self._known_model(), self._known_optimizer())
@@ -703,10 +707,6 @@ class Run:
             self._sampler.stop()
         if p.early and p.early[0].waits_too_long():
             self._settle_waiting()
-        if p.release is not None:
-            p.release.expire()
-        if (outputs := p.outputs) is not None:
-            outputs.expire()
         self._watching.poll()
         self._tell_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
@@ -782,7 +782,7 @@ class Run:
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""
         if self._ended and not self.inherited and not self.settings.disabled:
-            self._misuse.too_late(call, self.called)
+            self._messages.warn("late", call, call=call, run=self.called)
 
     def at_exit(self, status: Any, because: Cause | None = None) -> None:
         """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled
@@ -853,7 +853,6 @@ class Run:
         if p.awaits_optimizer():
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
-        p.release = p.outputs = None
         self._tell_batches(at_end=True)
         self._tell_unseen()
         self._compilations.poll()

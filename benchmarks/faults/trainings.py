@@ -215,7 +215,7 @@ def run(folder: Path, cases: tuple[Case, ...] = CASES) -> dict[str, str]:
     (folder / "spool").mkdir(parents=True)
     broken = folder / "state" / "perfagent" / "spool" / "broken"
     broken.mkdir(parents=True)
-    (broken / "00000001.ticks").write_bytes(b"perfagent spool 1\n" + bytes(range(256)))
+    (broken / "00000001.ticks").write_bytes(b"perfagent spool 2\n" + bytes(range(256)))
     with _servers() as (addresses, stores):
         plain = {"attach": False, "before": "", "env": {}}
         told = [plain | {"name": "plain", "during": ""}, plain | {"name": "plain-ctrl-c", "during": CTRL_C}]

@@ -242,15 +242,18 @@ def own_pass(gradients: list[Any]) -> Callable[[], float]:
     """The same of perfagent's pass: norms, shares and NaN, from an optimizer to what the sender's thread is handed."""
     import torch
 
+    from perfagent.decode.step_decoder import StepReader
     from perfagent.governor import Governor
-    from perfagent.hooks.new_progress import new_progress
+    from perfagent.hooks.multi_optimizer import Together
     from perfagent.signals.gradient_schedule import Health
+    from perfagent.step.state import Progress
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    progress, health = new_progress(deque(), Governor(0.5)), Health()
+    health = Health()
+    progress = Progress(deque(), Governor(0.5), reader=StepReader(), health=health, together=Together())
     health.deeper = 10**9
 
     def seconds() -> float:

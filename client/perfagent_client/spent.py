@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from perfagent.money import spell_money
 from perfagent.wire import Spent
+from perfagent.wire.quantities import spell_money
 from perfagent_client.models import RunDetails
 
 __all__ = ["UNITS", "amounts", "money", "paused_s", "took_s"]

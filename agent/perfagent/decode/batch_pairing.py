@@ -17,6 +17,7 @@ __all__ = ["Batches"]
 _MOST_BATCHES = 256
 """Batches of one loader that may wait for a backward pass (those of an evaluation loader never get one)."""
 _MOST_LOADERS = 8
+_NONE_WAIT: deque[Size] = deque()
 _WHOLE = 8
 """After so many batches in a row with a single step each, `parted` ends."""
 
@@ -142,16 +143,17 @@ class Batches:
 
     # ---- what it learns about the loop
 
-    def has_waiting(self, loader: int | None) -> bool:
-        """True if batches of a loader wait for their backward pass, as when some are prefetched. None: the
-        newest loader."""
-        return bool(self._waiting.get(self._loader if loader is None else loader))
-
-    def took(self, loader: int) -> None:
-        """Every batch of some steps came from this loader and had its own backward pass."""
-        self._loader = loader
+    def took_alone(self, loader: int | None) -> bool:
+        """Notes a step of one batch and one backward pass, where that changes nothing of what is known of the loop;
+        else returns False. loader: None if no batch was fetched."""
+        if loader is None:
+            return not self._waiting
+        known = loader in self._fed and loader not in self._over and self._waiting.get(loader) == _NONE_WAIT
+        if not known or self.parted or self._begins or self._fetched or self._several or not self._over <= self._fed:
+            return False
+        self._loader, self._ahead = loader, 0
         self._feeds()
-        self._ahead, self._begins = 0, False
+        return True
 
     def goes_on(self) -> None:
         """A step had no batch, although the loader that feeds the training has not ended."""

@@ -6,6 +6,8 @@ Runs on the sender's thread, in step order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, product
+from operator import itemgetter
 from typing import Any
 
 from perfagent.decode.batch_pairing import Batches
@@ -18,6 +20,7 @@ from perfagent.step.trace import (
     CLEARED,
     DATA,
     EVALUATED,
+    FIELDS,
     FORWARD,
     NEWEST,
     OPTIMIZER,
@@ -26,11 +29,30 @@ from perfagent.step.trace import (
     RETURNED,
     UNNAMED,
     Entry,
+    Trace,
 )
 
 __all__ = ["Account", "Breakdown"]
 
 _NOTHING: dict[str, Any] = {}
+
+
+def _usual_layouts() -> dict[int, tuple[Any, ...]]:
+    """By the number of items, the traces of steps with at most one batch, one call of the model, and one clearing of
+    gradients between it and the backward pass: a function that gets the kinds of the entries, these kinds, and where
+    the entries begin, from the fetch to the backward pass; -1 for one that is not there."""
+    found = {}
+    for data, returned, cleared in product((True, False), repeat=3):
+        kinds = [DATA] * data + [FORWARD] + [RETURNED] * returned + [CLEARED] * cleared
+        kinds += [BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END]
+        ends = [*accumulate(FIELDS[kind] for kind in kinds)]
+        begins = dict(zip(kinds, (0, *ends), strict=False))
+        places = tuple([begins.get(kind, -1) for kind in (DATA, FORWARD, RETURNED, CLEARED, BACKWARD)])
+        found[ends[-1]] = itemgetter(*(end - 1 for end in ends)), tuple(kinds), places
+    return found
+
+
+_USUAL = _usual_layouts()
 
 
 class Breakdown:
@@ -101,6 +123,36 @@ class Account:
             _READERS[entry[0]](reading, place, entry)
         self.batches.end(reading.step)
         return reading.step
+
+    def read_usual(self, trace: Trace) -> Breakdown | None:
+        """The same of a usual step without device clock, in a sixth of the time; None, and nothing is learned, for any
+        other."""
+        layout = _USUAL.get(len(trace))
+        if layout is None or layout[0](trace) != layout[1]:
+            return None
+        data, forward, returned, cleared, backward = layout[2]
+        size = trace[forward + 3] if data < 0 else trace[3]
+        if (
+            not trace[forward + 2]
+            or trace[backward + 2] is None
+            or (data >= 0 and (size is None or trace[forward + 3]))
+        ):
+            return None  # in evaluation mode; a pipeline's stage; the end of an epoch; a batch in parts
+        if not self.batches.took_alone(None if data < 0 else trace[2]):
+            return None
+        step = Breakdown()
+        end = returned if returned >= 0 and trace[returned + 2] else backward
+        spent = trace[end] - trace[forward]
+        if 0 <= cleared < end:
+            spent -= trace[cleared + 1] - trace[cleared]
+        if data >= 0:
+            step.data_ns = trace[1] - trace[0]
+        step.forward_ns = spent or None
+        step.backward_ns = trace[backward + 5] - trace[backward]
+        step.optimizer_ns = trace[-3] - trace[-6]
+        step.root = trace[backward + 2]
+        step.take(size)
+        return step
 
     def trains(self, entries: Sequence[Entry]) -> bool:
         """True if the model is trained in training mode, so that a call in evaluation mode belongs to no step."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfagent.delivery.byte_planes import Planes, columns, deflated, inflated, planes
+from perfagent.delivery.byte_planes import columns, deflated, inflated, planes
 from perfagent.delivery.downsampling import Content, events_only, nothing, thin
 from perfagent.delivery.segments import (
     BAD_RECORD,
@@ -39,7 +39,7 @@ Part = tuple[int, int, bool, list[Group], list[Event]]
 _encoder = msgspec.msgpack.Encoder()
 # (number of the frame that these replace or 0, parts): a frame is one of one, the halves of one that was too large
 # stand in one record, so that either both of them or the whole one is read back; events are compressed
-_decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, bool, Planes, bytes]]])
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, bool, bytes, bytes]]])
 _events_decoder = msgspec.msgpack.Decoder(list[Event])
 
 

@@ -93,13 +93,6 @@ class Columns:
                 groups.append(group)
         return merge(groups) if len(groups) > len(shapes) else groups
 
-    def group(
-        self, names: tuple[str, ...], steps: Sequence[int], times: Sequence[float], monotonics: Sequence[float],
-        columns: Sequence[Sequence[float]],
-    ) -> Group | None:  # fmt: skip
-        """The group of rows that are columns of floats already; None where not all of it may be stored."""
-        return _of_columns(names, steps, times, monotonics, columns) if self.knows(names) else None
-
     def checked(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
         if len(row) == 5:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
-from perfagent.decode.columnar import read_alike
-from perfagent.decode.step_blocks import Steps, count, joined, notes_in
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.delivery.row_packing import Packed, grouped, is_finite, rows_in
@@ -29,21 +26,15 @@ PIECE_ROWS = 80
 """Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
 PIECE_BYTES = 2**16
 """Of packed rows, likewise: 0.3 ms for 600 rows of 10 values."""
-FEWEST = 4
-"""Steps for which it is worth reading them together."""
-_STEP_BYTES = 512
-"""Of packed steps that are read in the time of one row."""
 _NOTE = len(Note._fields)
-_STEPS = len(Steps._fields)
 _as_note = tuple.__new__
 
 
 class Draft(NamedTuple):
     """What one tick noted. From a file, all of it as lists.
 
-    context: what a reader in another process must know besides (`StepReader.context`). rows: steps, packed where they
-    are alike (layout.Steps) and else as notes, and other rows that cannot be packed. packed: rows with their names, and
-    users' rows.
+    context: what a reader in another process must know besides (`StepReader.context`). rows: notes of steps, and other
+    rows that cannot be packed. packed: rows with their names, and users' rows.
     """
 
     context: list[Any]
@@ -55,9 +46,9 @@ Read = Callable[[Iterable[Draft]], list[Group]]
 
 
 def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
-    """The rows with their notes read. lost: is called with the error of a note that cannot be read."""
+    """The rows with their notes read. lost: is called with a note that cannot be read."""
     found: list[tuple[Any, ...]] = []
-    for row in _one_by_one(rows, lost):
+    for row in rows:
         if len(row) != _NOTE:
             found.append(row)
             continue
@@ -68,35 +59,19 @@ def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]
     return found
 
 
-def _one_by_one(rows: Iterable[Any], lost: Callable[[Any], None]) -> Iterator[Any]:
-    """The same rows with each packed step as a note."""
-    for row in rows:
-        if len(row) != _STEPS:
-            yield row
-            continue
-        try:
-            notes = [*notes_in(row)]
-        except Exception:  # noqa: BLE001 - damaged
-            for _ in range(count(row)):
-                lost(row)
-        else:
-            yield from notes
-
-
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
     rows: list[Any] = []
     blocks: list[Packed] = []
-    weight = size = 0
+    size = 0
     for draft in drafts:
         blocks += draft.packed
         size += sum(len(block.data) for block in draft.packed)
         for row in draft.rows:
             rows.append(row)
-            weight += len(row[1]) // _STEP_BYTES + 1 if len(row) == _STEPS else 1
-            if weight >= PIECE_ROWS:
+            if len(rows) >= PIECE_ROWS:
                 yield Draft([], rows)
-                rows, weight = [], 0
+                rows = []
         del draft
         if size >= PIECE_BYTES:
             yield Draft([], [], blocks)
@@ -108,55 +83,15 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
 def read(drafts: Sequence[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
     """The columns of drafts of one process. lost: is called with the error of a row that cannot be read."""
     rows = [row for draft in drafts for row in draft.rows]
-    steps = [row for row in rows if len(row) in (_NOTE, _STEPS)]
-    others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) not in (_NOTE, _STEPS)]
+    steps = [row for row in rows if len(row) == _NOTE]
+    others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) != _NOTE]
     blocks: list[Packed] = []
     for block in (block for draft in drafts for block in draft.packed):
         if columns.knows(block.names):
             blocks.append(block)
         else:  # from another process, or the run has had as many series since
             others += rows_in(block)
-    return grouped(blocks) + groups_of(others, columns, lost) + _steps(steps, reader, columns, lost)
-
-
-def _steps(steps: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
-    groups: list[Group] = []
-    alone: list[Any] = []
-    for alike, run in groupby(steps, _alike):
-        blocks = [*run]
-        if alike is None or sum(map(count, blocks)) < FEWEST:
-            alone += blocks
-            continue
-        groups += groups_of(rows_of(alone, reader, lost), columns, lost)
-        alone = []
-        found = _together(blocks, reader, columns, lost)
-        if found is not None:
-            groups += found
-            continue
-        for block in blocks:  # a step of one of them is in the way of all
-            found = _together([block], reader, columns, lost) if len(blocks) > 1 else None
-            groups += groups_of(rows_of([block], reader, lost), columns, lost) if found is None else found
-    groups += groups_of(rows_of(alone, reader, lost), columns, lost)
-    return merge(groups)
-
-
-def _together(
-    blocks: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]
-) -> list[Group] | None:
-    """The groups of blocks that share the same; None where their steps must be read one by one."""
-    try:
-        found = read_alike(reader, joined(blocks), columns.knows)
-        usual = columns.group(*found[0]) if found is not None else None
-    except Exception:  # noqa: BLE001 - one damaged block must not take the others with it
-        return None
-    if found is None or usual is None:
-        return None
-    return ([usual] if usual.rows else []) + groups_of(found[1], columns, lost)
-
-
-def _alike(row: Any) -> Any:
-    """What the steps of a block share; None for a note."""
-    return row[0] if len(row) == _STEPS else None
+    return grouped(blocks) + groups_of(others, columns, lost) + groups_of(rows_of(steps, reader, lost), columns, lost)
 
 
 def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any], None]) -> list[Group]:

@@ -3,8 +3,8 @@ possible.
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs
 more than what is done with it, and the first call of each function more than the twenty after it. So each row is looked
-at once, and what the usual rows need, a user's with the names of the one before or a step like the one before, stands
-in one loop: both are packed (row_packing.py, decode/step_blocks.py). Any other is asked by itself. What was taken is
+at once, and what the usual rows need, a user's with the names of the one before (row_packing.py) or a step, stands in one
+loop. Any other is asked by itself. What was taken is
 written down (drafts.py) and let go of, since objects that live on make the garbage collector run. (Taking all rows at
 once at a tick took no less CPU in eight interleaved pairs.)
 """
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.decode.step_blocks import StepPacker
 from perfagent.delivery.captured_rows import CapturedRows
 from perfagent.delivery.columns import INT64, Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
@@ -52,7 +51,7 @@ _LOGGED, _OURS = 4, 5
 
 
 class Taken(NamedTuple):
-    """What one tick found. rows: steps, packed or as notes, and what else cannot be packed; total: of rows in all."""
+    """What one tick found. rows: notes of steps, and what else cannot be packed; total: of rows in all."""
 
     rows: list[Any]
     packed: list[Packed]
@@ -76,7 +75,6 @@ class Collector:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
         self._captured = CapturedRows(sender, columns)
         self._packer = Packer(columns, self._captured.delivers)
-        self._steps = StepPacker()
         self._held: deque[tuple[float, Any]] = deque()
         """Rows that wait for their device, each since a moment of the ticks' clock; those behind them are taken, but for
         steps and what may be of the same series."""
@@ -116,7 +114,7 @@ class Collector:
         # a loss that the user logs later takes the place of ours
         settled = p.completed + p.opened if p is not None else 0
         losses = p.user_losses if p is not None else {}
-        packer, alike, newest = self._packer, self._steps, self.newest
+        packer, newest = self._packer, self.newest
         self._epoch = epoch = time.time() - time.monotonic()
         self._calls = self._values = self._again = self._values_again = steps = entries = taken = 0
         called = self._called
@@ -154,20 +152,10 @@ class Collector:
                 and row[3] == 1
                 and type(row[7]) is list
             ):
-                trace = row[7]
                 steps += 1
-                entries += entry_count(trace)
+                entries += entry_count(row[7])
                 self._newest_step = row[0]
-                try:  # as in StepPacker.add, which does the same for any step
-                    usual = (
-                        len(trace) == alike.length and alike.shared_of(trace) == alike.shared and row[2] and not losses
-                    )
-                    if usual:
-                        alike.parts.append(alike.pack(row[0], row[2], row[1], row[4], 0.0, *alike.stamps_of(trace)))
-                except Exception:  # noqa: BLE001
-                    usual = False
-                if not usual:
-                    self._step(row.with_user_loss(p) if losses else row, rows)
+                rows.append(row.with_user_loss(p) if losses else row)
             elif kind is Mark:
                 self._compare(row, taken)
                 most -= 1
@@ -194,7 +182,6 @@ class Collector:
         self._account(steps, entries)
         if len(losses) > _LOSSES_KEPT:
             self._forget(losses)
-        alike.take(rows)
         packed = packer.take()
         others, captured = self._captured.take(rows, lambda: self._read_now(rows), last=last)
         packed += others
@@ -253,12 +240,6 @@ class Collector:
         self._passed += dropped
         mark.renew(self._sender.rows)
 
-    def _step(self, note: tuple[Any, ...], rows: list[Any]) -> None:
-        try:
-            self._steps.add(note, rows)
-        except Exception:  # noqa: BLE001 - it must not stand at the head of the rows for good
-            self._sender.counters["dropped"] += 1
-
     def _logged(self, row: tuple[int, float, float, Mapping[str, Any]], rows: list[Any]) -> None:
         """What a user's call logged, numbers of Python's own. Its Unix time is worked out here: the call reads one
         clock."""
@@ -316,7 +297,6 @@ class Collector:
             self._newest_step = head.step
             if head.plain(p):
                 return head.note(p)
-            self._steps.take(rows)
             self._read_now(rows)
             return head.row(p)
         row: tuple[Any, ...] = head if isinstance(head, tuple) else head.row()
@@ -337,15 +317,11 @@ class Collector:
         pressing = is_pressing(checked)
         self.pressing = self.pressing or pressing
         self.newest = max(self.newest, checked[0])
-        if not isinstance(checked, Note):
-            if not self._packs(checked):
-                self._captured.delivers(checked[3])
-                rows.append(checked)
-        elif pressing:
-            self._steps.take(rows)
+        if isinstance(checked, Note):
             rows.append(checked)
-        else:
-            self._step(checked, rows)
+        elif not self._packs(checked):
+            self._captured.delivers(checked[3])
+            rows.append(checked)
 
     def _packs(self, row: tuple[Any, ...]) -> bool:
         if len(row) == _OURS:

@@ -57,7 +57,8 @@ __all__ = [
     "write_whole",
 ]
 
-VERSION = 1
+VERSION = 2
+"""The CRC of a record begins with it. It was not so in version 1, which was never released and is not read."""
 MAGIC = b"perfagent spool %d\n" % VERSION
 _HEAD_BYTES = 2**16
 _ANY_MAGIC = re.compile(rb"perfagent spool (\d{1,9})\n")
@@ -79,7 +80,7 @@ class SpoolBusyError(Exception):
 
 
 class SpoolVersionError(OSError):
-    """The files are of a later version of the spool than this one reads; they are left as they are."""
+    """The files are of another version of the spool than this one reads; they are left as they are."""
 
 
 class Header(msgspec.Struct, kw_only=True):
@@ -134,7 +135,7 @@ class _Growing(msgspec.Struct):
 
 
 class Segments:
-    """The folder of one source. `kind` is "ticks", "frames" or "early" throughout.
+    """The folder of one source. `kind` is "ticks" or "frames" throughout.
 
     error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the
     spool. deleted: somebody has deleted files since it was last asked.
@@ -415,7 +416,7 @@ def write_whole(fd: int, size: int, data: bytes) -> None:
 
 def framed(kind: bytes, payload: bytes) -> bytes:
     """A record as it stands in a file."""
-    return FRAMING.pack(len(payload), zlib.crc32(payload, zlib.crc32(kind)), kind) + payload
+    return FRAMING.pack(len(payload), zlib.crc32(payload, zlib.crc32(kind, VERSION)), kind) + payload
 
 
 def records(data: bytes, *, start: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
@@ -428,7 +429,7 @@ def records(data: bytes, *, start: int | None = None) -> Iterator[tuple[int, byt
         if length > MAX_RECORD or end > len(data):
             return
         payload = data[offset + FRAMING.size : end]
-        if zlib.crc32(payload, zlib.crc32(kind)) != crc:
+        if zlib.crc32(payload, zlib.crc32(kind, VERSION)) != crc:
             return
         yield offset, kind, payload
         offset = end
@@ -456,20 +457,20 @@ def numbered(folder: Path, *suffixes: str) -> list[Path]:
 
 
 def must_be_known(folder: Path) -> None:
-    """Raises SpoolVersionError where a file is of a later version, as that of another environment with the same home
+    """Raises SpoolVersionError where a file is of another version, as that of another environment with the same home
     may be: it is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so
     that no damaged digit passes for one."""
-    for path in numbered(folder, "ticks", "frames", "early"):
+    for path in numbered(folder, "ticks", "frames"):
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
         except OSError:
             continue
         found = _ANY_MAGIC.match(head)
-        if found is not None and int(found[1]) > VERSION and _is_record(head, found.end(), int(found[1])):
+        if found is not None and int(found[1]) != VERSION and _is_record(head, found.end(), int(found[1])):
             raise SpoolVersionError(
-                f"{path.name} is of version {int(found[1])} of the spool, and this perfagent reads up to {VERSION}: nothing was "
-                "sent or changed; upgrade perfagent, or use `perfagent sync` of the installation that recorded it"
+                f"{path.name} is of version {int(found[1])} of the spool, and this perfagent reads version {VERSION}: nothing "
+                "was sent or changed; use `perfagent sync` of the installation that recorded it"
             )
 
 
@@ -478,7 +479,8 @@ def _is_record(data: bytes, offset: int, version: int) -> bool:
         return False
     length, crc, kind = FRAMING.unpack_from(data, offset)
     payload = data[offset + FRAMING.size :][:length]
-    return bool(len(payload) == length and zlib.crc32(payload, zlib.crc32(kind, version)) == crc)
+    start = version if version > 1 else 0
+    return bool(len(payload) == length and zlib.crc32(payload, zlib.crc32(kind, start)) == crc)
 
 
 def number_of(path: Path) -> int:
@@ -490,7 +492,7 @@ def owner(folder: Path, *, at_once: bool = False) -> Header | None:
     """The newest header in a source's folder, without taking its lock; None where there is none. at_once: of the head of
     its newest file alone."""
     found: Header | None = None
-    for path in numbered(folder, "ticks", "frames", "early", "corrupt")[-1 if at_once else 0 :]:
+    for path in numbered(folder, "ticks", "frames", "corrupt")[-1 if at_once else 0 :]:
         try:
             with path.open("rb") as file:
                 data = file.read(_HEAD_BYTES if at_once else -1)

@@ -25,7 +25,7 @@ from perfagent.delivery.moves import Moves
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
-from perfagent.delivery.user_messages import Notices
+from perfagent.delivery.user_messages import Messages
 from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.errors import WireError
@@ -80,7 +80,7 @@ class Dispatcher:
         self.spool = self._new_spool()
         identity, records = sender.identity, config.record is not None
         self._moves = Moves(identity.run if identity.shared and not records else None)
-        self._notices = Notices(sender)
+        self._messages = Messages(sender)
         self._collector = Collector(sender, self._columns, self.spool.read_drafts, self._lost)
         self._newest_event = self._taken_events = 0
         self._events_full = False
@@ -196,7 +196,7 @@ class Dispatcher:
         for source in [source for source in sources if now >= source.due]:
             if not source.poll_if_due(now):
                 sources.remove(source)
-                self._notices.source_off(source.name, source.error)
+                self._messages.warn("source", source.name, name=source.name, error=source.error)
         due = min((source.due for source in sources), default=math.inf)
         self.sender.sources_due = min(self.sender.sources_due, due)
 
@@ -206,7 +206,7 @@ class Dispatcher:
             self._tell_gone(now)
         taken = self._collector.collect(now, last=last)
         if self.sender.counters["overflows"]:
-            self._notices.overflow()
+            self._messages.warn("overflow")
         events: list[Event] = []
         waiting = len(self.sender.events)
         for _ in range(waiting):  # what comes meanwhile may come faster than this loop ends
@@ -236,7 +236,7 @@ class Dispatcher:
             if events:  # of a later attach(), maybe: what it changed has to be on the disk before
                 self._identify()
             written = self._write(taken, events, now)
-            self._notices.alarms(events)
+            self._messages.alarms(events)
         except BaseException:
             lost = self._read([Draft([], taken.rows, taken.packed)])
             self.sender.counters["lost_samples"] += sum(group.samples for group in lost)
@@ -244,7 +244,8 @@ class Dispatcher:
             raise
         if not written and self.spool.error is not None:
             self._all_written = False
-            self._notices.disk(self.spool.error)
+            error, room = self.spool.error, self.sender.config.max_memory_bytes >> 20
+            self._messages.warn("disk", cause=error.strerror or str(error), room=room)
 
     def _is_news(self, now: float) -> bool:
         """Whether rows that press are sent at once. A value that stays NaN is in the rows of every tick: it presses less
@@ -265,7 +266,7 @@ class Dispatcher:
         gone = self._newest_event - self._taken_events
         if (full or before) and gone > self.sender.counters["event_overflows"]:
             self.sender.counters["event_overflows"] = gone
-            self._notices.event_overflow()
+            self._messages.warn("event overflow")
 
     def _write(self, taken: Taken, events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
@@ -290,7 +291,7 @@ class Dispatcher:
                 give_way(len(self.sender.rows))
             groups += read([piece], self.sender.reader, self._columns, self._lost)
         groups = merge(groups)
-        self._notices.refused(self._columns)
+        self._messages.refused(self._columns)
         samples = sum(group.samples for group in groups)
         self.sender.counters["samples"] += samples
         if self._all_written:
@@ -312,7 +313,7 @@ class Dispatcher:
             write(mirror)
         except Exception as error:  # noqa: BLE001 - it is somebody else's code, on a disk that may be full
             self.sender.mirror = None
-            self._notices.no_mirror(error)
+            self._messages.warn("mirror", error=error)
 
     def _lost(self, row: Any) -> None:  # noqa: ARG002
         self.sender.counters["dropped"] += 1
@@ -359,7 +360,7 @@ class Dispatcher:
         self.spool.create()
         self._moves.move(before, self.spool)
         self.orphans.own = sender.folder
-        self._notices.moved()
+        self._messages.warn("moved", run=sender.identity.run)
 
     # ---- deciding what to send
 
@@ -449,7 +450,7 @@ class Dispatcher:
     def _lose_courier(self, why: str, now: float) -> None:
         """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
         self.sender.counters["couriers_lost"] += 1
-        self._notices.no_courier(why)
+        self._messages.warn("courier", why=why)
         if self._transport is not None:
             self._transport.close()
         self._courier = self.busy = None
@@ -468,7 +469,7 @@ class Dispatcher:
         self.sender.counters["couriers_lost"] += 1
         if stuck.source is not None:
             self.sender.slow_sources[:] = [source for source in self.sender.slow_sources if source is not stuck.source]
-            self._notices.stuck(stuck.source.name)
+            self._messages.warn("stuck", name=stuck.source.name)
         stuck.ended = True
         self._transport = None
         self._courier = None
@@ -480,14 +481,14 @@ class Dispatcher:
         kind = answer.kind
         ours = job.spool in (None, self.spool)  # not what a dead process left: that is of another run
         if kind == "acked":
-            self._notices.reachable(now, again=self._failures > 0)
+            self._messages.reachable(now, again=self._failures > 0)
             self._failures = 0
             self.sender.counters["acked_frames"] += 1
             self.sender.counters["acked"] += answer.stored + answer.duplicate
             self.sender.counters["duplicate"] += answer.duplicate
             for item in answer.rejected:
                 self.sender.counters["rejected"] += item["count"] if ours else 0
-                self._notices.rejected(item, ours=ours)
+                self._messages.rejected(item, ours=ours)
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
             self._note_server()
@@ -507,7 +508,7 @@ class Dispatcher:
         self._failures += 1
         self._retry_at = now + (answer.pause_s if answer.pause_s is not None else self._pause_s(self._failures))
         self.spool.hold(now=now)
-        self._notices.undelivered(answer, now)
+        self._messages.undelivered(answer, now)
 
     def _note_server(self) -> None:
         """The transport may have followed this user's server to another port."""
@@ -529,7 +530,8 @@ class Dispatcher:
         if spool is None:
             return
         kept = spool.quarantine(outgoing.seq, reason)
-        self._notices.quarantined(reason, spool.folder / "quarantine" if kept else None)
+        where = f"set aside in {spool.folder / 'quarantine'}" if kept else "dropped, the quarantine is full"
+        self._messages.warn("quarantine", reason=reason, where=where)
 
     def _is_stoppable(self) -> bool:
         """Ranks that may be stopped ask for commands more often: all must know of a step before it comes."""
@@ -547,7 +549,7 @@ class Dispatcher:
                 self._command_errors[id(callback)] += 1
                 if self._command_errors[id(callback)] == COMMAND_ERRORS:
                     self.sender.on_command.remove(callback)
-                self._notices.command_failed(error)
+                self._messages.warn("command", error=f"{type(error).__name__}: {error}")
 
     def _answer_flushes(self, now: float) -> None:
         for _ in range(len(self.sender.flushes)):
@@ -574,7 +576,7 @@ class Dispatcher:
             return
         outgoing = spool.next()
         if outgoing is None:
-            self._notices.damaged(spool)
+            self._messages.damaged(spool)
             self.orphans.sent()
             return
         self._send(outgoing, spool, now)
@@ -593,7 +595,7 @@ class Dispatcher:
             time.sleep(0.01)
             self._drain(self._clock())
         self.spool.read_drafts()  # what of them is refused is reported with the last rows
-        self._notices.left_out(self._columns, last=True)
+        self._messages.left_out(self._columns, last=True)
         self._drain(self._clock(), last=True)
         if self.sender.mirror is not None:
             self.spool.read_drafts()
@@ -626,9 +628,9 @@ class Dispatcher:
             self.spool.close(final=self.sender.final)
             gone = self.spool.counters - before
             if gone["dropped"] or gone["dropped_events"]:
-                self._notices.lost(gone["dropped"], gone["dropped_events"])
+                self._messages.lost(gone["dropped"], gone["dropped_events"])
             elif left and (self._failures or not _watched()):  # the watcher goes on where it was only a matter of time
-                self._notices.left(left, size, by_next_run=bool(self.spool.header.run))
+                self._messages.left(left, size, by_next_run=bool(self.spool.header.run))
         self.orphans.close()
         if self._moves.left is not None:
             self._moves.left.close(final="finished")

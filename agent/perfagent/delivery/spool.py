@@ -152,8 +152,8 @@ class Spool:
     @classmethod
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError
-        when the folder holds no source, and SpoolVersionError when it is one of a later version."""
-        if not numbered(folder, "ticks", "frames", "early", "corrupt"):  # no lock where a process may just be starting
+        when the folder holds no source, and SpoolVersionError when it is one of another version."""
+        if not numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
         must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
@@ -161,7 +161,7 @@ class Spool:
         try:
             spool.files.lock()
             found = owner(folder)
-            if found is None and not numbered(folder, "ticks", "frames", "early"):
+            if found is None and not numbered(folder, "ticks", "frames"):
                 spool.remove()  # whoever had it has deleted it meanwhile; the lock is ours
                 raise FileNotFoundError(f"{folder} holds no samples of perfagent any more")
             spool.files.header, spool.relayed = found or unknown, True

@@ -327,7 +327,7 @@ def _sources(given: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in given:
         inside = folders(folder)
-        found.extend(inside or ([folder] if numbered(folder, "ticks", "frames", "early") else []))
+        found.extend(inside or ([folder] if numbered(folder, "ticks", "frames") else []))
     return found
 
 

@@ -1,17 +1,16 @@
-"""The messages about delivery that a user sees, one line and once for each topic: what is wrong, where the samples are
-meanwhile, what to do.
+"""What a job's own console says, one line and once a topic: of calls that cannot be meant so, of delivery, of a NaN, of
+memory that ran out, of a crash. None of it raises: a slip in a loop must not end a training.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.agent_log import logger
-from perfagent.delivery import console_alarms
 from perfagent.local_server import stopped_server
 from perfagent.plural import some
 
@@ -24,15 +23,56 @@ if TYPE_CHECKING:
     from perfagent.delivery.transport import Answer
     from perfagent.wire import Event
 
-__all__ = ["Notices", "damage"]
+__all__ = ["Messages", "alarm", "damage"]
 
 TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""
 COUNT_AGAIN_S = 60.0
 """A script that logs a new name at every step leaves out one more each time."""
 
+TEXTS = {
+    # calls
+    "metrics": "log() takes a dict of names and numbers, not {given}; left out. Write log({example})",
+    "log step": "log(step=...) takes a whole number from 0 to 2**53, not {given}; left out. Without step= the values belong to "
+    "the step in progress",
+    "step back": "log(step={step}) came after log(step={newest}) of the same name; the value is stored at step {step}. Steps of "
+    "a run should rise: give the step of the whole training, not of an epoch, or leave step= out",
+    "late": "{call}() was called after the end of the run {run}; left out. perfagent.{call}() goes to the current run; "
+    "attach() or init() begins one",
+    "another model": "attach() was called with another model and without a name: the run {run} goes on after step {step:,}, and "
+    "its curves hold both trainings. For a run of its own, call run.finish() before, or give attach() a name=",
+    "phase": "phase({name!r}): a phase's name has letters, digits, '_', '-' and '.'; its time is recorded as phase/{kept}_s",
+    # samples
+    "overflow": "rows came faster than they could be stored; the oldest were dropped",
+    "event overflow": "alerts and other events came faster than they could be stored; the oldest were dropped",
+    "series": "a run may have {most:,} series beside the agent's own; samples of further names are left out, the first of "
+    "{first!r:.80}. Log fewer names",
+    "kind": "some logged values are no numbers and were left out (text, None, complex, arrays); the first of them was {first}",
+    "step": "some logged steps are beyond 64 bits; what was logged for them is left out",
+    "name": "some logged values have no name and were left out; a name is text of 1 to 256 bytes",
+    "rejected": "the server left out {name} ({reason}); {then}",
+    "quarantine": "the server refused samples ({reason}); they were {where}",
+    "lost": "{lost} lost: {what} cannot be written",
+    "left": "not all of this run has reached server {server}: {much} kept in {folder}. `perfagent sync{there}` sends it{later}",
+    # disk and threads
+    "disk": "{what} {folder} cannot be written ({cause}); keeping up to {room} MiB in memory",
+    "damaged": "what an earlier process left in {left} was sent in part only{found}",
+    "source": "{name} failed three times and is off: {error}",
+    "stuck": "{name} does not return; off until it does",
+    "courier": "no thread for the network ({why}), recording to {folder}; will retry",
+    "command": "a command of the server failed: {error}",
+    "mirror": "nothing more is written for TensorBoard: {error}; the run itself goes on",
+    # the server
+    "moved": "the training continues run {run}: {server}/run/{run}",
+    "unauthorized": "server {server} refused the key ({reason}): set PERFAGENT_API_KEY to a key with the ingest scope; "
+    "recording to {folder} meanwhile",
+    "foreign": "what answers at {server} is no perfagent server ({reason}), recording to {folder}; will retry",
+    "busy": "server {server} is busy ({reason}), recording to {folder}; will retry",
+    "unreachable": "server {server} unreachable ({reason}), recording to {folder}; will retry{stopped}",
+}
 
-class Notices:
+
+class Messages:
     """Those of one sender."""
 
     def __init__(self, sender: Sender) -> None:
@@ -41,48 +81,56 @@ class Notices:
         self._left_out = 0
         self._left_out_due = 0.0
 
-    def _what(self) -> str:
-        """What the folder is to the user: one that he named, or ours."""
-        return "the spool" if self._sender.config.record is None else "the recording"
+    def warn(self, topic: str, kind: str = "", *, level: int = logging.WARNING, **more: Any) -> None:
+        """The text of a topic, once for each `kind` of it. more: the figures in the text."""
+        sender, config = self._sender, self._sender.config
+        if not config.disabled:
+            what = "the spool" if config.record is None else "the recording"  # ours, or a folder that the user named
+            text = TEXTS[topic].format(**{"server": config.server, "folder": sender.folder, "what": what, **more})
+            sender.tell(f"{topic} {kind}".rstrip(), level, f"perfagent: {text}")
 
-    def _warn(self, topic: str, message: str, level: int = logging.WARNING) -> None:
-        self._sender.tell(topic, level, f"perfagent: {message}")
+    # ---- calls, on the training thread
+
+    def no_metrics(self, given: Any) -> None:
+        """log() of what is no dict."""
+        self._not_logged()
+        example = f"{{{given!r:.60}: value}}" if isinstance(given, str) else "{'loss': value}"
+        self.warn("metrics", type(given).__name__, given=_shown(given), example=example)
+
+    def no_step(self, step: Any) -> None:
+        """log() with a step that no series can have."""
+        self._not_logged()
+        kind = "negative" if isinstance(step, int) and step < 0 else type(step).__name__
+        self.warn("log step", kind, given=_shown(step))
+
+    def phase_name(self, name: str) -> str:
+        """The name that a phase gets: of letters, digits, `_`, `-` and `.`, as part of the name of a series."""
+        kept = "".join(letter if letter.isalnum() or letter in "_-." else "_" for letter in name)
+        if kept != name:
+            self.warn("phase", name, name=name, kept=kept)
+        return kept
+
+    def _not_logged(self) -> None:
+        self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1
 
     # ---- samples
-
-    def overflow(self) -> None:
-        self._warn("overflow", "rows came faster than they could be stored; the oldest were dropped")
-
-    def event_overflow(self) -> None:
-        self._warn(
-            "event overflow", "alerts and other events came faster than they could be stored; the oldest were dropped"
-        )
 
     def refused(self, columns: Columns) -> None:
         """Values that were logged and cannot be stored; counts them, and forgets them in `columns`."""
         refused: Counter[str] = columns.refused
         for reason, count in refused.items():
             self._sender.counters[f"refused_{reason}"] += count
-        if refused["series"] and "series" not in self._sender.told:
-            self._warn(
-                "series",
-                f"a run may have {columns.max_series:,} series beside the agent's own; samples of further names are left out, "
-                f"the first of {columns.left_out[0]!r:.80}. Log fewer names",
-            )
+        if refused["series"]:
+            self.warn("series", most=columns.max_series, first=columns.left_out[0])
         if refused["kind"]:
-            self._warn(
-                "kind",
-                "some logged values are no numbers and were left out (text, None, complex, arrays); the first of them was "
-                f"{columns.no_number}",
-            )
-        if refused["step"]:
-            self._warn("step", "some logged steps are beyond 64 bits; what was logged for them is left out")
-        if refused["name"]:
-            self._warn("name", "some logged values have no name and were left out; a name is text of 1 to 256 bytes")
+            self.warn("kind", first=columns.no_number)
+        for topic in ("step", "name"):
+            if refused[topic]:
+                self.warn(topic)
         refused.clear()
         self.left_out(columns)
         for kind, sentence in columns.renamed.items():
-            self._warn(kind, sentence)
+            self._sender.tell(kind, logging.WARNING, f"perfagent: {sentence}")
 
     def left_out(self, columns: Columns, *, last: bool = False) -> None:
         """Sends how many names had no room, where they have become more."""
@@ -96,96 +144,42 @@ class Notices:
         """The first reason for which the server left out samples or events of a frame that it took otherwise; the rest
         is counted. ours: they are of this run, not of what an earlier process left."""
         name, reason = (_line(item.get(key)) for key in ("name", "reason"))
-        self._warn(
-            "rejected",
-            f"the server left out {name or 'a series'} ({reason or 'it gives no reason'}); "
-            + (
-                "all that is left out is counted in agent/dropped"
-                if ours
-                else "an earlier process had left them in the spool"
-            ),
-        )
-
-    def quarantined(self, reason: str, place: Path | None) -> None:
-        """place: None where there was no room left."""
-        where = f"set aside in {place}" if place is not None else "dropped, the quarantine is full"
-        self._warn("quarantine", f"the server refused samples ({reason}); they were {where}")
+        counted = "all that is left out is counted in agent/dropped"
+        then = counted if ours else "an earlier process had left them in the spool"
+        self.warn("rejected", name=name or "a series", reason=reason or "it gives no reason", then=then)
 
     def lost(self, samples: int, events: int) -> None:
         what = " and ".join(some(count, kind) for count, kind in ((samples, "sample"), (events, "event")) if count)
-        self._warn("lost", f"{what} {'is' if samples + events == 1 else 'are'} lost: {self._what()} cannot be written")
+        self.warn("lost", lost=f"{what} {'is' if samples + events == 1 else 'are'}")
 
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether
         another process may send it, which it may not for a rank that never learned which run it is of."""
-        much, config = f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)", self._sender.config
+        config = self._sender.config
         there = f" --server {config.server}" if config.is_server_given else ""
         later = "; so does the next run here that sends to this server, within a week" if by_next_run else ""
-        self._warn(
-            "left",
-            f"not all of this run has reached server {config.server}: {much} kept in {self._sender.folder}. "
-            f"`perfagent sync{there}` sends it{later}",
-        )
-
-    # ---- the training
-
-    def moved(self) -> None:
-        """Its page is another one than was printed at the start."""
-        config, run = self._sender.config, self._sender.identity.run
-        self._warn("moved", f"the training continues run {run}: {config.server}/run/{run}")
-
-    def alarms(self, events: Iterable[Event]) -> None:
-        """A NaN, memory that ran out, a crash: in the job's own console, with the place to look at."""
-        p, identity, record = self._sender.progress, self._sender.identity, self._sender.config.record
-        step = 0 if p is None else p.completed or p.logged_at() or 0
-        for event in events:
-            found = console_alarms.alarm(event.kind, event.data, step)
-            if found is None:
-                continue
-            rank = f"rank {identity.rank}: " if identity.world_size > 1 else ""
-            where = (
-                f"{self._sender.config.server}/run/{identity.run}"
-                if identity.run
-                else f"server {self._sender.config.server}"
-            )
-            see = f"See {where}" if record is None else f"Recorded in {record}; `perfagent sync {record}` sends it"
-            self._warn(f"alarm {found[0]}", f"{rank}{found[1]} {see}", logging.ERROR)
-
-    # ---- disk and threads
-
-    def disk(self, error: OSError) -> None:
-        room = self._sender.config.max_memory_bytes >> 20
-        cause = error.strerror or str(error)
-        self._warn(
-            "disk",
-            f"{self._what()} {self._sender.folder} cannot be written ({cause}); keeping up to {room} MiB in memory",
-        )
+        self.warn("left", much=f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)", there=there, later=later)
 
     def damaged(self, spool: Spool) -> None:
         """What could not be read of the files of an earlier process, whose other samples were sent."""
         if found := damage(spool):
-            self._warn(
-                f"damaged {spool.folder}",
-                f"what an earlier process left in {spool.folder} was sent in part only{found}",
-            )
+            self.warn("damaged", str(spool.folder), left=spool.folder, found=found)
 
-    def source_off(self, name: str, error: str) -> None:
-        self._warn(f"source {name}", f"{name} failed three times and is off: {error}")
+    # ---- the training and the server
 
-    def stuck(self, name: str) -> None:
-        self._warn("stuck", f"{name} does not return; off until it does")
-
-    def no_courier(self, why: str) -> None:
-        self._warn("courier", f"no thread for the network ({why}), recording to {self._sender.folder}; will retry")
-
-    def command_failed(self, error: Exception) -> None:
-        self._warn("command", f"a command of the server failed: {type(error).__name__}: {error}")
-
-    def no_mirror(self, error: Exception) -> None:
-        why = f"perfagent: nothing more is written for TensorBoard: {error}; the run itself goes on"
-        self._sender.tell("mirror", logging.WARNING, why)
-
-    # ---- the server
+    def alarms(self, events: Iterable[Event]) -> None:
+        """A NaN, memory that ran out, a crash: with the place to look at."""
+        p, identity, config = self._sender.progress, self._sender.identity, self._sender.config
+        step = 0 if p is None else p.completed or p.logged_at() or 0
+        for event in events:
+            found = alarm(event.kind, event.data, step)
+            if found is None:
+                continue
+            rank = f"rank {identity.rank}: " if identity.world_size > 1 else ""
+            where = f"{config.server}/run/{identity.run}" if identity.run else f"server {config.server}"
+            kept = config.record
+            see = f"See {where}" if kept is None else f"Recorded in {kept}; `perfagent sync {kept}` sends it"
+            self._sender.tell(f"alarm {found[0]}", logging.ERROR, f"perfagent: {rank}{found[1]} {see}")
 
     def reachable(self, now: float, *, again: bool) -> None:
         """It answered; again: after failures."""
@@ -196,27 +190,47 @@ class Notices:
 
     def undelivered(self, answer: Answer, now: float) -> None:
         """An answer that means to try later."""
-        server, meanwhile = self._sender.config.server, f"recording to {self._sender.folder}"
         if answer.kind == "unauthorized":
-            self._warn(
-                "unauthorized",
-                f"server {server} refused the key ({answer.reason}): set PERFAGENT_API_KEY to a key with the ingest scope; "
-                f"{meanwhile} meanwhile",
-                logging.ERROR,
-            )
+            self.warn("unauthorized", level=logging.ERROR, reason=answer.reason)
         elif answer.kind == "foreign":
-            self._warn(
-                "foreign", f"what answers at {server} is no perfagent server ({answer.reason}), {meanwhile}; will retry"
-            )
+            self.warn("foreign", reason=answer.reason)
         elif answer.kind == "retry" and answer.reason.startswith("status"):
-            self._warn("busy", f"server {server} is busy ({answer.reason}), {meanwhile}; will retry")
+            self.warn("busy", reason=answer.reason)
         else:
             self._unreachable_at = self._unreachable_at if "unreachable" in self._sender.told else now
-            stopped = stopped_server(server)
-            more = f" ({stopped})" if stopped else ""
-            self._warn(
-                "unreachable", f"server {server} unreachable ({_line(answer.reason)}), {meanwhile}; will retry{more}"
-            )
+            stopped = stopped_server(self._sender.config.server)
+            self.warn("unreachable", reason=_line(answer.reason), stopped=f" ({stopped})" if stopped else "")
+
+
+def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | None:
+    """(what happened, as one word; the sentence) of an event; None for events that a console need not show.
+
+    data: redacted. step: the last step of the run, 0 before the first.
+    """
+    if kind == "finding" and data.get("rule") == "nonfinite_loss":
+        return _nonfinite(data)
+    if kind == "finding" and data.get("rule") == "oom_observed":
+        return "oom", f"out of memory. {data.get('message', '')}"
+    state, exception = data.get("state"), data.get("exception")
+    if kind != "state" or state not in ("failed", "oom") or exception in (None, "KeyboardInterrupt"):
+        return None
+    reason, after = str(data.get("reason") or exception), f" after step {step}" if step else ""
+    ended = reason if reason.endswith((".", "!", "?")) else f"{reason}."
+    return (
+        ("oom", f"out of memory{after}. {ended}") if state == "oom" else ("crash", f"the job crashed{after}. {ended}")
+    )
+
+
+def _nonfinite(data: Mapping[str, Any]) -> tuple[str, str] | None:
+    evidence = data.get("evidence") or {}
+    step, loss = data.get("since_step"), evidence.get("loss")
+    sound = isinstance(loss, float) and math.isfinite(loss)
+    if sound and "loss_scale" in evidence:
+        return None  # a gradient that overflowed: GradScaler leaves such a step out and lowers its scale
+    value = "NaN or infinite" if not isinstance(loss, float) else "NaN" if math.isnan(loss) else "infinite"
+    what = f"gradients are NaN or infinite in step {step}" if sound else f"the loss is {value} in step {step}"
+    cause = "Its cause was not found." if evidence.get("cause") == "unknown" else str(data.get("message", ""))
+    return "nonfinite", f"{what}. {cause}"
 
 
 def damage(spool: Spool) -> str:
@@ -237,3 +251,10 @@ def _line(text: Any) -> str:
     """What came from elsewhere, short enough for a line that says more."""
     found = " ".join(str(text or "").split())
     return found if len(found) <= 200 else found[:199] + "…"
+
+
+def _shown(value: Any) -> str:
+    """In a few words; only what is plain shows itself: the text of a tensor would wait for its device."""
+    if value is None or type(value) in (str, bytes, int, float, bool):
+        return repr(value[:80] if isinstance(value, (str, bytes)) else value)[:90]
+    return f"a value of type {type(value).__name__:.80}"

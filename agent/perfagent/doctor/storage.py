@@ -34,7 +34,7 @@ def left_in(root: Path) -> list[Left]:
     found = []
     for folder in folders(root):
         try:
-            if not numbered(folder, "ticks", "frames", "early"):
+            if not numbered(folder, "ticks", "frames"):
                 continue
             header = owner(folder)
             size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

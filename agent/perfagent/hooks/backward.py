@@ -46,9 +46,6 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         if p is None or p.backward_depth or (p.thread != get_ident() and not p.adopts()):
             return original(tensors, *args, **kwargs)
         began = now()
-        outputs = p.outputs
-        if outputs is not None and not outputs.rest:
-            outputs.let_go()
         try:
             p.backward_depth = 1
             if not failures or _NAME not in failures:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from perfagent.boundary.dynamo import keep_out_of_frames, untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.evaluation import interrupted
 from perfagent.signals.batch_contents import Contents
 from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
@@ -42,10 +41,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         p.opened = True  # log() calls from now on belong to the next step
         if not p.seen_backward:
             _fetch_before_training(p)
-        release = p.release
         try:
-            if release is not None and release.held:
-                release.settle()
             batch = original(self)
         except BaseException as error:
             p.opened = was_open  # the epoch is over: no next step has started, and log() belongs to the last one
@@ -59,9 +55,6 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             return batch
         try:
             size = p.readers[loader](batch)
-            if release is None:
-                release = p.release = Release(p)
-            release.watch(self, batch, sys._getframe(1))
             if p.contents is not None:
                 p.contents.look(loader, batch)
             p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would

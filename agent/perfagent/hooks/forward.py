@@ -8,9 +8,8 @@ become part of the graph where torch.compile traces them.
 
 If the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
 the model's call and backward does not have that time in `forward`. That does not hold where backward passes start from
-something else than that loss (preference optimization), which is checked a few times. (Older outputs are freed later:
-output_lifetime.py.) A call counts only if a backward pass follows; calls in evaluation mode of a model that is trained
-in training mode never do.
+something else than that loss (preference optimization), which is checked a few times. A call counts only if a
+backward pass follows; calls in evaluation mode of a model that is trained in training mode never do.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from perfagent.boundary.gc_instances import living
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.hooks.output_lifetime import Outputs
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 
@@ -94,17 +92,11 @@ class Watched(Standing):
         training = (root._modules["_orig_mod"] if self._is_compiled else root).training
         if not self._grad_enabled():
             return evaluated(p, training, call, args, kwargs)
-        outputs = p.outputs  # another thread may end the run in the meantime
         try:
             began = now()
             p.opened = True
             if not training:
                 interrupted(p)
-            if outputs is not None:
-                if outputs.rest:
-                    outputs.rest -= 1
-                else:
-                    outputs.called()
             trace = p.trace
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no fetch just before: the input is the batch
@@ -125,8 +117,6 @@ class Watched(Standing):
         try:
             output = call(*args, **kwargs)
         except BaseException as error:
-            if outputs is not None:
-                outputs.held = None  # a script that has run out of memory frees all it can
             if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
                 p.investigator.passing(error)
             raise
@@ -146,10 +136,6 @@ class Watched(Standing):
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
-                if outputs is None and p.clock is None:
-                    p.outputs = outputs = Outputs()
-                if outputs is not None and not outputs.rest:
-                    outputs.returned(output)
             elif training:
                 self._looks -= 1
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop

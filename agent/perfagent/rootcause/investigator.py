@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,8 +37,6 @@ MOST_INQUIRIES = 3
 MOST_OOMS = 3
 """Failed allocations that are looked into while training catches them; later ones are counted. The one that ends it
 always is."""
-STEP_AGE_S = 5.0
-"""From this age on, the time since the last step is sent once a second; a training that moves sends none of it."""
 SETTLED_S = 1.0
 """A logged loss that is not finite is looked into when so much has passed: till then the step itself may tell more
 exactly."""
@@ -47,7 +45,6 @@ PAUSE_S = 5.0
 _LAST_ROWS = 64
 _BAD_STEPS = 8
 """So many steps with gradients that are no numbers are remembered by name."""
-_AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/handoff.py)."""
@@ -81,8 +78,6 @@ class Investigator:
         self.progress, self.sender, self.model, self.clock = progress, sender, model, clock
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
         self._bad_gradients: deque[tuple[int, list[str]]] = deque(maxlen=_BAD_STEPS)
-        # what came last; see judged_sound
-        self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None
         self.judged_upto = -1  # the newest step whose row was read
         self.set_sample_period: Callable[[float], None] | None = None
         self._ooms = 0  # allocations that failed
@@ -98,7 +93,6 @@ class Investigator:
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
         self.stop = Stop(progress)
-        self._age_told = 0.0
         self._standstill = Standstill(self)
         self._began = self.clock()
 
@@ -204,7 +198,6 @@ class Investigator:
 
     def judged(self, step: int, values: Mapping[str, float]) -> None:
         """The values of a completed step, those of a device included, in the order of steps."""
-        self._fold()
         self._recent.append((step, values))
         self.judged_upto = step
         loss = values.get("loss", 0.0)
@@ -232,24 +225,6 @@ class Investigator:
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
             self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 
-    def judged_sound(
-        self, steps: Sequence[int], names: Sequence[str], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]
-    ) -> None:
-        """The same for many steps in none of which anything is wrong. newest: gives the last `history_steps` of them,
-        on any thread; called only when somebody asks for them, or when fewer steps follow."""
-        self._take_block(steps, newest)
-        self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
-
-    def judged_bad(self, steps: Sequence[int], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]) -> None:
-        """The same for many steps whose losses all stay bad; see `stays_bad`."""
-        self._take_block(steps, newest)
-
-    def _take_block(self, steps: Sequence[int], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]) -> None:
-        if len(steps) < self.history_steps:
-            self._fold()
-        self._unfolded = newest
-        self.judged_upto = steps[-1]
-
     @property
     def is_bad(self) -> bool:
         """Whether the newest loss that was judged is no number. Any thread."""
@@ -269,12 +244,6 @@ class Investigator:
         """The same of that step; empty where none was, or they were not measured. Any thread."""
         return next((names for at, names in [*self._bad_gradients] if at == step), [])
 
-    def _fold(self) -> None:
-        newest = self._unfolded
-        if newest is not None:
-            self._recent.extend(newest())
-            self._unfolded = None  # last: a thread that asks meanwhile finds a step twice, never not at all
-
     def obey(self, command: Mapping[str, Any]) -> None:
         """A command of the server's reply."""
         if self._commands is None:
@@ -292,7 +261,9 @@ class Investigator:
             self._look_into_logged(self._bad_logged[1])
         if self._commands is not None:
             self._commands.poll()
-        self._tell_age()
+        p = self.progress
+        since = p.step_end / 1e9 or self._began
+        self._standstill.poll(p.step_end, 0.0 if p.ended else self.clock() - since)
 
     def _look_into_logged(self, step: int) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
@@ -306,19 +277,6 @@ class Investigator:
         free = self._inquiry is None and self._inquiries < MOST_INQUIRIES
         return self._watchful and free and self.clock() - self._opened_at > PAUSE_S
 
-    def _tell_age(self) -> None:
-        """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
-        p = self.progress
-        age = 0.0 if p.ended else self.clock() - (p.step_end / 1e9 or self._began)
-        self._standstill.poll(p.step_end, age)
-        if not p.step_end:
-            return
-        if age >= STEP_AGE_S and age - self._age_told >= 1.0:
-            self._age_told = age
-            p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))
-        elif age < STEP_AGE_S:
-            self._age_told = 0.0
-
     def read_rows(self) -> None:
         """Rows that wait unread, up to the last tick, are judged now. On the sender's thread."""
         self.sender.spool.read_drafts()
@@ -326,8 +284,7 @@ class Investigator:
     def history(self) -> list[dict[str, float]]:
         """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any
         thread."""
-        newest = self._unfolded
-        known = dict([*self._recent, *(newest() if newest is not None else ())])
+        known = dict([*self._recent])
         return [
             {"step": step, **{name: values[name] for name in _KEPT if name in values}}
             for step, values in [*known.items()][-self.history_steps :]

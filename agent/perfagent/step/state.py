@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from perfagent.device import DeviceClock, Value
     from perfagent.governor import Governor
     from perfagent.hooks.multi_optimizer import Together
-    from perfagent.hooks.output_lifetime import Outputs
     from perfagent.signals.batch_contents import Contents
     from perfagent.signals.gradient_schedule import Health
     from perfagent.signals.updates import UpdateRatios
@@ -50,7 +49,7 @@ class _EveryStep:
 
     __slots__ = (
         "backward_depth", "boundary", "clips", "clock", "completed", "contents", "data_depth", "early", "entered",
-        "gradients", "last", "looked", "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id",
+        "gradients", "last", "looked", "measure_at", "off", "opened", "phase_depth", "plain", "primary_id",
         "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
@@ -117,7 +116,6 @@ class Progress(_EveryStep):
         "primary",
         "proof",
         "reader",
-        "release",
         "seen_backward",
         "steppers",
         "stream",
@@ -146,7 +144,6 @@ class Progress(_EveryStep):
         self.seen_backward = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
-        self.outputs: Outputs | None = None  # the model's output, if the loss is in it
         self.loss_made: dict[str, Any] | None = None  # of what (signals/loss_function.py), once it is known
         self.proof: Callable[[Any], None] | None = None  # gets the root of the next backward pass (hooks/forward.py)
         self.early: list[EarlyLog] = []
@@ -222,7 +219,6 @@ class Progress(_EveryStep):
         self.captured_step = 0  # the highest step that was sent of theirs before an optimizer's first
         self.fetched = False
         self.readers: dict[int, Any] = {}
-        self.release: Any = None  # measures how long the loop takes to free a batch (hooks/batch_lifetime.py)
         self.contents: Contents | None = None  # looks into batches; made at the first one
         self.ended = False
 

@@ -183,14 +183,6 @@ _ROWS: tuple[Metric, ...] = (
     Metric(
         "step_time_s", "Step time", "s", "from the end of one optimizer step to the end of the next", "lower", "max"
     ),
-    Metric(
-        "step_age_s",
-        "Time since the last step",
-        "s",
-        "since the last optimizer step; sent while above 5 s",
-        "lower",
-        "max",
-    ),
     Metric("samples_per_s", "Samples per second", "samples/s", "samples consumed, all ranks together", "higher", "sum"),
     Metric("tokens_per_s", "Tokens per second", "tokens/s", "tokens consumed, all ranks together", "higher", "sum"),
     Metric("mfu", "MFU", "", "model FLOPs utilization, a share of the device's dense peak", "higher"),

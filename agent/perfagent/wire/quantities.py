@@ -6,9 +6,21 @@ import math
 
 from perfagent.wire.metrics import metric
 
-__all__ = ["duration", "figure", "is_share", "nonfinite", "prefixed", "quantity", "scaled_unit", "short", "size"]
+__all__ = [
+    "duration",
+    "figure",
+    "is_share",
+    "nonfinite",
+    "prefixed",
+    "quantity",
+    "scaled_unit",
+    "short",
+    "size",
+    "spell_money",
+]
 
 _ALL_DIGITS = ("loss", "lr")
+_LEAST_MONEY = 1e-4
 _NOISE_PCT = 0.1  # what the agent costs is a difference of two measurements, and may come out below zero
 _BINARY = (("PiB", 2.0**50), ("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 0.0))
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 0.0))
@@ -102,3 +114,10 @@ def scaled_unit(name: str, largest: float) -> tuple[float, str]:
 
 def _largest(units: tuple[tuple[str, float], ...], value: float) -> tuple[float, str]:
     return next((divisor or 1.0, unit) for unit, divisor in units if abs(value) >= divisor)
+
+
+def spell_money(amount: float, currency: str) -> str:
+    """3.10 EUR; of a small amount the two digits that say something: 0.0042 EUR."""
+    if amount >= 0.1 or not amount:
+        return f"{amount:,.2f} {currency}"
+    return f"{amount:.2g} {currency}" if amount >= _LEAST_MONEY else f"under {_LEAST_MONEY:.4f} {currency}"

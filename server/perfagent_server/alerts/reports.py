@@ -19,8 +19,8 @@ from functools import partial
 from sqlalchemy import Connection, RowMapping, delete, select, update
 from sqlalchemy.sql.expression import func
 
-from perfagent.money import spell_money
 from perfagent.wire import Finding
+from perfagent.wire.quantities import spell_money
 from perfagent_server.alerts import reminders
 from perfagent_server.alerts.kinds import HEARTBEAT
 from perfagent_server.alerts.tables import finding_of, is_for

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import TypeVar
 
-from perfagent.money import spell_money
 from perfagent.wire import Alert, Finding
+from perfagent.wire.quantities import spell_money
 from perfagent_server.spending.run_cost import Rate
 
 __all__ = ["lost_share", "with_money"]

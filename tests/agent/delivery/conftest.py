@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from builders import RecordingSender
+from progress import new_progress
 
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector
-from perfagent.governor import Governor
-from perfagent.hooks.new_progress import new_progress
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def sender(tmp_path: Path) -> Any:
     """Without threads, its session's progress in place: forty steps are made."""
     made: Any = RecordingSender(tmp_path)
     made.counters = Counter()
-    made.progress = new_progress(made.rows, Governor(0.5))
+    made.progress = new_progress(made.rows)
     made.progress.completed = 40
     made.reader = made.progress.reader
     return made

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from agent.delivery.test_spool import drain, header, sent, steps_of
 
-from perfagent.decode.step_blocks import StepPacker, Steps, count
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, is_pressing, left_behind, read
@@ -82,30 +81,12 @@ def test_what_was_sent_before_a_kill_keeps_its_number(tmp_path: Path) -> None:
     assert (rest.seq, steps_of(rest)) == (first.seq + 1, [4])
 
 
-def packed(steps: range) -> Steps:
-    rows: list[Steps] = []
-    packer = StepPacker()
-    packer.add(note(0), [])  # by the first of a kind it learns what they share
-    for step in steps:
-        packer.add(note(step), rows)
-    packer.take(rows)
-    (block,) = rows
-    assert count(block) == len(steps)
-    return block
-
-
-def test_step_alone_and_those_packed_behind_it_are_all_read() -> None:
-    groups = left_behind([drafted(note(1, rare={"grad/norm": 2.5}), packed(range(2, 8)))])
-    assert steps_in(groups) == [*range(1, 8)]
-
-
-def test_damaged_block_of_steps_costs_itself_and_is_counted() -> None:
+def test_damaged_step_costs_itself_and_is_counted() -> None:
     lost: list[object] = []
-    before, between, after = (packed(range(first, first + 5)) for first in (1, 6, 11))
-    damaged = between._replace(data=between.data[:-1])
-    groups = read([Draft([], [before, damaged, after])], StepReader(), Columns(), lost.append)
-    assert steps_in(groups) == [*range(1, 6), *range(11, 16)]
-    assert len(lost) == count(damaged) > 1
+    damaged = note(2)._replace(trace=[1, 2, 99])
+    groups = read([Draft([], [note(1), damaged, note(3)])], StepReader(), Columns(), lost.append)
+    assert steps_in(groups) == [1, 3]
+    assert lost == [damaged]
 
 
 def test_each_draft_is_read_with_what_was_known_when_noted() -> None:

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from progress import new_progress
 
-from perfagent.decode.step_blocks import Steps, count, notes_in
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector, Taken
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
-from perfagent.governor import Governor
-from perfagent.hooks.new_progress import new_progress
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.row import Note, StepRow
 from perfagent.step.state import Progress, now
@@ -49,12 +47,7 @@ def log(number: int, **values: Any) -> tuple[Any, ...]:
 
 def notes_of(taken: Taken) -> list[Note]:
     """Every step that was taken, in order."""
-    return [note for row in taken.rows for note in (notes_in(row) if isinstance(row, Steps) else [row])]
-
-
-def blocks_of(taken: Taken) -> list[int]:
-    """How many steps each row holds: 0 for a note."""
-    return [count(row) if isinstance(row, Steps) else 0 for row in taken.rows]
+    return [Note(*row) for row in taken.rows if len(row) == len(Note._fields)]
 
 
 def rows_of(taken: Taken) -> list[tuple[int, dict[str, float]]]:
@@ -162,15 +155,13 @@ class Measured:
         values.update(self._values)
 
 
-def test_steps_of_another_kind_keep_their_place(sender: Any, collector: Collector) -> None:
-    steps = [step(1), step(2), step(3), step(4, size=7), step(5), step(6, loss=math.nan, rare=Measured())]
-    steps += [step(7), step(8, rare=Measured(**{"grad/norm": 2.0})), step(9)]
-    steps += [step(number, size=7) for number in (10, 11, 12)]
+def test_steps_of_every_kind_keep_their_order(sender: Any, collector: Collector) -> None:
+    steps = [step(1), step(2), step(3, size=7), step(4, loss=math.nan, rare=Measured())]
+    steps += [step(5, rare=Measured(**{"grad/norm": 2.0})), step(6)]
     sender.rows.extend(steps)
     taken = collector.collect(1.0, last=False)
-    assert [note.step for note in notes_of(taken)] == [*range(1, 13)]
-    assert blocks_of(taken) == [0, 2, 0, 1, 0, 3, 0, 2]
-    assert notes_of(taken)[7].rare == {"grad/norm": 2.0}
+    assert [note.step for note in notes_of(taken)] == [*range(1, 7)]
+    assert notes_of(taken)[4].rare == {"grad/norm": 2.0}
     assert collector.pressing
 
 
@@ -190,20 +181,13 @@ def test_loss_that_the_user_logs_goes_with_its_step(sender: Any, collector: Coll
     assert [*losses] == [1001, 1002]
 
 
-def test_step_that_cannot_be_looked_at_costs_itself_alone(sender: Any, collector: Collector) -> None:
-    sender.rows.extend([step(1), step(2)._replace(trace=[1, 2, 99]), step(3)])
-    assert [note.step for note in notes_of(collector.collect(1.0, last=False))] == [1, 3]
-    assert sender.counters["dropped"] == 1
-    assert not sender.rows
-
-
 # ---- rows that came too fast
 
 
 @pytest.fixture
 def bounded(sender: Any) -> Any:
     sender.rows = deque(maxlen=1000)
-    new_progress(sender.rows, Governor(0.5))
+    new_progress(sender.rows)
     return sender
 
 

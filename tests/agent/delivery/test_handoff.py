@@ -18,6 +18,7 @@ import pytest
 from builders import until
 from driven_sender import Driven, row, steps_in
 from ingest_server import IngestServer
+from progress import new_progress
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.columns import DROPPED
@@ -28,8 +29,6 @@ from perfagent.delivery.send_loop import jittered
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport, RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
-from perfagent.governor import Governor
-from perfagent.hooks.new_progress import new_progress
 from perfagent.identity import Identity
 from perfagent.step.pending_logs import LoggedLater
 
@@ -312,7 +311,7 @@ def test_first_reason_of_a_server_that_leaves_out_is_told(driven: Make, told: py
 def test_what_came_too_fast_is_counted_and_told_once(driven: Make, told: pytest.LogCaptureFixture, what: str) -> None:
     one = driven()
     sender = one.sender
-    sender.progress = new_progress(sender.rows, Governor(0.5))
+    sender.progress = new_progress(sender.rows)
     if what == "rows":
         sender.rows.extend(map(row, range(MAX_ROWS + 1234)))
     for number in range(MAX_EVENTS + 1234 if what == "alerts" else 0):

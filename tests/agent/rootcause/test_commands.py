@@ -43,17 +43,3 @@ def test_an_odd_command_does_no_harm(train, odd):
         callback(odd)
     job.steps(2)
     assert len(job.losses) == 2
-
-
-def test_the_age_of_the_last_step_is_told_while_none_ends(train):
-    """Once a second, from five seconds on."""
-    job = train()
-    job.steps(3)
-    job.progress.step_end = 10**9
-    for age_s in (4.9, 5.0, 5.0, 5.9, 6.0):
-        job.watch.clock = lambda age_s=age_s: 1.0 + age_s
-        job.watch.poll()
-    assert [(row[0], row[4]) for row in job.sender.rows if row[3] == ("step_age_s",)] == [(3, (5.0,)), (3, (6.0,))]
-    job.sender.rows.clear()
-    job.steps(2)
-    assert not [values for _, values in job.recorded.rows if "step_age_s" in values]

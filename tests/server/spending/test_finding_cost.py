@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.money import spell_money
 from perfagent.wire import Finding, Severity
+from perfagent.wire.quantities import spell_money
 from perfagent_server.spending.finding_cost import lost_share, with_money
 from perfagent_server.spending.run_cost import Rate
 

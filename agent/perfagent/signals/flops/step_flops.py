@@ -124,11 +124,6 @@ class StepFlops:
         if peak is not None and flops / seconds <= peak:  # above the peak, the assumed dtype must be wrong
             values["mfu"] = flops / seconds / peak
 
-    def is_steady(self, first: int, last: int) -> bool:
-        """True if no step from `first` to `last` is being recorded or compared with a device's peak."""
-        looked_at = self.look is not None and first <= self.look.step <= last
-        return not looked_at and self._peak_flops() is None
-
     def of(self, last: int, samples: int, tokens: int) -> float | None:
         """Returns the operations of each of some steps of one size; `last`: the newest of them."""
         shape = self._shape_until(last)

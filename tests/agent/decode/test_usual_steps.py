@@ -1,21 +1,18 @@
-"""Steps read many at once say to the last bit what each says when it is read by itself."""
+"""A usual step is read in a shorter way, which says to the last bit what the other says, and learns the same."""
 
 from __future__ import annotations
 
 import math
 import random
-from array import array
 from collections import deque
-from typing import Any
 
-import msgspec
 import pytest
+from progress import new_progress
 
-from perfagent.decode.step_blocks import StepPacker
+from perfagent.decode import step_decoder
+from perfagent.decode.phase_times import Account
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.columns import Columns
-from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
-from perfagent.hooks.new_progress import new_progress
+from perfagent.delivery.drafts import rows_of
 from perfagent.rootcause.investigator import Investigator
 from perfagent.signals.batch_size import inputs
 from perfagent.signals.flops.op_formulas import Counted
@@ -31,10 +28,12 @@ from perfagent.step.trace import (
     OPTIMIZER_END,
     PHASE,
     RETURNED,
+    entries_of,
     trace_of,
 )
 
 LOADERS = (7, 8)
+OF_A_STEP = {"_entries", "_fetches", "_passes", "_repeated", "_again", "_whole", "_evaluated"}
 
 
 class Loop:
@@ -113,25 +112,6 @@ class Loop:
         return found
 
 
-def packed(notes: list[Note], packer: StepPacker | None = None) -> list[Any]:
-    """As the collector packs what it finds in one tick."""
-    packer = packer or StepPacker()
-    rows: list[Any] = []
-    for note in notes:
-        if is_pressing(note):
-            packer.take(rows)
-            rows.append(note)
-        else:
-            packer.add(note, rows)
-    packer.take(rows)
-    return rows
-
-
-def written(rows: list[Any]) -> list[Any]:
-    """As they come from a file."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(rows))
-
-
 class Silent:
     def __init__(self) -> None:
         self.rows: deque = deque()
@@ -144,50 +124,47 @@ def reader(*, embedded: bool = False) -> StepReader:
     made.epoch = 1_000_000.0
     made.account.embedded = embedded
     made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
-    made.investigator = Investigator(new_progress(deque(), None), Silent(), lambda: None)
+    made.investigator = Investigator(new_progress(deque()), Silent(), lambda: None)
     return made
 
 
-def table(groups) -> dict[str, list[tuple[int, float, float, str]]]:
-    found: dict[str, list[tuple[int, float, float, str]]] = {}
-    for group in groups:
-        steps, times, monotonics = array("q", group.step), array("d", group.time), array("d", group.monotonic)
-        for name in group.values:
-            found.setdefault(name, []).extend(zip(steps, times, monotonics, map(repr, group.column(name)), strict=True))
-    return {name: sorted(rows) for name, rows in found.items()}
+class Alone(Account):
+    """Reads every step entry by entry."""
+
+    def read_usual(self, trace):
+        return None
 
 
-def one_by_one(notes, made: StepReader) -> list[Any]:
-    lost: list[object] = []
-    groups = groups_of(rows_of(notes, made, lost.append), Columns(), lost.append)
-    assert not lost
-    return groups
-
-
-def at_once(rows, made: StepReader) -> list[Any]:
-    lost: list[object] = []
-    groups = read([Draft([], rows)], made, Columns(), lost.append)
-    assert not lost
-    return groups
-
-
-def knows(made: StepReader, steps: int) -> list[object]:
+def learned(made: StepReader) -> list[object]:
     """What a reader has taken from the steps so far for those to come."""
-    batches, investigator = made.account.batches, made.investigator
-    found: list[object] = [batches.feeding, made.loss_by_user, made.flops.has_seen(steps)]
-    found += [batches.has_waiting(loader) for loader in LOADERS]
-    return [*found, repr(investigator.history()), [investigator.stays_bad(step) for step in range(steps + 2)]]
+    batches, investigator = vars(made.account.batches), made.investigator
+    found: list[object] = [(name, batches[name]) for name in sorted({*batches} - OF_A_STEP)]
+    return [repr(found), made.loss_by_user, repr(investigator.history()), investigator.judged_upto, investigator.is_bad]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
-    notes = Loop(seed).notes(320)
-    alone, one = reader(embedded=seed % 2 == 0), []
-    for begin in range(0, len(notes), 80):
-        one += one_by_one(notes[begin : begin + 80], alone)
-    together, other, packer = reader(embedded=seed % 2 == 0), [], StepPacker()
-    for begin in range(0, len(notes), 80):
-        part = notes[begin : begin + 80]
-        other += at_once(written(packed(part[:30], packer) + packed(part[30:], packer)), together)
-    assert table(other) == table(one)
-    assert knows(together, len(notes)) == knows(alone, len(notes))
+def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
+    ways, lost = [], []
+    for account in (Alone, Account):
+        monkeypatch.setattr(step_decoder, "Account", account)
+        made = reader(embedded=seed % 2 == 0)
+        notes = Loop(seed).notes(320)
+        ways.append([(repr(rows_of([note], made, lost.append)), learned(made)) for note in notes])
+    assert not lost
+    for one, other in zip(*ways, strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize("loader", [None, 7])
+def test_usual_step_is_read_in_the_shorter_way(loader):
+    account, loop = Account(), Loop(0)
+    loop.habits |= {"data": loader, "ahead": False, "micro": 1, "phase": False, "training": True}
+    loop.habits["size"] = (32, None, False)
+    short = 0
+    for _ in range(100):
+        trace = loop.note().trace
+        if account.read_usual(trace) is None:
+            account.read(entries_of(trace))
+        else:
+            short += 1
+    assert short > 60

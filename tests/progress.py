@@ -1,0 +1,18 @@
+"""The state of a step in progress, as a run makes it, for tests of its parts."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from perfagent.decode.step_decoder import StepReader
+from perfagent.governor import Governor
+from perfagent.hooks.multi_optimizer import Together
+from perfagent.signals.gradient_schedule import Health
+from perfagent.step.state import Progress
+
+__all__ = ["new_progress"]
+
+
+def new_progress(rows: deque[Any]) -> Progress:
+    return Progress(rows, Governor(0.5), reader=StepReader(), health=Health(), together=Together())
