@@ -40,7 +40,7 @@ SCRIPT = """
     began_s, process_s, thread_s = time.perf_counter(), time.process_time(), time.thread_time()
     while time.perf_counter() < began_s + 8.0:
         patching.install()
-        run._watch_model()
+        run._trained.watch()
         state.current = progress
         block = time.thread_time()
         for _ in range(40):
@@ -48,7 +48,7 @@ SCRIPT = """
         attached_s = time.thread_time() - block
         state.current = None
         patching.remove()
-        run._watching.take_off()
+        run._trained.watching.take_off()
         block = time.thread_time()
         for _ in range(40):
             step(nothing)

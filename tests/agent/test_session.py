@@ -290,7 +290,7 @@ def test_logs_between_micro_batches_belong_to_their_step(record, polls):
             model(torch.ones(2, 4)).mean().backward()
             recorded.run.log({"micro": 4 * step + micro})
             if polls:
-                recorded.run._settle_waiting()
+                recorded.run._polling.settle_waiting()
         optimizer.step()
     recorded.finish()
     assert logged(recorded, "micro") == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6), (2, 7)]

@@ -1,0 +1,99 @@
+"""What a run asks now and then on the sender's thread: its identity, waiting logs, batches, the agent's own cost, probes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from perfagent.boundary import guard
+from perfagent.decode.step_decoder import interned
+from perfagent.hooks.model_discovery import has_optimizer
+
+if TYPE_CHECKING:
+    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.governor import Governor
+    from perfagent.probes.scheduler import Looks
+    from perfagent.rootcause.investigator import Investigator
+    from perfagent.samplers.sampler import Sampler
+    from perfagent.step.state import Progress
+    from perfagent.trained import Trained
+
+__all__ = ["Polling"]
+
+_OVERHEAD = ("agent/overhead_pct",)
+_EVERY_S = 0.5
+"""One pace for all that is asked now and then: they are asked in the same tick, and most ticks ask nobody."""
+_BATCHES_S = 2.0
+
+
+class Polling:
+    """Of one run. sampler: stops where this process turns out to be a launcher's, whose ranks are sampled."""
+
+    def __init__(
+        self, progress: Progress, sender: Sender, governor: Governor, trained: Trained, investigator: Investigator
+    ) -> None:
+        self._progress, self._sender, self._governor = progress, sender, governor
+        self._trained, self._investigator = trained, investigator
+        self._probes: Looks | None = None
+        self._probing: Source | None = None
+        self._batches_due = 0.0
+        self.sampler: Sampler | None = None
+
+    def install(self) -> None:
+        self._sender.add_source(self.poll, every_s=_EVERY_S)
+        self._sender.imports.append("perfagent.probes.scheduler")
+        self._probing = self._sender.add_source(self.probe, every_s=_EVERY_S)
+        self._sender.add_source(self._investigator.poll, every_s=_EVERY_S)
+
+    def poll(self) -> None:
+        p, identity = self._progress, self._sender.identity
+        if identity.joining is not None or not identity.known:
+            identity.poll()
+        group = identity.group
+        if group is not None and p.last is None and self.sampler is not None and group.exists():
+            self.sampler.stop()
+        if p.early and p.early[0].waits_too_long():
+            self.settle_waiting()
+        self._trained.watching.poll()
+        self.report_batches()
+        own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
+        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns + p.device_ns, self._sender.cpu_s, p.completed)
+        if share is not None:
+            p.health.come_back(p)
+            self._sender.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+
+    @guard.guarded
+    def report_batches(self, *, at_end: bool = False) -> None:
+        """What was seen in the batches since the last time."""
+        contents, at = self._progress.contents, time.monotonic()
+        if contents is None or (at < self._batches_due and not at_end):
+            return
+        self._batches_due = at + _BATCHES_S
+        values = contents.report()
+        if values:
+            names = interned(tuple(values))
+            self._sender.rows.append((self._progress.logged_at(), time.time(), at, names, tuple(values.values())))
+
+    def settle_waiting(self) -> None:
+        """Gives logs that waited for a first step the one that is theirs without it."""
+        p = self._progress
+        if p.awaits_optimizer():
+            p.settle_unstepped(by_log=not has_optimizer())
+        else:
+            p.settle_early(None)
+
+    def probe(self) -> None:
+        """Rare measurements of a step, from the first step on."""
+        if self._probes is None:
+            if self._progress.last is None:
+                return
+            from perfagent.probes.scheduler import Looks
+
+            self._probes = Looks(self._investigator, self._sender, self._trained.model, self._trained.device)
+        idle_until = self._probes.poll()
+        if self._probing is not None:
+            self._probing.due = max(self._probing.due, idle_until)
+
+    def close(self) -> None:
+        if self._probes is not None:
+            self._probes.close()

@@ -1,0 +1,109 @@
+"""The model that a run trains, its optimizer, and the device they are on."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perfagent.device import cuda_device_of
+from perfagent.hooks.model_hooks import Watching
+from perfagent.hooks.optimizer_step import make_primary
+from perfagent.signals.memory import device_in_use
+
+if TYPE_CHECKING:
+    from perfagent.delivery.handoff import Sender
+    from perfagent.step.state import Progress
+
+__all__ = ["Trained"]
+
+
+class Trained:
+    """Of one run. watching: the hooks on the model and its optimizer."""
+
+    watching: Watching
+
+    def __init__(self, progress: Progress, sender: Sender) -> None:
+        self._progress, self._sender = progress, sender
+        self._named: weakref.ref[Any] | None = None
+        self._cuda_device: int | None = None
+        self._likely_device: int | None = None
+        progress.on_next_model = self._next_model
+
+    def watch_by(self, add: Callable[[Any], None]) -> None:
+        """add: hands a task to the training thread, between two steps."""
+        self.watching = Watching(self._progress, add)
+        self._progress.on_next_optimizer = self.watching.watch_step
+
+    def model(self) -> Any:
+        """None where it is not known, and where the script has dropped it."""
+        found = self._named or self._progress.found
+        return found() if found is not None else None
+
+    def optimizer(self) -> Any:
+        return self._progress.primary() if self._progress.primary is not None else None
+
+    def device(self) -> int | None:
+        """This rank's CUDA device: that of the parameters it trains; before its first step, and where it never steps an
+        optimizer, that on which it has most memory. On the sender's thread and the courier's."""
+        if self._cuda_device is not None:
+            return self._cuda_device
+        if self._likely_device is None:
+            self._likely_device = device_in_use()
+        return self._likely_device
+
+    def is_next(self, model: Any) -> bool:
+        """Whether the run has steps, and this model was not named before."""
+        known = None if self._named is None else self._named()
+        return self._progress.last is not None and model is not None and model is not known
+
+    def name(self, model: Any, optimizer: Any) -> None:
+        """What the script says that it trains; None for what it does not say."""
+        if model is not None:
+            self._named = self._progress.found = weakref.ref(model)
+            self._progress.model_size = _trainable(model)
+            if self._progress.last is not None:
+                self._watch_again()
+        if optimizer is not None:
+            inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
+            trained_by = inner if hasattr(inner, "param_groups") else optimizer
+            make_primary(self._progress, trained_by)
+            self.watching.named(trained_by)
+
+    def first_step(self, optimizer: Any) -> None:
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            self._cuda_device = device = cuda_device_of(optimizer, torch.cuda.current_device())
+            self._progress.stream = torch.cuda.current_stream(device).cuda_stream
+
+    def is_another(self, model: Any) -> bool:
+        """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
+        if model is None or self._progress.last is None or (self._named is None and self._progress.found is None):
+            return False
+        known = self.model()  # None: it is gone
+        return known is None or not (_holds(known, model) or _holds(model, known))
+
+    def watch(self) -> None:
+        self.watching.put_on(self.model(), self.optimizer())
+
+    def _next_model(self, goes_on: bool) -> None:
+        """The process trains another model, which the hooks have found. goes_on: as the same training, resumed."""
+        self._named = None
+        if not goes_on:
+            self._sender.event("state", {"state": "running", "training_after": self._progress.began})
+        self._watch_again()
+
+    def _watch_again(self) -> None:
+        self.watching.take_off()
+        self.watch()
+
+
+def _holds(model: Any, part: Any) -> bool:
+    return any(module is part for module in model.modules())
+
+
+def _trainable(model: Any) -> int:
+    """Trainable numbers of a model; those of lazy modules are not known before their first call."""
+    is_lazy = sys.modules["torch"].nn.parameter.is_lazy
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))
