@@ -176,7 +176,7 @@ class Commands:
         identity = self._investigator.sender.identity
         evidence: ProfileEvidence = {
             "profile": summary["profile"], "steps": [summary["first_step"], summary["last_step"]],
-            "shares": summary["shares"], "gaps": {name: summary["gaps"][name] for name in ("of", "idle_pct")},
+            "shares": summary["shares"], "gaps": {"of": summary["gaps"]["of"], "idle_pct": summary["gaps"]["idle_pct"]},
             "operators": busiest(summary["operators"]),
         }  # fmt: skip
         if "trace_left_out" not in summary and identity.run is not None:

@@ -44,7 +44,8 @@ def _with_causes(found: Told, causes: list[Any], language: Language) -> Told:
     """What agents found out, in the evidence and at the end of the message, and what to do about it."""
     message, fix, told = found.message, found.fix, []
     for cause in causes:
-        before, now = (cause_words(cause, one) if isinstance(cause, dict) else None for one in ("en", language))
+        before = cause_words(cause) if isinstance(cause, dict) else None
+        now = None if before is None else cause_words(cause, language)
         if before is None or now is None:
             told.append(cause)
             continue
