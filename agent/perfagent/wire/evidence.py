@@ -1,5 +1,5 @@
-"""What an agent finds out about a NaN, about memory that ran out and about slow steps: names and figures, of which the
-server makes sentences. What is not known is absent. Sizes are in bytes, times in seconds.
+"""What an agent finds out about a NaN, memory that ran out, slow steps and hangs: names and figures, of which the server makes
+sentences. What is not known is absent. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 __all__ = [
-    "ITSELF", "BadModule", "BadTensor", "BadTensors", "Batch", "BatchTensor", "Began", "Gaps", "MemoryEvidence",
-    "MinusInfinity", "NonfiniteEvidence", "OperatorFound", "OperatorTimes", "ProfileEvidence",
+    "ITSELF", "BadModule", "BadTensor", "BadTensors", "Batch", "BatchTensor", "Began", "Collectives", "Gap", "Gaps", "GroupCalls",
+    "MemoryEvidence", "MinusInfinity", "NonfiniteEvidence", "OperatorFound", "OperatorTimes", "ProfileEvidence", "ThreadStack",
 ]  # fmt: skip
 
 ITSELF = "(the model itself)"
@@ -180,11 +180,21 @@ class OperatorTimes(TypedDict, total=False):
     total_device_s: float
 
 
+class Gap(TypedDict):
+    s: float
+    after: str
+    before: str
+    at_s: float
+
+
 class Gaps(TypedDict, total=False):
-    """of: "device", or "operators" where none was used."""
+    """When nothing ran. of: on the "device", or between "operators" where none was used."""
 
     of: str
+    busy_s: float
+    idle_s: float
     idle_pct: float
+    longest: list[Gap]
 
 
 class ProfileEvidence(TypedDict, total=False):
@@ -198,3 +208,36 @@ class ProfileEvidence(TypedDict, total=False):
     gaps: Gaps
     operators: list[OperatorTimes]
     url: str
+
+
+class ThreadStack(TypedDict, total=False):
+    """What a thread is doing. state, waits_in: in the kernel's words; frames: the innermost last."""
+
+    name: str
+    thread: int
+    main: bool
+    training: bool
+    daemon: bool
+    state: str
+    waits_in: str
+    frames: list[str]
+
+
+class GroupCalls(TypedDict, total=False):
+    """The collectives that a rank has called in a process group. rootcause/collectives.py says what each field is."""
+
+    group: str
+    backend: str
+    desc: str
+    size: int
+    members: str
+    seq: int
+    waits: bool
+    recent: list[tuple[int, str]]
+    sizes: str
+    is_new: bool
+
+
+class Collectives(TypedDict, total=False):
+    groups: list[GroupCalls]
+    complete: bool

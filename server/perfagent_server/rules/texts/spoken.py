@@ -45,12 +45,12 @@ def _with_causes(found: Told, causes: list[Any], language: Language) -> Told:
     message, fix, told = found.message, found.fix, []
     for cause in causes:
         before = cause_words(cause) if isinstance(cause, dict) else None
-        now = None if before is None else cause_words(cause, language)
-        if before is None or now is None:
+        words = cause_words(cause, language) if before is not None else None
+        if before is None or words is None:
             told.append(cause)
             continue
         stored = cause.get("message")
-        message = message.replace(stored, now.message) if isinstance(stored, str) and stored else message
-        fix = now.fix if before.fix and fix == before.fix else fix
-        told.append({**cause, "message": now.message, **({"says": [*now.says]} if now.says else {})})
+        message = message.replace(stored, words.message) if isinstance(stored, str) and stored else message
+        fix = words.fix if before.fix and fix == before.fix else fix
+        told.append({**cause, "message": words.message, **({"says": [*words.says]} if words.says else {})})
     return replace(found, message=message, fix=fix, evidence={**found.evidence, "causes": told})
