@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from perfagent.wire import Alert, Finding
-from perfagent_server.rules.causes import cause_words
+from perfagent_server.rules.causes import CauseWords, cause_words
 from perfagent_server.rules.texts import Language, said_in
 from perfagent_server.rules.texts.reader import reader
 
@@ -42,15 +42,24 @@ def _swapped(text: str, before: str, now: str) -> str:
 
 def _with_causes(found: Told, causes: list[Any], language: Language) -> Told:
     """What agents found out, in the evidence and at the end of the message, and what to do about it."""
-    message, fix, told = found.message, found.fix, []
+    message, fix = found.message, found.fix
+    told: list[Any] = []
     for cause in causes:
-        before = cause_words(cause) if isinstance(cause, dict) else None
-        words = cause_words(cause, language) if before is not None else None
-        if before is None or words is None:
+        english, words = _words_of(cause, "en"), _words_of(cause, language)
+        if english is None or words is None:
             told.append(cause)
             continue
         stored = cause.get("message")
-        message = message.replace(stored, words.message) if isinstance(stored, str) and stored else message
-        fix = words.fix if before.fix and fix == before.fix else fix
-        told.append({**cause, "message": words.message, **({"says": [*words.says]} if words.says else {})})
+        if isinstance(stored, str) and stored:
+            message = message.replace(stored, words.message)
+        if english.fix and fix == english.fix:
+            fix = words.fix
+        again = {**cause, "message": words.message}
+        if words.says:
+            again["says"] = list(words.says)
+        told.append(again)
     return replace(found, message=message, fix=fix, evidence={**found.evidence, "causes": told})
+
+
+def _words_of(cause: Any, language: Language) -> CauseWords | None:
+    return cause_words(cause, language) if isinstance(cause, dict) else None
