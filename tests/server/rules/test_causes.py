@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from perfagent.wire import Finding
+from perfagent.wire import Event, Finding
 from perfagent.wire.evidence import ITSELF, MemoryEvidence
 from perfagent_server.alerts.causes import cause_of, join
+from perfagent_server.engine.reports import of_the_user
 from perfagent_server.rules.causes import cause_words, profile_words
 from perfagent_server.rules.causes.memory import plans
 from perfagent_server.rules.texts import LANGUAGES
@@ -175,6 +176,22 @@ def test_where_facts_are_missing_the_agents_own_words_stand(facts: dict[str, Any
     found = alert_of(facts, message="It began in 'head'.", fix="Look there.")
     assert (found.message, found.fix) == ("The loss became NaN in step 15. It began in 'head'.", "Look there.")
     assert "It began in 'head'." in spoken(found, "zh").message
+
+
+UNRECORDED = [
+    {"unrecorded": 1},
+    {"unrecorded": 1, "failed": 1, "ended": ["exit code 3"]},
+    {"unrecorded": 3, "failed": 2},
+]
+
+
+def test_processes_that_are_not_recorded_are_an_alert_in_every_language(words: SnapshotAssertion) -> None:
+    said = []
+    for facts in UNRECORDED:
+        found = of_the_user(Event(kind="alert", time=1.0, data={"level": "info", **facts}), 0, 1.0, 5)
+        told = spoken(found, "zh")
+        said += [found.title, found.message, told.title, told.message]
+    assert "\n".join(said) == words
 
 
 def names(**more: Any) -> list[str]:

@@ -14,7 +14,10 @@ from perfagent.wire.evidence import MemoryEvidence, NonfiniteEvidence, ProfileEv
 from perfagent_server.rules.causes import memory, nonfinite, profile
 from perfagent_server.rules.texts import Language, Phrases
 
-__all__ = ["CauseWords", "cause_words", "profile_words"]
+__all__ = ["UNRECORDED", "CauseWords", "cause_words", "profile_words", "unrecorded_words"]
+
+UNRECORDED = ("unrecorded", "failed", "ended")
+"""The facts of an alert of `perfagent run`: processes that its script has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +54,15 @@ def profile_words(summary: Mapping[str, Any], language: Language = "en") -> list
         return profile.sentences(msgspec.convert(dict(summary), ProfileEvidence, strict=False), language)
     except (LookupError, TypeError, ValueError):
         return []
+
+
+def unrecorded_words(facts: Mapping[str, Any], language: Language = "en") -> tuple[str, str] | None:
+    """Title and message of that alert; None where these are not its facts."""
+    phrases = Phrases("unrecorded", language)
+    try:
+        many, failed = int(facts["unrecorded"]) > 1, int(facts.get("failed", 0))
+        how = phrases.say("several_failed" if many else "one_failed", facts) if failed else ""
+        title = phrases.say("title", {"what": phrases.say("several" if many else "one", facts), "how": how})
+        return title, phrases.say("message", {**facts, "title": title})
+    except (LookupError, TypeError, ValueError):
+        return None

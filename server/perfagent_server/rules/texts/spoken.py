@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from perfagent.wire import Alert, Finding
-from perfagent_server.rules.causes import CauseWords, cause_words
-from perfagent_server.rules.texts import Language, said_in
+from perfagent_server.rules.causes import CauseWords, cause_words, unrecorded_words
+from perfagent_server.rules.texts import TITLE, Language, said_in
 from perfagent_server.rules.texts.reader import reader
 
 __all__ = ["spoken"]
@@ -32,6 +32,9 @@ def spoken(found: Told, language: Language | None = None) -> Told:
             cost=_swapped(found.cost, before.cost, now.cost),
             fix=_swapped(found.fix, before.fix, now.fix),
         )
+    unrecorded = unrecorded_words(found.evidence, own) if found.rule == "user_alert" else None
+    if unrecorded is not None:
+        found = replace(found, title=unrecorded[0][:TITLE], message=unrecorded[1])
     causes = found.evidence.get("causes")
     return _with_causes(found, causes, own) if isinstance(causes, list) else found
 
