@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from perfagent.wire import Event, Finding
+from perfagent.wire import Event, Finding, to_json
 from perfagent.wire.evidence import ITSELF, MemoryEvidence
 from perfagent_server.alerts.causes import cause_of, join
 from perfagent_server.engine.reports import of_the_user
@@ -97,7 +99,7 @@ IN_LOADER = {
 
 
 def nonfinite(cause: str, facts: dict[str, Any]) -> dict[str, Any]:
-    return {"step": 15, "rank": 0, "steps_checked_after": 0, "history": READ, "cause": cause, **facts}
+    return {"step": 15, "rank": 0, "steps_checked_after": 0, "history": READ, "loss": math.nan, "cause": cause, **facts}
 
 
 def evidence() -> dict[str, dict[str, Any]]:
@@ -122,7 +124,7 @@ def test_facts_are_said_in_every_language(words: SnapshotAssertion) -> None:
         said.append(f"# {name}")
         for language in LANGUAGES:
             found = cause_words(facts, language)
-            assert found is not None, name
+            assert found is not None and found == cause_words(json.loads(to_json(facts)), language), name
             said += [
                 found.message,
                 *([f"-> {found.fix}"] if found.fix else []),

@@ -17,11 +17,11 @@ _COMPILED = "CompiledFunction"
 def message_and_fix(found: NonfiniteEvidence, language: Language) -> tuple[str, str]:
     fixes = Phrases("nonfinite_fix", language)
     fix = "loaded" if found.get("loaded") else found["cause"]
-    return _Teller(found, language).message(), fixes.say(fix, {}) if fix in fixes else ""
+    return _Sentences(found, language).message(), fixes.say(fix, {}) if fix in fixes else ""
 
 
-class _Teller:
-    """Says one piece of evidence."""
+class _Sentences:
+    """The sentences that a piece of evidence gives, in a language."""
 
     def __init__(self, found: NonfiniteEvidence, language: Language) -> None:
         self._found, self._phrases = found, Phrases("nonfinite", language)
