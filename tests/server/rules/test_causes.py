@@ -187,7 +187,7 @@ UNRECORDED = [
 ]
 
 
-def test_processes_that_are_not_recorded_are_an_alert_in_every_language(words: SnapshotAssertion) -> None:
+def test_processes_that_are_not_recorded_are_an_alert(words: SnapshotAssertion) -> None:
     said = []
     for facts in UNRECORDED:
         found = of_the_user(Event(kind="alert", time=1.0, data={"level": "info", **facts}), 0, 1.0, 5)
