@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from perfagent.rootcause.containment import contained
-from perfagent.wire.evidence import Collectives, GroupCalls
 
 __all__ = ["last_collectives"]
 
@@ -28,7 +27,7 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 @contained
-def last_collectives() -> Collectives:
+def last_collectives() -> dict[str, object]:
     """{"groups": [{"group", "backend", "desc", "size"?, "members"?, "seq", "waits", "recent": [[number, name], ...],
     "sizes"?, "is_new"?}], "complete"}, one entry a process group and backend; {} where nothing is known.
 
@@ -73,7 +72,7 @@ def _dumps(torch: Any) -> Iterator[Callable[[], Any]]:
             yield dump
 
 
-def _entry(name: str, backend: str, entries: list[dict[str, Any]]) -> GroupCalls:
+def _entry(name: str, backend: str, entries: list[dict[str, Any]]) -> dict[str, object]:
     # of several that are coalesced each is recorded, under one number
     numbers = {int(entry["collective_seq_id"]): _operation(entry) for entry in entries}
     last = entries[-1] if entries else {}
@@ -82,7 +81,7 @@ def _entry(name: str, backend: str, entries: list[dict[str, Any]]) -> GroupCalls
     return {
         "group": name, "backend": backend, "desc": "" if desc == "undefined" else desc, "seq": max(numbers, default=0),
         "waits": bool(last) and not last.get("retired") and last.get("state") != "completed",
-        "recent": [(number, numbers[number]) for number in sorted(numbers)[-RECENT:]],
+        "recent": [[number, numbers[number]] for number in sorted(numbers)[-RECENT:]],
         "sizes": str(last.get("input_sizes", ""))[:200], "is_new": bool(pairs) and pairs[-1] not in pairs[:-1],
     }  # fmt: skip
 
@@ -96,13 +95,13 @@ def _shape(entry: dict[str, Any]) -> tuple[str, str]:
     return _operation(entry), str(entry.get("input_sizes"))
 
 
-def _groups() -> dict[str, GroupCalls]:
+def _groups() -> dict[str, dict[str, object]]:
     """Size and members of each process group, by its name; empty where this torch does not tell."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names, ranks = getattr(world, "pg_names", None), getattr(world, "pg_group_ranks", None)
     if not isinstance(names, dict) or not isinstance(ranks, dict):
         return {}
-    found: dict[str, GroupCalls] = {}
+    found: dict[str, dict[str, object]] = {}
     for group, name in [*names.items()]:
         members = sorted(ranks.get(group) or ())
         digest = hashlib.blake2b(repr(members).encode(), digest_size=4).hexdigest()

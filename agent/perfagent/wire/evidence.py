@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 __all__ = [
-    "ITSELF", "BadModule", "BadTensor", "BadTensors", "Batch", "BatchTensor", "Began", "Collectives", "Gap", "Gaps", "GroupCalls",
-    "MemoryEvidence", "MinusInfinity", "NonfiniteEvidence", "OperatorFound", "OperatorTimes", "ProfileEvidence", "ThreadStack",
+    "ITSELF", "BadModule", "BadTensor", "BadTensors", "Batch", "BatchTensor", "Began", "Gap", "Gaps", "MemoryEvidence",
+    "MinusInfinity", "NonfiniteEvidence", "OperatorFound", "OperatorTimes", "ProfileEvidence", "ThreadStack",
 ]  # fmt: skip
 
 ITSELF = "(the model itself)"
@@ -221,23 +221,3 @@ class ThreadStack(TypedDict, total=False):
     state: str
     waits_in: str
     frames: list[str]
-
-
-class GroupCalls(TypedDict, total=False):
-    """The collectives that a rank has called in a process group. rootcause/collectives.py says what each field is."""
-
-    group: str
-    backend: str
-    desc: str
-    size: int
-    members: str
-    seq: int
-    waits: bool
-    recent: list[tuple[int, str]]
-    sizes: str
-    is_new: bool
-
-
-class Collectives(TypedDict, total=False):
-    groups: list[GroupCalls]
-    complete: bool
