@@ -40,7 +40,7 @@ from perfagent.rootcause.investigator import Investigator
 from perfagent.rootcause.stacks import frames_of
 from perfagent.run_config import RunConfig
 from perfagent.samplers.cgroup import oom_kills_of_host
-from perfagent.samplers.child_processes import started_here, words
+from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.state import Progress, state
@@ -441,7 +441,7 @@ class Lifecycle:
         if unseen and self._progress.early_step == 0 and not (group is not None and group.exists()):
             number = started_here()
             if number:
-                self._sender.event("alert", words(number))
+                self._sender.event("alert", unrecorded(number))
 
     def _close(self, ending: str, reason: str, more: dict[str, Any]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)

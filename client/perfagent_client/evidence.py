@@ -90,8 +90,8 @@ def _of_cause(cause: Mapping[str, Any], *, everything: bool) -> Iterator[str]:
     operator = cause.get("operator")
     if isinstance(operator, Mapping):
         yield f"operator: {_words(operator)}"
-    skipped = own | {"profile", "steps", "says", "shares", "url"} if "profile" in cause else own
-    skipped |= {"rank", "step", "loss", "grad_norm", "cause", "batch_tensor", "batch_step", "lr"}
+    skipped = own | {"profile", "steps", "says", "shares", "gaps", "operators", "url"} if "profile" in cause else own
+    skipped |= {"rank", "step", "loss", "grad_norm", "cause", "batch_tensor", "batch_step", "lr", "loaded", "shared"}
     yield from _plain_lines(cause, leave=skipped)
 
 

@@ -29,6 +29,8 @@ TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""
 COUNT_AGAIN_S = 60.0
 """A script that logs a new name at every step leaves out one more each time."""
+_NAMED = ("batch_tensor", "buffer", "parameter", "module", "after_module", "before_module")
+"""What a cause is about, in the evidence of a NaN: the console names the first that is known."""
 
 TEXTS = {
     # calls
@@ -210,7 +212,10 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
     if kind == "finding" and data.get("rule") == "nonfinite_loss":
         return _nonfinite(data)
     if kind == "finding" and data.get("rule") == "oom_observed":
-        return "oom", f"out of memory. {data.get('message', '')}"
+        evidence = data.get("evidence") or {}
+        tried, device = evidence.get("tried_bytes"), evidence.get("device")
+        asked = f": {tried >> 20:,} MiB could not be allocated" if tried is not None else ""
+        return "oom", f"out of {device} memory in step {data.get('since_step')}{asked}."
     state, exception = data.get("state"), data.get("exception")
     if kind != "state" or state not in ("failed", "oom") or exception in (None, "KeyboardInterrupt"):
         return None
@@ -229,8 +234,11 @@ def _nonfinite(data: Mapping[str, Any]) -> tuple[str, str] | None:
         return None  # a gradient that overflowed: GradScaler leaves such a step out and lowers its scale
     value = "NaN or infinite" if not isinstance(loss, float) else "NaN" if math.isnan(loss) else "infinite"
     what = f"gradients are NaN or infinite in step {step}" if sound else f"the loss is {value} in step {step}"
-    cause = "Its cause was not found." if evidence.get("cause") == "unknown" else str(data.get("message", ""))
-    return "nonfinite", f"{what}. {cause}"
+    cause = evidence.get("cause", "unknown")
+    named = [evidence["operator"]["operator"]] if cause == "operator" and "operator" in evidence["operator"] else []
+    named += [repr(evidence[key]) for key in _NAMED if key in evidence][:1]
+    found = f"Cause: {cause.replace('_', ' ')}" + (f" ({', '.join(named)})" if named else "")
+    return "nonfinite", f"{what}. {'Its cause was not found' if cause == 'unknown' else found}."
 
 
 def damage(spool: Spool) -> str:

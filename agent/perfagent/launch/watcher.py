@@ -29,7 +29,7 @@ from perfagent.end_reason import of_exit_code
 from perfagent.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
-from perfagent.samplers.child_processes import pythons_below, words
+from perfagent.samplers.child_processes import pythons_below, unrecorded
 
 if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
@@ -243,7 +243,7 @@ class _Watch:
         events = [Event(kind="state", time=at, monotonic=monotonic, data=redacted(data))] if data else []
         if final and self._children:
             self._look_at_children()
-            told = words(len(self._children), self._failed)
+            told = unrecorded(len(self._children), self._failed)
             events.insert(0, Event(kind="alert", time=at, monotonic=monotonic, data=told))
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())

@@ -19,6 +19,7 @@ from typing import Any
 from perfagent.device import Reading, collect
 from perfagent.signals.source_lines import short
 from perfagent.stack_variables import variables_of
+from perfagent.wire.evidence import Batch, BatchTensor
 
 __all__ = ["Fingerprint", "can_be_counted", "count_nonfinite", "in_callers", "tensors_in"]
 
@@ -116,7 +117,7 @@ class _One:
     def __init__(self, name: str, tensor: Any) -> None:
         torch = sys.modules["torch"]
         local = getattr(tensor, "_local_tensor", tensor).detach()
-        self.shown: dict[str, Any] = {
+        self.shown: BatchTensor = {
             "name": name, "shape": [int(size) for size in tensor.shape], "dtype": str(tensor.dtype).removeprefix("torch."),
             "device": local.device.type,
         }  # fmt: skip
@@ -142,7 +143,7 @@ class _One:
     def ready(self) -> bool:
         return (self._range is None or self._range.ready()) and (self._head is None or bool(self._head[1].query()))
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> BatchTensor:
         if self._range is not None:
             low, high, bad, below = self._range.values()
             self.shown |= {"min": low, "max": high, "nonfinite": int(bad), "minus_infinite": int(below)}
@@ -167,7 +168,7 @@ class Fingerprint:
         """Never blocks."""
         return all(part.ready() for part in self._parts)
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Batch:
         """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "min", "max", "nonfinite", "minus_infinite",
         "hash"}]}, once ready."""
         tensors = [part.result() for part in self._parts]

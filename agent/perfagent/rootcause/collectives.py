@@ -27,7 +27,7 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 @contained
-def last_collectives() -> dict[str, Any]:
+def last_collectives() -> dict[str, object]:
     """{"groups": [{"group", "backend", "desc", "size"?, "members"?, "seq", "waits", "recent": [[number, name], ...],
     "sizes"?, "is_new"?}], "complete"}, one entry a process group and backend; {} where nothing is known.
 
@@ -44,7 +44,7 @@ def last_collectives() -> dict[str, Any]:
     known = {name for name, _ in called}
     unused = [(name, "") for name in groups if name not in known]
     listed = [
-        {**_entry(name, backend, called.get((name, backend), [])), **groups.get(name, {})}
+        _entry(name, backend, called.get((name, backend), [])) | groups.get(name, {})
         for name, backend in [*called, *unused][:MOST_GROUPS]
     ]
     return {"groups": listed, "complete": complete} if listed else {}
@@ -72,7 +72,7 @@ def _dumps(torch: Any) -> Iterator[Callable[[], Any]]:
             yield dump
 
 
-def _entry(name: str, backend: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(name: str, backend: str, entries: list[dict[str, Any]]) -> dict[str, object]:
     # of several that are coalesced each is recorded, under one number
     numbers = {int(entry["collective_seq_id"]): _operation(entry) for entry in entries}
     last = entries[-1] if entries else {}
@@ -95,13 +95,13 @@ def _shape(entry: dict[str, Any]) -> tuple[str, str]:
     return _operation(entry), str(entry.get("input_sizes"))
 
 
-def _groups() -> dict[str, dict[str, Any]]:
+def _groups() -> dict[str, dict[str, object]]:
     """Size and members of each process group, by its name; empty where this torch does not tell."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names, ranks = getattr(world, "pg_names", None), getattr(world, "pg_group_ranks", None)
     if not isinstance(names, dict) or not isinstance(ranks, dict):
         return {}
-    found = {}
+    found: dict[str, dict[str, object]] = {}
     for group, name in [*names.items()]:
         members = sorted(ranks.get(group) or ())
         digest = hashlib.blake2b(repr(members).encode(), digest_size=4).hexdigest()

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from perfagent.rootcause.profile import MOST_STEPS, Profile
+from perfagent.rootcause.shares import busiest
+from perfagent.wire.evidence import ProfileEvidence
 from perfagent.wire.limits import whole
 
 if TYPE_CHECKING:
@@ -169,22 +171,22 @@ class Commands:
 
     def _explain(self, asked: Explained, summary: Mapping[str, Any]) -> None:
         """What the profile shows becomes part of the alert whose rule asked for it."""
-        says = summary.get("says")
-        if not says:
+        if not summary.get("shares", {}).get("steps_s"):
             return
         identity = self._investigator.sender.identity
-        first, last = summary["first_step"], summary["last_step"]
-        evidence: dict[str, Any] = {"profile": summary["profile"], "steps": [first, last], "says": says}
-        evidence["shares"] = summary["shares"]
+        evidence: ProfileEvidence = {
+            "profile": summary["profile"], "steps": [summary["first_step"], summary["last_step"]],
+            "shares": summary["shares"], "gaps": {"of": summary["gaps"]["of"], "idle_pct": summary["gaps"]["idle_pct"]},
+            "operators": busiest(summary["operators"]),
+        }  # fmt: skip
         if "trace_left_out" not in summary and identity.run is not None:
             evidence["url"] = f"/api/v1/runs/{quote(identity.run, safe='')}/profiles/{summary['profile']}"
         data: dict[str, Any] = {
             "rule": asked.rule, "explains": [asked.rule], "severity": "info", "evidence": evidence,
-            "message": f"A profile of rank {identity.rank} in steps {first:,} to {last:,} shows: {says[0]}",
         }  # fmt: skip
         if asked.since_step is not None:
             data["since_step"] = asked.since_step
-        self._investigator.sender.event("finding", data, step=last)
+        self._investigator.sender.event("finding", data, step=summary["last_step"])
 
     def _sampling(self, identity: str, parameters: Mapping[str, Any]) -> None:
         budget, period = parameters.get("overhead_budget_pct"), parameters.get("sample_s")

@@ -149,7 +149,8 @@ class Investigator:
     def _look_behind(self, where: TracebackType | FrameType) -> None:
         """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word
         to us."""
-        from perfagent.rootcause.nonfinite import Inquiry, bad_loss_in, calling, left_by
+        from perfagent.rootcause.bad_loss import bad_loss_in, calling, left_by
+        from perfagent.rootcause.nonfinite import Inquiry
 
         loss, frame = bad_loss_in(left_by(where) if isinstance(where, TracebackType) else calling(where))
         if loss is not None:

@@ -21,6 +21,7 @@ from perfagent.boundary.dynamo import not_traced
 from perfagent.device import Reading, collect
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
+from perfagent.wire.evidence import ITSELF, BadModule
 
 __all__ = ["OutputChecks", "is_closed", "walk"]
 
@@ -110,13 +111,14 @@ class OutputChecks:
                 )
         self._readings = []
 
-    def first_bad(self) -> dict[str, Any] | None:
+    def first_bad(self) -> BadModule | None:
         """The first module, in the order in which they returned, whose output held NaN or +inf."""
         return next((check.shown() for check in self._order if check.bad_out), None)
 
-    def first_below(self) -> dict[str, Any] | None:
+    def first_below(self) -> BadModule | None:
         """The first one whose output held -inf, as a mask does in a healthy training."""
-        return next((check.shown() | {"only_minus_infinity": True} for check in self._order if check.below_out), None)
+        found = next((check.shown() for check in self._order if check.below_out), None)
+        return None if found is None else {**found, "only_minus_infinity": True}
 
     def count(self, check: _Check, entering: list[Any], leaving: list[Any]) -> None:
         """Counts what is NaN or +inf in what a module was given and in what it gave, and apart from it what is -inf in
@@ -243,12 +245,12 @@ class _Check:
         else:
             self.bad_in += bad - below
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> BadModule:
         module = self._kept()
         size = sum(output[3] for output in self.outputs) or 1
         bad = self.bad_out + self.below_out
-        found: dict[str, Any] = {
-            "module": self.name or "(the model itself)", "class": type(module).__name__ if module is not None else "",
+        found: BadModule = {
+            "module": self.name or ITSELF, "class": type(module).__name__ if module is not None else "",
             "step": self._owner.step, "nonfinite": bad, "share": min(1.0, bad / size),
             "inputs_finite": not self.bad_in,
         }  # fmt: skip

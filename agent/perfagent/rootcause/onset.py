@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-__all__ = ["onset", "reads_some_rows", "sentence"]
+from perfagent.wire.evidence import Began, NonfiniteEvidence
+
+__all__ = ["onset", "reads_some_rows"]
 
 _SPARSE = ("Embedding", "EmbeddingBag")
 """Of these a batch reads only some rows: a finite loss does not show that the others are good."""
 
 
 def onset(
-    found: Mapping[str, Any],
+    found: NonfiniteEvidence,
     history: Sequence[Mapping[str, float]],
     *,
     first_step: int,
     watched: bool,
     sparse: bool = False,
-) -> dict[str, Any] | None:
+) -> Began | None:
     """{"first", "last", "by"?, "measured"?}: the steps between which it began, one step where they are equal; None where
     nothing can be said. by: "gradient" (measured: it was), "weights" (written by something else), or absent where that
     is not known.
@@ -61,8 +62,8 @@ def onset(
         return {"first": min(step, max(earliest, good + 1)), "last": step}
     if good == step - 1 or (moments is not None and not moments["nonfinite"]):
         return {"first": min(step - 1, max(earliest, good)), "last": step, "by": "weights"}
-    known = {"by": "gradient"} if moments is not None else {}
-    return {"first": min(step - 1, max(earliest, good + 1)), "last": step - 1, **known}
+    began: Began = {"first": min(step - 1, max(earliest, good + 1)), "last": step - 1}
+    return {**began, "by": "gradient"} if moments is not None else began
 
 
 def _is_finite(value: float | None) -> bool:
@@ -84,36 +85,3 @@ def reads_some_rows(bad: Sequence[str], classes: Mapping[str, str]) -> bool:
     return bool(bad) and all(
         classes.get(name.rpartition(".")[0]) in _SPARSE or "expert" in name.lower() for name in bad
     )
-
-
-def sentence(began: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """When it began, after the sentence on where; "" where that one says it."""
-    step, first, last, by = found["step"], began["first"], began["last"], began.get("by")
-    before = found.get("parameters_before", {}).get("nonfinite")
-    read = any(entry["step"] == last for entry in found.get("history", ()))  # else it may have been measured
-    unmeasured = ", whose gradients were not measured" if read else ""
-    if first == last == step:
-        only_after = found["cause"] == "spread" and not before
-        return (
-            f"It began in step {step}: the gradients of step {step - 1} were finite."
-            if only_after and by is None
-            else ""
-        )
-    if "gradients_began" in found or found["cause"] in ("zero_eps", "left_out"):
-        return ""
-    if began.get("measured"):
-        return f"It began in step {first}, with a gradient that was non-finite."
-    if by == "weights":
-        made = "a learning rate or a weight that was written, and no gradient, did it"
-        return (
-            f"It began after the gradients of step {first}, which were finite, and before those of step {last}: {made}."
-        )
-    if not before:
-        when = f"in the update of step {first}" if first == last - 1 else f"in an update from step {first} on"
-        return f"It began in step {last} or {when}, whose gradients were not measured: which of them is not known."
-    if first < last:
-        known = "; the optimizer's state shows that a gradient did it" if by == "gradient" else ""
-        return f"It began with the update of one of the steps {first} to {last}{unmeasured}{known}."
-    if by != "gradient":
-        return f"It began with the update of step {first}, or right after it: the loss of that step was finite."
-    return f"It began in step {first}{unmeasured}: the optimizer's state shows that a gradient was non-finite."

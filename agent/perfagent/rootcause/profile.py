@@ -385,9 +385,9 @@ class Profile:
         return Upload(sender, summary, packed, step=self._last)
 
     def _summed_up(self, events: Any) -> dict[str, Any]:
-        """The operators; of whole steps also the gaps, how their time is divided, and that in words."""
+        """The operators; of whole steps also the gaps, and how their time is divided."""
         from perfagent.rootcause import trace
-        from perfagent.rootcause.shares import sentences, shares
+        from perfagent.rootcause.shares import shares
 
         records = trace.record(events)
         found: dict[str, Any] = {"operators": trace.operators(records.cpu)}
@@ -400,7 +400,6 @@ class Profile:
             device = [one for one in records.device if one[0] >= began]
             found["gaps"] = trace.gaps(inside, device, thread, began, ended)
             found["shares"] = shares(trace.Records(inside, device, records.collectives), thread, began, ended)
-            found["says"] = sentences({**found, "first_step": self._first, "last_step": self._last})
         return found
 
     def _write(self, profiler: Any) -> tuple[Path, tuple[int, int]]:

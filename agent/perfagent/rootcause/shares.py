@@ -1,4 +1,4 @@
-"""Divides the time of profiled steps: loader, operators, communication, copies and what is left; and says it in words.
+"""Divides the time of profiled steps: loader, operators, communication, copies and what is left.
 
 Each share is the wall time in which at least one such span was open, so no share is longer than the steps, however many
 threads and streams there are. On the host, loader, operators, communication_alone and outside add up to the steps.
@@ -7,15 +7,15 @@ threads and streams there are. On the host, loader, operators, communication_alo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from perfagent.plural import some
+from perfagent.wire.evidence import OperatorTimes
 
 if TYPE_CHECKING:
     from perfagent.rootcause.trace import Records
 
-__all__ = ["sentences", "shares"]
+__all__ = ["busiest", "shares"]
 
 Spans = list[tuple[int, int]]
 """Beginnings and ends in nanoseconds. Of what `_union` gives: in order, and apart from each other."""
@@ -29,8 +29,6 @@ _COLLECTIVE = re.compile(r"(nccl|rccl|oneccl)", re.IGNORECASE)
 _MEMCPY = {"h2d_s": "HtoD", "d2h_s": "DtoH", "d2d_s": "DtoD"}
 """As CUPTI names what runs on the device: Memcpy HtoD (Pageable -> Device)."""
 _NAMED = 3
-_WORTH_SAYING = 0.005
-"""Of the steps; less is noise."""
 
 
 def shares(records: Records, thread: int, began: int, ended: int) -> dict[str, float]:
@@ -93,74 +91,16 @@ def _without(spans: Spans, others: Spans) -> int:
     return _length(_union([*spans, *others])) - _length(others)
 
 
-def sentences(summary: Mapping[str, Any]) -> list[str]:
-    """What a summary with `shares`, `gaps` and `operators` says, the most important first."""
-    found = summary["shares"]
-    whole = found["steps_s"]
-    if not whole > 0:
-        return []
-    return [
-        one for one in (_where(summary), _waits(found), _communication(found), _copies(found), _top(summary)) if one
-    ]
+def busiest(operators: Iterable[OperatorTimes]) -> list[OperatorTimes]:
+    """The operators with the most time, on the device where one was used: of their own, and with what they call."""
+    found = [one for one in operators if not one["name"].startswith(_LOADER)]
+    on_device = any(one.get("self_device_s") for one in found)
 
+    def own(one: OperatorTimes) -> float:
+        return one.get("self_device_s", 0.0) if on_device else one["self_cpu_s"]
 
-def _where(summary: Mapping[str, Any]) -> str:
-    found, gaps = summary["shares"], summary["gaps"]
-    count = some(summary["last_step"] - summary["first_step"] + 1, "step")
-    parts = [
-        (found["loader_s"], "in the data loader"),
-        (found["operators_s"], "in operators"),
-        (found["communication_alone_s"] if gaps["of"] == "operators" else 0.0, "in communication alone"),
-        (found["outside_s"], "in Python between operators"),
-    ]
-    worth = [(s, where) for s, where in parts if s >= _WORTH_SAYING * found["steps_s"]]
-    said = ", ".join(f"{_share(s, found)} {where}" for s, where in sorted(worth, key=lambda one: -one[0]))
-    idle = f" The device was idle for {gaps['idle_pct']:.0f} % of it." if gaps["of"] == "device" else ""
-    return f"Of {_ms(found['steps_s'])} for {count}, the host spent {said}.{idle}"
+    def total(one: OperatorTimes) -> float:
+        return one.get("total_device_s", 0.0) if on_device else one["total_cpu_s"]
 
-
-def _waits(found: Mapping[str, float]) -> str:
-    waited = found.get("device_wait_s", 0.0)
-    if waited < _WORTH_SAYING * found["steps_s"]:
-        return ""
-    return f"The host waited {_ms(waited)} ({_share(waited, found)}) for the device in calls that synchronize."
-
-
-def _communication(found: Mapping[str, float]) -> str:
-    took, alone = found["communication_s"], found["communication_alone_s"]
-    if not took:
-        return ""
-    return f"Communication took {_ms(took)} ({_share(took, found)}), {_ms(alone)} of it while nothing else ran."
-
-
-def _copies(found: Mapping[str, float]) -> str:
-    if "h2d_s" in found:
-        to, back = found["h2d_s"], found["d2h_s"]
-        if not to and not back:
-            return ""
-        return f"Copies took {_ms(to)} ({_share(to, found)}) to the device and {_ms(back)} ({_share(back, found)}) from it."
-    took = found["copies_s"]
-    return f"Copies of tensors took {_ms(took)} ({_share(took, found)})." if took else ""
-
-
-def _top(summary: Mapping[str, Any]) -> str:
-    """The operators with the most time, on the device where one was used: their own, and with what they call."""
-    operators = [row for row in summary["operators"] if not row["name"].startswith(_LOADER)]
-    side = "device" if any(row.get("self_device_s") for row in operators) else "cpu"
-    said = []
-    for kind, words in (("self", "Most time of their own"), ("total", "with what they call")):
-        key = f"{kind}_{side}_s"
-        rows = sorted(operators, key=lambda row: -row.get(key, 0.0))[:_NAMED]
-        named = ", ".join(f"{row['name'][:60]} ({_ms(row[key])})" for row in rows if row.get(key))
-        if named:
-            said.append(f"{words}: {named}")
-    return f"{'; '.join(said)}." if said else ""
-
-
-def _share(seconds: float, found: Mapping[str, float]) -> str:
-    share = 100 * seconds / found["steps_s"]
-    return f"{share:.0f} %" if share >= 1 else f"{share:.1f} %"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    first = sorted(found, key=own, reverse=True)[:_NAMED]
+    return first + [one for one in sorted(found, key=total, reverse=True)[:_NAMED] if one not in first]

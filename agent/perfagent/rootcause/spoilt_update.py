@@ -12,12 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["had_finite_gradients", "left_out_by_the_loss", "sentence", "zero_eps"]
+from perfagent.wire.evidence import NonfiniteEvidence
+
+__all__ = ["had_finite_gradients", "left_out_by_the_loss", "zero_eps"]
 
 _HALF = ("float16", "bfloat16")
 
 
-def zero_eps(optimizer: Any) -> dict[str, Any] | None:
+def zero_eps(optimizer: Any) -> NonfiniteEvidence | None:
     """{"eps", "eps_dtype"} of the first group whose eps is zero in the type of its weights. A fused optimizer computes in
     float32, and so do most that are not torch's own."""
     torch = sys.modules["torch"]
@@ -32,7 +34,7 @@ def zero_eps(optimizer: Any) -> dict[str, Any] | None:
     return None
 
 
-def had_finite_gradients(step: int, found: Mapping[str, Any]) -> bool:
+def had_finite_gradients(step: int, found: NonfiniteEvidence) -> bool:
     """Whether the evidence shows that the gradients of this step, the last before a bad loss, were finite: those that
     were measured, or what the optimizer keeps of them."""
     state = found.get("optimizer_state")
@@ -44,7 +46,7 @@ def had_finite_gradients(step: int, found: Mapping[str, Any]) -> bool:
 
 def left_out_by_the_loss(
     bad: Sequence[str], trained: Sequence[str], classes: Mapping[str, str]
-) -> dict[str, Any] | None:
+) -> NonfiniteEvidence | None:
     """{"parameter", "finite", "module", "module_class"}: the last layer with a bias, if the gradient of its weight was bad
     and that of its bias was not; and the attention that most likely made the NaN: without one an overflow fits as well.
     bad, trained: parameters by name, in the order of the model."""
@@ -57,14 +59,3 @@ def left_out_by_the_loss(
     if made is None:
         return None
     return {"parameter": f"{bias[:-4]}weight", "finite": bias, "module": made, "module_class": classes[made]}
-
-
-def sentence(found: Mapping[str, Any]) -> str:
-    step = found["began"]["last"]
-    if found["cause"] == "zero_eps":
-        zero = f"eps={found['eps']:g} is zero in {found['eps_dtype']}, the type of the weights"
-        return f"The optimizer's update in step {step} made the weights non-finite, from finite gradients: {zero}."
-    there = f"In step {step} values that the loss leaves out were NaN, most likely of a row that is fully masked"
-    where = f" in {found['module']!r} ({found['module_class']})"
-    shown = f"the gradient of {found['parameter']!r} came back non-finite, that of {found['finite']!r} did not"
-    return f"{there}{where}: {shown}."

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+from perfagent.wire.evidence import ThreadStack
+
 __all__ = ["OWN", "all_stacks", "frames_of"]
 
 MOST_THREADS = 256
@@ -22,16 +24,13 @@ MOST_FRAMES = 64
 OWN = ("perfagent-sender", "perfagent-courier")
 
 
-def all_stacks(training: int) -> list[dict[str, Any]]:
-    """[{"name", "thread", "main", "training", "daemon", "state"?, "waits_in"?, "frames": ["file:line in function: source"]}].
-
-    The training thread first, the innermost frame last. training: its ident. The agent's own threads are left out; of
-    more than 256, the last entry counts those that are not shown.
-    """
+def all_stacks(training: int) -> list[ThreadStack]:
+    """The training thread first; a frame is "file:line in function: source". training: its ident. The agent's own threads
+    are left out; of more than 256, the last entry counts those that are not shown."""
     # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
     known: dict[int, Any] = dict(getattr(threading, "_active", {}))
     main = threading.main_thread().ident
-    found: list[dict[str, Any]] = []
+    found: list[ThreadStack] = []
     left_out = 0
     # else newest first
     frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != training, item[0] != main))
@@ -43,14 +42,15 @@ def all_stacks(training: int) -> list[dict[str, Any]]:
         if len(found) >= MOST_THREADS:
             left_out += 1
             continue
-        entry: dict[str, Any] = {
-            "name": name, "thread": ident, "main": ident == main, "training": ident == training,
-            "daemon": bool(thread.daemon) if thread is not None else None, "frames": _frames(frame),
+        entry: ThreadStack = {
+            "name": name, "thread": ident, "main": ident == main, "training": ident == training, "frames": _frames(frame),
         }  # fmt: skip
+        if thread is not None:
+            entry["daemon"] = bool(thread.daemon)
         native = getattr(thread, "native_id", None)
         if native:
             entry |= _kernel(native)
-        found.append({key: value for key, value in entry.items() if value is not None})
+        found.append(entry)
     found.sort(key=lambda entry: (not entry["training"], not entry["main"], entry["name"]))
     if left_out:
         found.append(
@@ -88,11 +88,11 @@ def _spelled(code: CodeType, number: int | None) -> str:
     return f"{code.co_filename}:{line} in {code.co_qualname}" + (f": {source}" if source else "")
 
 
-def _kernel(native: int) -> dict[str, str]:
+def _kernel(native: int) -> ThreadStack:
     """What the kernel says of a thread: R runs, S sleeps, D waits for a disk or device; and the kernel function it
     waits in."""
     task = Path("/proc/self/task") / str(native)
-    told: dict[str, str] = {}
+    told: ThreadStack = {}
     try:
         told["state"] = (task / "stat").read_text().rpartition(")")[2].split()[0]
         waits_in = (task / "wchan").read_text().strip()

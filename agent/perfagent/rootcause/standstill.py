@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.pids import machine, process_start
 from perfagent.rootcause.containment import contained
+from perfagent.wire.evidence import ThreadStack
 
 if TYPE_CHECKING:
     from perfagent.delivery.segments import Header
@@ -144,13 +145,13 @@ class Standstill:
         if found:
             self._investigator.sender.event("collectives", {"step": p.completed, **found}, step=p.in_progress())
 
-    def _take_pulse(self, threads: list[dict[str, Any]]) -> Pulse | None:
+    def _take_pulse(self, threads: list[ThreadStack]) -> Pulse | None:
         """None where something cannot be seen: what is not known to stand still is not said to."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return self._pulse_of(threads)
         return None
 
-    def _pulse_of(self, threads: list[dict[str, Any]]) -> Pulse | None:
+    def _pulse_of(self, threads: list[ThreadStack]) -> Pulse | None:
         from perfagent.rootcause.stacks import OWN
         from perfagent.samplers.training_thread import native_id
 

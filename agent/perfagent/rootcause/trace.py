@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from perfagent.redaction import redacted_text
+from perfagent.wire.evidence import Gaps, OperatorTimes
 
 __all__ = ["Recorded", "Records", "compress", "gaps", "operators", "record"]
 
@@ -137,8 +138,8 @@ def _name_of(event: Event) -> str:
         return error.object.decode(errors="replace")
 
 
-def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
-    """[{"name", "calls", "self_cpu_s", "total_cpu_s", "self_device_s", "total_device_s"}], the largest of self times first.
+def operators(cpu: list[Recorded]) -> list[OperatorTimes]:
+    """The largest of self times first.
 
     An operator's own time is what is left without those it called. A recursive one counts each time only once in its
     total. Of Python functions, where they were recorded, those of the thread that trains count: the others mostly wait.
@@ -158,7 +159,7 @@ def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
     totals = {name for name, _ in listed[:LARGEST_TOTALS]}
     listed.sort(key=lambda item: -max(item[1].self_cpu, item[1].self_device))
     kept = listed[:MOST_OPERATORS] + [one for one in listed[MOST_OPERATORS:] if one[0] in totals]
-    return [{"name": name, **sums.shown()} for name, sums in kept]
+    return [sums.shown(name) for name, sums in kept]
 
 
 @dataclass(slots=True)
@@ -171,12 +172,10 @@ class _Sums:
     self_device: int = 0
     total_device: int = 0
 
-    def shown(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "calls": self.calls,
-            "self_cpu_s": self.self_cpu / 1e9,
-            "total_cpu_s": self.total_cpu / 1e9,
-        }
+    def shown(self, name: str) -> OperatorTimes:
+        found: OperatorTimes = {
+            "name": name, "calls": self.calls, "self_cpu_s": self.self_cpu / 1e9, "total_cpu_s": self.total_cpu / 1e9,
+        }  # fmt: skip
         if self.total_device:
             found |= {"self_device_s": self.self_device / 1e9, "total_device_s": self.total_device / 1e9}
         return found
@@ -212,13 +211,8 @@ def _close(open_: list[_Call], table: dict[str, _Sums]) -> None:
         open_[-1].called.append(name)
 
 
-def gaps(
-    cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, began: int, ended: int
-) -> dict[str, Any]:
-    """Where nothing ran: on the device where one was used, else on the training thread (Python between operators).
-
-    {"of": "device" or "operators", "busy_s", "idle_s", "idle_pct", "longest": [{"s", "after", "before", "at_s"}]}
-    """
+def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, began: int, ended: int) -> Gaps:
+    """Where nothing ran: on the device where one was used, else on the training thread (Python between operators)."""
     if device:
         spans = device
     else:

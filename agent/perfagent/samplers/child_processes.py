@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["pythons_below", "started_here", "words"]
+__all__ = ["pythons_below", "started_here", "unrecorded"]
 
 
 def started_here() -> int:
@@ -35,17 +35,7 @@ def pythons_below(pid: int, proc: Path = Path("/proc")) -> set[int]:
     return found
 
 
-def words(number: int, failed: Collection[str] = ()) -> dict[str, Any]:
-    """The alert. failed: how those ended of which it is known that they failed."""
-    what = "another process" if number == 1 else f"{number} other processes"
-    how = ", which failed" if number == 1 else f", and {len(failed)} of them failed"
-    kinds = ", ".join(sorted(set(failed))[:5])
-    return {
-        "level": "warning" if failed else "info",  # they may be workers of an evaluation
-        "title": f"This process made no optimizer step, and started {what}{how if failed else ''}",
-        "text": (
-            (f"How it ended: {kinds}. " if failed else "")
-            + "perfagent run records the process that it starts. If another one trains, put `perfagent run` before its command, "
-            "or call perfagent.attach() in the function that trains."
-        ),
-    }
+def unrecorded(number: int, failed: Collection[str] = ()) -> dict[str, Any]:
+    """The alert, of which the server makes sentences. failed: how those ended of which it is known that they failed."""
+    level = "warning" if failed else "info"  # they may be workers of an evaluation
+    return {"level": level, "unrecorded": number, "failed": len(failed), "ended": sorted(set(failed))[:5]}

@@ -85,11 +85,15 @@ class ContextData(_Described):
 
 
 class AlertData(Struct):
-    """What the script says with run.alert()."""
+    """What the script says with run.alert(). Or what `perfagent run` has to say: unrecorded: how many processes a script
+    has started that made no step itself; failed: how many of them failed; ended: how, each way once."""
 
     title: str | None = None
     text: str | None = None
     level: str | None = None
+    unrecorded: Count | None = None
+    failed: Count | None = None
+    ended: list[str] | None = None
 
 
 class PhaseData(Struct):

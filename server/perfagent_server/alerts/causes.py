@@ -12,6 +12,7 @@ from typing import Any
 from perfagent.wire import Finding
 from perfagent.wire.limits import whole
 from perfagent_server.alerts.evidence_limit import limited
+from perfagent_server.rules.causes import CauseWords, cause_words
 from perfagent_server.rules.texts import said_in
 
 __all__ = ["MOST", "and_then", "cause_of", "join", "title_of"]
@@ -24,17 +25,23 @@ NEAR_STEPS = 100
 
 
 def cause_of(data: Mapping[str, Any], rank: int, step: int) -> dict[str, Any] | None:
-    """What a finding event with `explains` says, as it is kept; None when it says nothing that can be used."""
+    """What a finding event with `explains` says, as it is kept; None when it says nothing that can be used. In sentences
+    of the sender's where it sent no facts."""
     explains = data.get("explains")
     evidence = data.get("evidence")
     if not isinstance(explains, list) or not isinstance(evidence, dict):
         return None
     since = data.get("since_step")
+    words = cause_words({**evidence, "rank": rank}) or CauseWords(_text(data, "message"), _text(data, "fix"))
     return {
         "explains": [rule[:64] for rule in explains if isinstance(rule, str)][:8], "rank": rank,
-        "step": since if isinstance(since, int) else step, "message": str(data.get("message", ""))[:2000],
-        "fix": str(data.get("fix", ""))[:2000], "evidence": limited(evidence),
+        "step": since if isinstance(since, int) else step, "message": words.message, "fix": words.fix,
+        "evidence": limited(evidence | ({"says": [*words.says]} if words.says else {})),
     }  # fmt: skip
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    return str(data.get(name) or "")[:2000]
 
 
 def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:

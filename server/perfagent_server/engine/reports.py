@@ -9,6 +9,7 @@ from typing import Any
 from perfagent.wire import SEVERITIES, Event, Finding
 from perfagent.wire.limits import whole
 from perfagent_server.alerts.evidence_limit import limited
+from perfagent_server.rules.causes import UNRECORDED, unrecorded_words
 from perfagent_server.rules.rule import USER_ALERT, Life
 from perfagent_server.rules.texts import TITLE
 from perfagent_server.timestamps import rfc3339
@@ -47,24 +48,25 @@ def of_the_agent(event: Event, rank: int, now: float, newest_step: int) -> Findi
 
 def of_the_user(event: Event, rank: int, now: float, newest_step: int) -> Finding:
     """What run.alert(title, text, level) says."""
-    title, text = _title(event), str(event.data.get("text", ""))[:4000]
+    title, message = _title_and_message(event)
+    facts = {name: event.data[name] for name in UNRECORDED if name in event.data}
     level = str(event.data.get("level", "warning")).lower()
     level = _LEVELS.get(level, level)
     return Finding(
         rule=USER_ALERT,
         severity=level if level in SEVERITIES else "warning",
         title=title[:TITLE],
-        message=f"{title}: {text}" if text else title,
+        message=message,
         since_step=step_of(newest_step, event.step),
         since=rfc3339(time_of(event, now)),
         ranks=[rank],
-        evidence={"title": title, "text": text},
+        evidence=facts or {"title": title, "text": str(event.data.get("text", ""))[:4000]},
     )
 
 
 def user_key(event: Event) -> str:
     """The key of the machine of a user's alert."""
-    return title_key(_title(event))
+    return title_key(_title_and_message(event)[0])
 
 
 def title_key(title: str) -> str:
@@ -72,8 +74,9 @@ def title_key(title: str) -> str:
     return f"{USER_ALERT}:{hashlib.sha256(title.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
-def _title(event: Event) -> str:
-    return str(event.data.get("title", ""))[:256]
+def _title_and_message(event: Event) -> tuple[str, str]:
+    title, text = str(event.data.get("title", ""))[:256], str(event.data.get("text", ""))[:4000]
+    return unrecorded_words(event.data) or (title, f"{title}: {text}" if text else title)
 
 
 def time_of(event: Event, now: float) -> float:

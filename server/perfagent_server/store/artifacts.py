@@ -20,6 +20,8 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
+from perfagent_server.rules.causes import profile_words
+from perfagent_server.rules.texts.reader import reader
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.media import store_media
 from perfagent_server.store.statements import insert_for
@@ -237,6 +239,7 @@ def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> S
 
     listed, idle, took = summary.get("operators"), summary.get("gaps"), summary.get("duration_s")
     divided, says = summary.get("shares"), summary.get("says")
+    words = profile_words({**summary, "steps": [whole("first_step"), whole("last_step")]}, reader.get())
     asked, note = str(summary.get("command") or ""), str(summary.get("trace_left_out") or "")
     trace = "none" if not row["parts"] else "complete" if row["arrived"] >= row["parts"] else "arriving"
     if trace == "arriving" and (why := known.why(asked, row["attempt"], row["rank"])):
@@ -248,7 +251,7 @@ def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> S
         duration_s=float(took) if isinstance(took, (int, float)) else None,
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
         shares=divided if isinstance(divided, dict) else {},
-        says=[str(one) for one in says] if isinstance(says, list) else [],
+        says=words or ([str(one) for one in says] if isinstance(says, list) else []),  # agents of before sent sentences
         note=note,
     )  # fmt: skip
 

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent_server.rules.causes import cause_words
+from perfagent_server.rules.texts import LANGUAGES
+
 
 @pytest.fixture(autouse=True)
 def nothing_failed() -> Iterator[None]:
@@ -132,7 +135,9 @@ class Training:
         return [(one["state"], one.get("message", "")) for one in self.events("command") if one["command"] == identity]
 
     def finding(self) -> dict[str, Any]:
+        """The only one, of whose facts the server makes sentences."""
         (found,) = self.events("finding")
+        assert all(cause_words({"rank": 0, **found["evidence"]}, language) for language in LANGUAGES), found
         return found
 
 

@@ -12,7 +12,7 @@ from agent.rootcause.conftest import Training
 from judging import START, make_evaluator
 from torch import nn
 
-from perfagent.rootcause.onset import onset, sentence
+from perfagent.rootcause.onset import onset
 from perfagent.wire import Event, Finding, Group
 from perfagent_server.alerts.state_machine import Change
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
@@ -112,12 +112,6 @@ def test_a_bad_gradient_dates_the_loss_of_the_next_step(train, measured):
     # a gradient that is read before the next backward pass is asked about at once
     assert cause["step"] in ((BAD, BAD + 1) if measured else (BAD + 1,))
     assert (cause["module"], cause["parameter"]) == ("blocks.1.linear", "blocks.1.linear.weight")
-    says = (
-        ("the gradient of 'blocks.1.linear.weight'",)
-        if measured
-        else ("began in step 15,", "the optimizer's state shows")
-    )
-    assert all(words in found.message for words in says)
 
 
 def test_a_weight_that_was_written_is_not_blamed_on_a_gradient(train):
@@ -127,7 +121,6 @@ def test_a_weight_that_was_written_is_not_blamed_on_a_gradient(train):
         job.model.blocks[1].linear.weight[0, 0] = NAN
     found, cause = train_on(job)
     assert cause["began"] == {"first": BAD, "last": BAD + 1, "by": "weights"}
-    assert "no gradient, did it" in found.message
     assert found.since_step == BAD + 1, "the first step in which it is known to be so"
 
 
@@ -174,20 +167,19 @@ DAMAGED = {"step": 9, "parameters_after": {"of": 4, "nonfinite": 4}, "looked_aft
 
 
 @pytest.mark.parametrize(
-    ("before", "first", "last", "says"),
+    ("before", "first", "last"),
     [
-        ([row(7), row(8)], 8, 9, "in step 9 or in the update of step 8"),
-        ([row(7), row(8, grad__norm=1.0)], 9, 9, "the gradients of step 8 were finite"),
-        ([row(7), row(8, grad__norm=INF)], 8, 8, "in step 8, with a gradient"),
-        ([row(7, grad__norm=1.0), row(8)], 8, 9, "in step 9 or in the update of step 8"),
-        ([row(4)], 4, 9, "in step 9 or in an update from step 4 on"),
-        ([row(7, amp__skipped=0.0), row(8, amp__skipped=1.0, grad__norm=INF)], 9, 9, ""),
+        ([row(7), row(8)], 8, 9),
+        ([row(7), row(8, grad__norm=1.0)], 9, 9),
+        ([row(7), row(8, grad__norm=INF)], 8, 8),
+        ([row(7, grad__norm=1.0), row(8)], 8, 9),
+        ([row(4)], 4, 9),
+        ([row(7, amp__skipped=0.0), row(8, amp__skipped=1.0, grad__norm=INF)], 9, 9),
     ],
     ids=["not measured", "good", "bad", "measured before", "losses now and then", "skipped by a scaler"],
 )
-def test_a_loss_read_late_is_dated_as_far_as_it_can_be(before, first, last, says):
+def test_a_loss_read_late_is_dated_as_far_as_it_can_be(before, first, last):
     steps = [*before, row(9, NAN)]
     began = onset(DAMAGED, steps, first_step=1, watched=False)
     assert began is not None
     assert (began["first"], began["last"]) == (first, last)
-    assert says in sentence(began, {**DAMAGED, "history": steps})

@@ -85,7 +85,7 @@ def test_a_profile_of_an_alert_explains_it_once_it_is_sent(train):
     assert kinds[-1] == "finding"
     found, summary = job.finding(), summary_of(job)
     assert (found["explains"], found["since_step"], found["severity"]) == (["data_bound"], 3, "info")
-    assert "rank 0 in steps 4 to 5" in found["message"]
+    assert found["evidence"]["steps"] == [4, 5]
     assert found["evidence"]["profile"] == summary["profile"]
     assert found["evidence"]["url"] == f"/api/v1/runs/recorded/profiles/{summary['profile']}"
     assert found["evidence"]["shares"] == summary["shares"]

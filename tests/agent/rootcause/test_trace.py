@@ -13,7 +13,7 @@ from torch import nn
 from torch_versions import since_torch
 
 from perfagent.rootcause import trace
-from perfagent.rootcause.shares import sentences, shares
+from perfagent.rootcause.shares import shares
 
 GPU = "DeviceType.CUDA"
 
@@ -138,11 +138,3 @@ def test_shares_of_a_device_tell_copies_by_direction():
     assert (found["communication_s"], found["communication_alone_s"]) == (300, 200)
     assert found["device_wait_s"] == 130 + 200
     assert (found["loader_s"], found["operators_s"], found["outside_s"]) == (100, 350 + 200, 350)
-    said = sentences({
-        "shares": taken, "gaps": trace.gaps(records.cpu, records.device, 1, 0, 1000),
-        "operators": trace.operators(records.cpu), "first_step": 1, "last_step": 1,
-    })  # fmt: skip
-    assert "idle for 45 %" in said[0]
-    assert "(33 %) for the device" in said[1]
-    assert "(10 %) to the device" in said[3]
-    assert "(5 %) from it" in said[3]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import string
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perfagent.wire import Finding
+from perfagent_server.rules import texts
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.texts import (
     LANGUAGES,
@@ -66,6 +70,26 @@ def test_words_name_the_same_values_in_all_languages() -> None:
         assert {name: words.keys() for name, words in one.items()} == {
             name: words.keys() for name, words in other.items()
         }, whose
+
+
+def test_what_agents_find_has_the_same_figures_in_all_languages() -> None:
+    files = [Path(texts.__file__).with_name(f"{name}.toml") for name in LANGUAGES.values()]
+    english, chinese = (flat(tomllib.loads(file.read_text("utf-8"))["found"]) for file in files)
+    assert english.keys() == chinese.keys()
+    for name, one in english.items():
+        assert figures(one) == figures(chinese[name]), name
+
+
+def flat(table: dict[str, Any]) -> dict[str, str]:
+    """The sentences of a table and of the tables in it, by their names."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        found |= (
+            {f"{name}.{inner}": text for inner, text in flat(value).items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    return found
 
 
 TEXT = Text(

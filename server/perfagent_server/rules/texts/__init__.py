@@ -7,7 +7,7 @@ or lacks one of its sentences, says it in English, so a new rule needs English a
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Any, Literal
 from perfagent_server.rules.texts.filling import Grammar, MissingFigureError, fill, outline
 
 __all__ = [
-    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Said", "Text", "grammar_of", "outlined", "said",
-    "said_in", "sentence", "text_of", "titles_of",
+    "LANGUAGES", "TITLE", "Language", "MissingFigureError", "Phrases", "Said", "Text", "grammar_of", "outlined",
+    "said", "said_in", "sentence", "text_of", "titles_of",
 ]  # fmt: skip
 
 Language = Literal["en", "zh"]
@@ -25,7 +25,7 @@ LANGUAGES: Mapping[Language, str] = {"en": "english", "zh": "chinese"}
 TITLE = 90
 """Characters of a title."""
 _OWN = "own_alert"  # the table of users' own alerts, whose ids are `own:NAME`
-_GRAMMAR, _SENTENCES = "grammar", "sentences"  # the tables that are no rule
+_GRAMMAR, _SENTENCES, _FOUND = "grammar", "sentences", "found"  # the tables that are no rule
 _OF_A_CAUSE = frozenset({"title", "message", "cost", "remedy"})
 
 
@@ -122,6 +122,25 @@ def sentence(name: str, language: Language, **figures: Any) -> str:
     return fill(_tables(language)[_SENTENCES][name], figures, {}, grammar_of(language))
 
 
+class Phrases:
+    """What is said of one kind of thing that agents find: a group of sentences, and of parts of sentences."""
+
+    def __init__(self, group: str, language: Language) -> None:
+        table: dict[str, Any] = {**_tables("en")[_FOUND][group], **_tables(language)[_FOUND].get(group, {})}
+        self._words: Mapping[str, Mapping[str, str]] = table.pop("words", {})
+        self._templates, self._grammar = table, grammar_of(language)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._templates
+
+    def say(self, name: str, figures: Mapping[str, Any]) -> str:
+        """Raises KeyError for a sentence that there is not; MissingFigureError."""
+        return fill(self._templates[name], figures, self._words, self._grammar)
+
+    def joined(self, sentences: Iterable[str]) -> str:
+        return self._grammar.gap.join(sentences)
+
+
 def _table(rule: str) -> str:
     return _OWN if rule.startswith("own:") else rule
 
@@ -129,7 +148,7 @@ def _table(rule: str) -> str:
 @cache
 def _texts(language: Language) -> tuple[dict[str, Text], Grammar]:
     tables = _tables(language)
-    rules = {rule: _read(rule, table) for rule, table in tables.items() if rule not in (_GRAMMAR, _SENTENCES)}
+    rules = {rule: _read(rule, table) for rule, table in tables.items() if rule not in (_GRAMMAR, _SENTENCES, _FOUND)}
     return rules, Grammar(**tables[_GRAMMAR])
 
 

@@ -1,6 +1,7 @@
 """Puts figures into sentences.
 
-A sentence is a format string of Python: `{share_pct:.0f} %`. Beside Python's own formats a figure may be
+A sentence is a format string of Python: `{share_pct:.0f} %`; `{operator.made}` is a figure of a table that is a figure. Beside
+Python's own formats a figure may be
 
 - `{wait_s:span}` a duration in seconds as people write it: 50 ms, 3.5 min, 4 days; `{free_bytes:size}`: 1.5 GiB
 - `{share:percent}` 31.2 %, `{share:percent 2}` 31 %; `{loss:number}` 12,345 or 0.001234
@@ -46,15 +47,16 @@ class MissingFigureError(KeyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What all rules of a language say alike. comma: between items of a list; semicolon: between sentences of one; more,
-    and_more: what follows where some are left out, of sentences or of items; loss, other_loss: the series `loss`, and
-    another; words: by the name of a figure, what each of its values is called."""
+    """What all rules of a language say alike. comma: between items of a list; semicolon: between sentences of one; gap:
+    between sentences; more, and_more: what follows where some are left out, of sentences or of items; loss, other_loss:
+    the series `loss`, and another; words: by the name of a figure, what each of its values is called."""
 
     one_rank: str
     some_ranks: str
     all_ranks: str
     comma: str
     semicolon: str
+    gap: str
     more: str
     and_more: str
     days: str
@@ -93,7 +95,9 @@ class _Writer(Formatter):
             return ""
 
     def _spelled(self, name: str, spec: str) -> str:
-        value = self._figures.get(name)
+        value: Any = self._figures
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
         if value is None or (isinstance(value, (str, Sequence, Mapping)) and not value):
             raise MissingFigureError(name)
         if isinstance(value, (float, str)) and str(value) in _NOT_FINITE:
