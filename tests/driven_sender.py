@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from recording_transport import RecordingTransport
+
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
-from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.wire import Frame
 

@@ -12,8 +12,9 @@ from builders import until
 from driven_sender import Driven, steps_in
 from faults.accounts import row
 from ingest_server import Scripted
+from recording_transport import RecordingTransport
 
-from perfagent.delivery.transport import RecordingTransport, Reply
+from perfagent.delivery.transport import Reply
 from perfagent.wire import Frame
 
 pytestmark = pytest.mark.fault

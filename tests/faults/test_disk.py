@@ -19,9 +19,9 @@ from builders import until
 from driven_sender import Driven, row, steps_in
 from faults import loops
 from faults.accounts import Accounts, left_in
+from recording_transport import RecordingTransport
 
 from perfagent.delivery.spool import Header, Spool
-from perfagent.delivery.transport import RecordingTransport
 from perfagent.errors import ServerUnreachable
 from perfagent.wire import Group
 

@@ -19,10 +19,11 @@ import pytest
 from builders import free_port, until
 from case_selection import everyday
 from driven_sender import Driven, row, steps_in
+from recording_transport import RecordingTransport
 
 import perfagent
 from perfagent.boundary import guard
-from perfagent.delivery.transport import RecordingTransport, Reply
+from perfagent.delivery.transport import Reply
 
 pytestmark = pytest.mark.fault
 

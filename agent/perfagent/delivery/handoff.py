@@ -256,11 +256,6 @@ class Sender:
         self.disabled = True
 
     @property
-    def recording_to(self) -> str:
-        """Where the samples are while the server is away."""
-        return str(self.folder)
-
-    @property
     def spool(self) -> Spool:
         """What was measured and is not acknowledged yet."""
         return self.dispatcher.spool

@@ -32,9 +32,8 @@ from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.errors import ServerUnreachable
 from perfagent.local_server import found_server
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
-from perfagent.wire import Frame, decode
 
-__all__ = ["Answer", "HttpTransport", "RecordingTransport", "Reply", "Transport", "judge", "packed"]
+__all__ = ["Answer", "HttpTransport", "Reply", "Transport", "judge", "packed"]
 
 DEADLINE_S = 10.0
 CONNECT_S = 5.0
@@ -407,46 +406,3 @@ class _DeadlineReader(io.RawIOBase):
             raise ConnectionAbortedError("the script has closed the socket")
         self._sock.settimeout(max(0.001, self._deadline - self._clock()))
         return self._sock.recv_into(buffer)
-
-
-class RecordingTransport:
-    """A transport for tests: keeps every frame it was given and answers from a script, then as our server does.
-
-    answers: what to answer next, in order: a Reply, or an exception to raise. frames: everything that was posted;
-    stored: the frames that were acknowledged, by (source, seq), each once, as the server's ledger does.
-    """
-
-    def __init__(self, answers: list[Reply | Exception] | None = None) -> None:
-        self.answers = answers if answers is not None else []
-        self.frames: list[Frame] = []
-        self.stored: dict[tuple[str, int], Frame] = {}
-        self.commands: list[dict[str, Any]] = []
-        self.closed = False
-
-    def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:  # noqa: ARG002
-        if encoding == "deflate":
-            body = zlib.decompress(body)
-        frame = decode(body)
-        self.frames.append(frame)
-        if self.answers:
-            answer = self.answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-        fresh = (frame.source, frame.seq) not in self.stored
-        self.stored.setdefault((frame.source, frame.seq), frame)
-        samples = frame.samples
-        commands, self.commands = self.commands, []
-        found = {
-            "stored": samples if fresh else 0,
-            "duplicate": 0 if fresh else samples,
-            "rejected": [],
-            "commands": commands,
-        }
-        return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(found))
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abandon(self) -> None:
-        self.closed = True

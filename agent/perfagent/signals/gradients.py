@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "joint_plan", "joint_report", "named",
+    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "joint_plan", "joint_report", "named",
     "norms", "parameters_of",
 ]  # fmt: skip
 
@@ -343,11 +343,6 @@ def joint_plan(plans: Sequence[Plan]) -> Plan:
 def parameters_of(optimizer: Any) -> list[Any]:
     """Returns all parameters of an optimizer, in its order."""
     return list(chain.from_iterable([group["params"] for group in optimizer.param_groups]))
-
-
-def gradients_of(optimizer: Any) -> list[torch.Tensor]:
-    """Returns the gradients that an optimizer is about to use."""
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) -> GradientNorms | None:

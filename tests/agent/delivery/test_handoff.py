@@ -19,6 +19,7 @@ from builders import until
 from driven_sender import Driven, row, steps_in
 from ingest_server import IngestServer
 from progress import new_progress
+from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.columns import DROPPED
@@ -27,7 +28,7 @@ from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS, Sender
 from perfagent.delivery.segments import HEADER, TICK, decode_header, records
 from perfagent.delivery.send_loop import jittered
 from perfagent.delivery.spool import Spool
-from perfagent.delivery.transport import HttpTransport, RecordingTransport, Reply
+from perfagent.delivery.transport import HttpTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.identity import Identity
 from perfagent.step.pending_logs import LoggedLater

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
-from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.samplers.counters import of_system
 from perfagent.samplers.psutil_counters import PsutilHost

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
+from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
-from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.gpu.nvml import load
