@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perfagent.rootcause.containment import contained
+from perfagent.boundary.guard import guarded
 
 __all__ = ["last_collectives"]
 
@@ -26,7 +26,7 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """NCCL writes into a recorder of its own, which only torch for GPUs has."""
 
 
-@contained
+@guarded
 def last_collectives() -> dict[str, object]:
     """{"groups": [{"group", "backend", "desc", "size"?, "members"?, "seq", "waits", "recent": [[number, name], ...],
     "sizes"?, "is_new"?}], "complete"}, one entry a process group and backend; {} where nothing is known.

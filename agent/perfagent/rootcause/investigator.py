@@ -17,8 +17,8 @@ from itertools import chain
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perfagent.boundary.guard import guarded
 from perfagent.end_reason import out_of_memory
-from perfagent.rootcause.containment import contained
 from perfagent.rootcause.standstill import Standstill
 from perfagent.step.state import now
 from perfagent.step.stop import Stop
@@ -109,7 +109,7 @@ class Investigator:
             self._suspect(tensor)
         return True
 
-    @contained
+    @guarded
     def _suspect(self, tensor: Any) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
 
@@ -145,7 +145,7 @@ class Investigator:
         if self._wants_look():
             self._look_behind(frame)
 
-    @contained
+    @guarded
     def _look_behind(self, where: TracebackType | FrameType) -> None:
         """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word
         to us."""
@@ -158,7 +158,7 @@ class Investigator:
             inquiry.before_backward(loss, frame)
             self._open(inquiry)
 
-    @contained
+    @guarded
     def _passing(self, error: BaseException, most: int | None) -> None:
         if not out_of_memory(error):
             return
@@ -173,7 +173,7 @@ class Investigator:
             self._forensics(error)
         BaseException.__setattr__(error, _TOLD, bool(told))
 
-    @contained
+    @guarded
     def _forensics(self, error: BaseException) -> None:
         from perfagent.rootcause.oom import forensics
 
@@ -216,7 +216,7 @@ class Investigator:
             # of a fast training, what follows has pushed it out by the time of the report
             self._newest.history = self.history()
 
-    @contained
+    @guarded
     def pressing(self, taken: Taken) -> None:
         """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a
         guard left out."""
@@ -293,7 +293,7 @@ class Investigator:
 
     # ---- the end
 
-    @contained
+    @guarded
     def close(self) -> None:
         """The run ends. On the thread that ends it; nothing is waited for."""
         self.progress.boundary = None
@@ -304,7 +304,7 @@ class Investigator:
         if self._commands is not None:
             self._commands.close()
 
-    @contained
+    @guarded
     def _begin_at_end(self) -> None:
         """The usual guard logs a loss that is no number and leaves before any backward pass: its row may be in the
         deque yet."""
@@ -337,6 +337,6 @@ def _logs_bad_loss(row: Any) -> bool:
     return any(loss_kind(name) == "whole" for name in bad)
 
 
-@contained
+@guarded
 def _run(task: Task) -> bool:
     return task.at_boundary()

@@ -18,9 +18,9 @@ from typing import Any
 
 from perfagent.boundary.call_slot import CALL, copy_that_calls
 from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, collect
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
-from perfagent.rootcause.containment import contained
 from perfagent.wire.evidence import ITSELF, BadModule
 
 __all__ = ["OutputChecks", "is_closed", "walk"]
@@ -219,14 +219,14 @@ class _Check:
         self._look(args, kwargs, output)
         return output
 
-    @contained
+    @guarded
     def _take_batch(self, args: Any, kwargs: Any) -> None:
         batch = Fingerprint(
             self._owner.step, "what the model was called with", tensors_in(_named(self._kept(), args, kwargs))
         )
         self._owner.batch = batch or None
 
-    @contained
+    @guarded
     def _look(self, args: Any, kwargs: Any, output: Any) -> None:
         if self.called:  # the module calls itself
             return

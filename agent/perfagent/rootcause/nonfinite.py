@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+from perfagent.boundary.guard import guarded
 from perfagent.rootcause.bad_tensors import BadAmong
 from perfagent.rootcause.batch import Fingerprint, in_callers
-from perfagent.rootcause.containment import contained
 from perfagent.rootcause.culprit import in_order, name_culprit, of_gradients, shared_names
 from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import first_bad_operator, leaves_of
@@ -128,7 +128,7 @@ class Inquiry:
             self._look_at_end()
         self._tell()
 
-    @contained
+    @guarded
     def _look_at_end(self) -> None:
         """If the step was not taken, the parameters are those that made the bad value. Bounded in work and in time."""
         completed = self._progress.completed
@@ -240,7 +240,7 @@ class Inquiry:
         }  # fmt: skip
         self._investigator.sender.event("finding", data, step=self.step)
 
-    @contained
+    @guarded
     def _when_sent(self) -> dict[str, Any]:
         self._investigator.read_rows()
         return {**self._surroundings()}

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.end_reason import text_of
-from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in
 from perfagent.wire.evidence import MemoryEvidence
@@ -90,7 +90,7 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     investigator.sender.event("finding", data, step=step)
 
 
-@contained
+@guarded
 def _last_steps(investigator: Investigator) -> dict[str, Any]:
     investigator.read_rows()
     return {"last_steps": investigator.history()[-LAST_STEPS:]}

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.pids import machine, process_start
-from perfagent.rootcause.containment import contained
 from perfagent.wire.evidence import ThreadStack
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Standstill:
             self._tell_at = None
             self._tell_collectives()
 
-    @contained
+    @guarded
     def _look(self, quiet: float) -> None:
         from perfagent.rootcause.stacks import all_stacks
 

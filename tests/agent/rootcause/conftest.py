@@ -16,12 +16,12 @@ from perfagent_server.rules.texts import LANGUAGES
 @pytest.fixture(autouse=True)
 def nothing_failed() -> Iterator[None]:
     """What fails inside is contained; a test that did not notice would prove nothing."""
-    from perfagent.rootcause.containment import problems
+    from perfagent.boundary import guard
 
-    problems.clear()
+    guard.reset()
     torch.manual_seed(7)
     yield
-    assert not problems, problems
+    assert not guard.failures, guard.failures
 
 
 class Block(nn.Module):
