@@ -95,19 +95,19 @@ class Lifecycle:
         self._progress = Progress(
             self._sender.rows, governor, reader=StepReader(), health=Health(), together=Together(), start_step=done
         )
-        self._progress.on_first_step = self._first_step
-        self._progress.on_event = self._sender.event
-        self._progress.on_resumed = self._goes_on_at
-        self._progress.account.evaluations = Evaluations()
-        self._progress.health.rank = identity.rank
+        self._progress.links.on_first_step = self._first_step
+        self._progress.links.on_event = self._sender.event
+        self._progress.links.on_resumed = self._goes_on_at
+        self._progress.links.account.evaluations = Evaluations()
+        self._progress.links.health.rank = identity.rank
         self._trained = Trained(self._progress, self._sender)
-        self._investigator = self._progress.investigator = Investigator(
+        self._investigator = self._progress.links.investigator = Investigator(
             self._progress, self._sender, self._trained.model
         )
         self._trained.watch_by(self._investigator.add)
-        self._progress.reader.investigator = self._investigator
-        self._progress.health.on_nonfinite = self._investigator.gradients_bad
-        self._sender.reader, self._sender.progress = self._progress.reader, self._progress
+        self._progress.links.reader.investigator = self._investigator
+        self._progress.links.health.on_nonfinite = self._investigator.gradients_bad
+        self._sender.reader, self._sender.progress = self._progress.links.reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)
         self._media = Outbox(self._sender)
@@ -157,7 +157,7 @@ class Lifecycle:
         """The first step to come has that number: told by a training that was resumed before it made one."""
         p = self._progress
         p.completed = p.measure_at = max(0, start_step - 1)
-        p.early_step = max(p.early_step, start_step)
+        p.logs.early_step = max(p.logs.early_step, start_step)
         self._identity.start_step = start_step
         self._sender.event("state", {"state": "starting", "start_step": start_step})
 
@@ -232,7 +232,7 @@ class Lifecycle:
 
     def capture_logs(self, wanted: bool) -> None:
         """Whether what the script logs by other loggers is recorded from here on."""
-        self._progress.captures = wanted
+        self._progress.logs.captures = wanted
         if wanted and state.current is self._progress:
             patching.watch_loggers()
 
@@ -264,7 +264,7 @@ class Lifecycle:
 
     def _placed(self) -> None:
         """On the sender's thread: it is known whose rank this is."""
-        self._progress.health.rank = self._identity.rank
+        self._progress.links.health.rank = self._identity.rank
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
         state, reason = "running" if self._progress.last else "starting", ""
@@ -412,7 +412,7 @@ class Lifecycle:
             reason = f"stopped after step {self._progress.completed:,}: {stop.why}"
         self._ending = ending, reason, more
         p = self._progress
-        p.ended = True
+        p.links.ended = True
         if p.awaits_optimizer():
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
@@ -438,7 +438,7 @@ class Lifecycle:
         """Under `perfagent run`: the script has started its training in other processes, which are not recorded."""
         unseen = launched.current is not None and launched.current.watched and self._progress.last is None
         group = self._identity.group
-        if unseen and self._progress.early_step == 0 and not (group is not None and group.exists()):
+        if unseen and self._progress.logs.early_step == 0 and not (group is not None and group.exists()):
             number = started_here()
             if number:
                 self._sender.event("alert", unrecorded(number))

@@ -57,9 +57,10 @@ class Polling:
         self._trained.watching.poll()
         self.report_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
-        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns + p.device_ns, self._sender.cpu_s, p.completed)
+        gradients_ns = p.costs.pass_ns + p.costs.telling_ns + p.costs.device_ns
+        share = self._governor.report(own_ns, gradients_ns, self._sender.cpu_s, p.completed)
         if share is not None:
-            p.health.come_back(p)
+            p.links.health.come_back(p)
             self._sender.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     @guard.guarded

@@ -171,17 +171,17 @@ class Run(Lifecycle):
             if step < self._given_step and any(name in values for name in self._given):
                 self._messages.warn("step back", step=step, newest=self._given_step)
             self._given_step, self._given = step, (*values,)
-            p.early_step = max(p.early_step, step + 1)
+            p.logs.early_step = max(p.logs.early_step, step + 1)
             if "loss" in values:
                 self._explicit_loss(step, values["loss"])
-        elif p.seen_backward:
+        elif p.losses.seen_backward:
             if p.last is None and p.unstepped():
                 self._log_unstepped(values, media, commit)
                 return
             step = p.completed + p.opened
             loss = values.get("loss")
             if type(loss) is float:
-                p.user_losses[step] = loss
+                p.losses.user_losses[step] = loss
             elif "loss" in values:
                 self._explicit_loss(step, loss)
         else:
@@ -287,7 +287,7 @@ class Run(Lifecycle):
     def _has_logged(self) -> bool:
         """Whether log() was called, drained or not: its calls leave these traces."""
         p = self._progress
-        by_calls = self._given_step >= 0 or p.first_logged >= 0 or p.early_step > (self.start_step or 0)
+        by_calls = self._given_step >= 0 or p.logs.first_logged >= 0 or p.logs.early_step > (self.start_step or 0)
         return by_calls or bool(p.early) or self._sender.logged[0] > 0
 
     def __enter__(self) -> Run:
@@ -320,7 +320,7 @@ class Run(Lifecycle):
 
     def _log_unstepped(self, values: dict[str, Any], media: dict[str, list[Media]], commit: bool | None) -> None:
         p = self._progress
-        if "loss" in values and not p.by_log:
+        if "loss" in values and not p.logs.by_log:
             self._explicit_loss(p.completed + 1, values["loss"])
         early = EarlyLog(time.time(), time.monotonic(), values, commit)
         self._media.add(media, early)
@@ -337,9 +337,11 @@ class Run(Lifecycle):
             else float("nan")
         )
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
-            p.user_losses[step] = number
+            p.losses.user_losses[step] = number
         else:
-            p.reader.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
+            p.links.reader.loss_by_user = (
+                True  # steps counted in another way: two counts in one series would be nonsense
+            )
 
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""

@@ -29,20 +29,20 @@ class Trained:
         self._named: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
         self._likely_device: int | None = None
-        progress.on_next_model = self._next_model
+        progress.links.on_next_model = self._next_model
 
     def watch_by(self, add: Callable[[Any], None]) -> None:
         """add: hands a task to the training thread, between two steps."""
         self.watching = Watching(self._progress, add)
-        self._progress.on_next_optimizer = self.watching.watch_step
+        self._progress.links.on_next_optimizer = self.watching.watch_step
 
     def model(self) -> Any:
         """None where it is not known, and where the script has dropped it."""
-        found = self._named or self._progress.found
+        found = self._named or self._progress.selection.found
         return found() if found is not None else None
 
     def optimizer(self) -> Any:
-        return self._progress.primary() if self._progress.primary is not None else None
+        return self._progress.selection.primary() if self._progress.selection.primary is not None else None
 
     def device(self) -> int | None:
         """This rank's CUDA device: that of the parameters it trains; before its first step, and where it never steps an
@@ -61,8 +61,8 @@ class Trained:
     def name(self, model: Any, optimizer: Any) -> None:
         """What the script says that it trains; None for what it does not say."""
         if model is not None:
-            self._named = self._progress.found = weakref.ref(model)
-            self._progress.model_size = _trainable(model)
+            self._named = self._progress.selection.found = weakref.ref(model)
+            self._progress.selection.model_size = _trainable(model)
             if self._progress.last is not None:
                 self._watch_again()
         if optimizer is not None:
@@ -79,7 +79,11 @@ class Trained:
 
     def is_another(self, model: Any) -> bool:
         """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
-        if model is None or self._progress.last is None or (self._named is None and self._progress.found is None):
+        if (
+            model is None
+            or self._progress.last is None
+            or (self._named is None and self._progress.selection.found is None)
+        ):
             return False
         known = self.model()  # None: it is gone
         return known is None or not (_holds(known, model) or _holds(model, known))
@@ -91,7 +95,7 @@ class Trained:
         """The process trains another model, which the hooks have found. goes_on: as the same training, resumed."""
         self._named = None
         if not goes_on:
-            self._sender.event("state", {"state": "running", "training_after": self._progress.began})
+            self._sender.event("state", {"state": "running", "training_after": self._progress.selection.began})
         self._watch_again()
 
     def _watch_again(self) -> None:

@@ -66,7 +66,7 @@ def main() -> None:
     before, made = run._sender.cpu_s, 0
     for _ in range(rounds):
         for watched in (True, False):
-            progress.captures = watched
+            progress.logs.captures = watched
             if not watched:
                 state.current = None
             for name, call in calls.items():

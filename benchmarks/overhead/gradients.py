@@ -87,13 +87,13 @@ class Perfagent(Case):
 
         run = perfagent.attach(model, optimizer, project="bench")
         self._progress = run._progress
-        self._progress.health = Timed()
-        self._progress.governor = Every(0.5)
+        self._progress.links.health = Timed()
+        self._progress.links.governor = Every(0.5)
         Every.steps = 10 if "tenth" in name else 1
         if "norms" in name:
-            self._progress.health.deeper = 10**9
+            self._progress.links.health.deeper = 10**9
         elif "everything" in name:
-            self._progress.health.deeper = 1
+            self._progress.links.health.deeper = 1
         self._due = 0
 
     def on(self) -> None:

@@ -134,7 +134,7 @@ class Evaluations:
         first: it is the run's first step, before which scripts read data for all kinds of reasons.
         """
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(p.account, step, self._with_unseen(step, entries_of(trace), first=first))
+        folded = self._folded(p.links.account, step, self._with_unseen(step, entries_of(trace), first=first))
         self._tell(p, step - 1, step)
         return trace_of(folded)
 
@@ -142,9 +142,13 @@ class Evaluations:
         """Returns the seconds of evaluation after the last step. A notebook may go on for hours and call the model now
         and then: calls far apart are not one evaluation."""
         if p.last is not None:
-            p.account.trains(entries_of(p.last.trace))  # this trace does not show in which mode the model was trained
+            p.links.account.trains(
+                entries_of(p.last.trace)
+            )  # this trace does not show in which mode the model was trained
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(p.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS)
+        folded = self._folded(
+            p.links.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS
+        )
         self._tell(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
         return spent_ns / 1e9

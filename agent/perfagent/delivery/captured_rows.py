@@ -163,9 +163,9 @@ class CapturedRows:
     def _may_step(self, age_s: float) -> bool:
         """Whether an optimizer may soon make the first step of this process."""
         p = self._sender.progress
-        if p is None or p.by_log or "torch" not in sys.modules:
+        if p is None or p.logs.by_log or "torch" not in sys.modules:
             return False
-        return age_s < (DEFERRED_S if p.seen_backward else EARLY_S)
+        return age_s < (DEFERRED_S if p.losses.seen_backward else EARLY_S)
 
     def _is_new(self, name: str, step: int, value: float) -> bool:
         before = self._written.get(name)
@@ -182,8 +182,8 @@ class CapturedRows:
     def _write(self, row: _Undecided, rows: list[Any]) -> None:
         step, wall, monotonic, metrics = row
         p = self._sender.progress
-        if p is not None and p.last is None and step > p.captured_step:
-            p.captured_step = step
+        if p is not None and p.last is None and step > p.logs.captured_step:
+            p.logs.captured_step = step
         if self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
             return
         checked = self._columns.checked(row)  # more series than a run may have: what there is room for

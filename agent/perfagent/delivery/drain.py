@@ -113,7 +113,7 @@ class Collector:
             listen_here()  # now: what these rows hold of a device was taken before
         # a loss that the user logs later takes the place of ours
         settled = p.completed + p.opened if p is not None else 0
-        losses = p.user_losses if p is not None else {}
+        losses = p.losses.user_losses if p is not None else {}
         packer, newest = self._packer, self.newest
         self._epoch = epoch = time.time() - time.monotonic()
         self._calls = self._values = self._again = self._values_again = steps = entries = taken = 0

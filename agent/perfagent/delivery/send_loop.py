@@ -535,7 +535,7 @@ class Dispatcher:
 
     def _is_stoppable(self) -> bool:
         """Ranks that may be stopped ask for commands more often: all must know of a step before it comes."""
-        watching = None if self.sender.progress is None else self.sender.progress.investigator
+        watching = None if self.sender.progress is None else self.sender.progress.links.investigator
         return watching is not None and watching.stop.allowed
 
     def _obey(self, command: Mapping[str, Any]) -> None:

@@ -146,7 +146,7 @@ class Beside:
         for companion in new:
             companion.put_on()
         self._watched += new
-        self._progress.account.evaluations.usual_from(self._progress.completed + 1)
+        self._progress.links.account.evaluations.usual_from(self._progress.completed + 1)
         keep_out_of_frames()
 
 

@@ -66,8 +66,8 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                     failed(_NAME, error)
             return original(tensors, *args, **kwargs)
         except (RuntimeError, MemoryError) as error:
-            if p.investigator is not None:
-                p.investigator.passing(error)
+            if p.links.investigator is not None:
+                p.links.investigator.passing(error)
             raise
         finally:
             p.backward_depth = 0
@@ -88,19 +88,19 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
     """Records the start of a backward pass. weights: the `gradient` argument of Tensor.backward, for a root with
     several numbers."""
     single = hasattr(tensors, "requires_grad")
-    if p.proof is not None:
-        proof, p.proof = p.proof, None
+    if p.losses.proof is not None:
+        proof, p.losses.proof = p.losses.proof, None
         proof(tensors)
-    if p.loss_made is None:
-        p.loss_made = {}  # first: an error in there must not come again, nor cost the rest
+    if p.losses.loss_made is None:
+        p.losses.loss_made = {}  # first: an error in there must not come again, nor cost the rest
         _note_loss(p, tensors)
     if p.roots and single and _is_whole(tensors):
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)
     root = None
-    if not p.inside_roots:  # LBFGS evaluates several times; only the first is the loss at the current weights
+    if not p.losses.inside_roots:  # LBFGS evaluates several times; only the first is the loss at the current weights
         if p.entered:  # called by the optimizer's own step, through a closure
-            p.inside_roots = p.unusual = True
+            p.losses.inside_roots = p.unusual = True
         root = _root(p, tensors) if single else _sum(p, tensors)
         if root is None and single and weights is not None:
             root = _weighted(p, tensors, weights)
@@ -119,7 +119,7 @@ def _note_loss(p: Progress, tensors: Any) -> None:
     if type(tensors) in (list, tuple):
         tensors = tensors[0] if tensors else None
     if hasattr(tensors, "grad_fn"):
-        p.loss_made = loss_function(tensors)
+        p.losses.loss_made = loss_function(tensors)
 
 
 def _is_whole(tensor: Any) -> bool:
@@ -136,7 +136,7 @@ def _is_whole(tensor: Any) -> bool:
 
 def _fold_parts(p: Progress) -> None:
     """Counts the passes since the last whole loss as time of the backward phase, without a loss or batch."""
-    step, at = p.whole_loss
+    step, at = p.losses.whole_loss
     since = at if step == p.completed and begins_entry(p.trace, at) else 0  # the trace may have been shortened
     folded: list[Entry] = []
     begun: Entry | None = None
@@ -150,7 +150,7 @@ def _fold_parts(p: Progress) -> None:
         else:
             folded.append(entry)
     p.trace[since:] = trace_of(folded)
-    p.whole_loss = p.completed, len(p.trace) + FIELDS[BACKWARD]
+    p.losses.whole_loss = p.completed, len(p.trace) + FIELDS[BACKWARD]
 
 
 def begin_pass(p: Progress, tensor: Any) -> Any:
@@ -158,10 +158,10 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
     p.plain = False
     if p.clock is None and tensor is not None and tensor.is_cuda:
         p.clock = DeviceClock(tensor.device)
-    p.opened = p.seen_backward = True
-    if p.early and p.first_logged < 0:
+    p.opened = p.losses.seen_backward = True
+    if p.early and p.logs.first_logged < 0:
         p.settle_early(p.completed + 1)
-        p.first_logged = 0
+        p.logs.first_logged = 0
     return None if p.clock is None else p.clock.mark()
 
 
@@ -177,7 +177,7 @@ def _root(p: Progress, tensor: Any) -> Root | None:
         value = float(local.item())
         if value - value != 0.0:  # NaN or infinite: measure the gradients of this step
             _suspect(p, tensor)
-        return Root(value, _divided(tensor) if p.accumulates or p.roots else False)
+        return Root(value, _divided(tensor) if p.losses.accumulates or p.roots else False)
     later = take(local)
     return None if later is None else Root(later, _divided(tensor))
 
@@ -205,7 +205,7 @@ def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
 def _suspect(p: Progress, tensor: Any) -> None:
     """Has the gradients of this very step measured and the cause investigated, since the loss is NaN or infinite. Of a
     loss that stays so only the first step: what follows is its consequence, and costs what any step does."""
-    if p.investigator is None or p.investigator.suspect(tensor):
+    if p.links.investigator is None or p.links.investigator.suspect(tensor):
         p.measure_at = p.completed
         p.unusual = True
 

@@ -39,7 +39,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         was_open = p.opened
         p.data_depth = 1
         p.opened = True  # log() calls from now on belong to the next step
-        if not p.seen_backward:
+        if not p.losses.seen_backward:
             _fetch_before_training(p)
         try:
             batch = original(self)
@@ -93,7 +93,7 @@ def _end_epoch(p: Progress, iteration: int) -> None:
 
 
 def _fetch_before_training(p: Progress) -> None:
-    p.fetched = True
+    p.logs.fetched = True
     if p.early:  # a whole iteration without a backward pass: this process does not train, at least not yet
         p.settle_early(None)
 
@@ -104,8 +104,8 @@ def _ended(p: Progress, loader: int, began: int, error: BaseException) -> None:
     if read_on(p.trace, loader):
         interrupted(p)
     p.trace.extend((began, now(), loader, None, DATA))
-    if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
-        p.investigator.passing(error)
+    if p.links.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
+        p.links.investigator.passing(error)
 
 
 @guarded
@@ -135,7 +135,7 @@ def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> 
         p.readers.clear()
     measure = reader(batch, batch_size)
     if is_raw(batch):
-        p.parts_for = sys.maxsize
+        p.losses.parts_for = sys.maxsize
         measure = of_raw(measure)
     measure = p.readers[loader] = untraced(measure)
     keep_out_of_frames()
@@ -165,7 +165,7 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
         p.data_depth = 1  # a DataLoader inside is not counted a second time
         began = now()
         p.opened = True
-        if not p.seen_backward:
+        if not p.losses.seen_backward:
             _fetch_before_training(p)
         try:
             item = next(iterator)

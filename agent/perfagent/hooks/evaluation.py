@@ -91,8 +91,8 @@ def evaluated(
     try:
         output = call(*args, **kwargs)
     except (RuntimeError, MemoryError) as error:
-        if p.investigator is not None:
-            p.investigator.passing(error)
+        if p.links.investigator is not None:
+            p.links.investigator.passing(error)
         raise
     finally:
         p.phase_depth -= not graded
@@ -134,7 +134,7 @@ class _AfterLast(StepRow):
 
     def row(self, p: Progress) -> Any:
         """Returns `phase/eval_s` under the last step's number, as a row of log(): without a value it is not stored."""
-        seconds = p.account.evaluations.after(p, self.step, self.trace)
+        seconds = p.links.account.evaluations.after(p, self.step, self.trace)
         return self.step, self.wall, self.began / 1e9, {"phase/eval_s": seconds} if seconds else {}
 
 

@@ -103,10 +103,10 @@ class Watched(Standing):
                 size = size_of_call(p, args, kwargs)
                 if training:
                     contents_of(p).look_at_call(kwargs or args)
-                if p.parts_for < _PARTS_FOR:
-                    p.parts_for = _PARTS_FOR  # ... or another part of the batch before
-            elif p.parts_for:
-                p.parts_for -= 1
+                if p.losses.parts_for < _PARTS_FOR:
+                    p.losses.parts_for = _PARTS_FOR  # ... or another part of the batch before
+            elif p.losses.parts_for:
+                p.losses.parts_for -= 1
                 size = size_of_call(p, args, kwargs)
             trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
             probe = p.probe  # several threads of one training may be here at once
@@ -117,8 +117,8 @@ class Watched(Standing):
         try:
             output = call(*args, **kwargs)
         except BaseException as error:
-            if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
-                p.investigator.passing(error)
+            if p.links.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
+                p.links.investigator.passing(error)
             raise
         if not self._looks:
             return output
@@ -131,7 +131,7 @@ class Watched(Standing):
                 self._returned.update(
                     loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None
                 )
-                p.proof = self._prove
+                p.losses.proof = self._prove
                 p.plain = False  # so that the backward pass calls `proof`
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:

@@ -193,7 +193,7 @@ class Clips:
         the scaler uses them as they are."""
         if p.amp.scale is None or not any(clip is not None and clip.scaled for clip in held):
             return False
-        p.extras.append(_CLIPPED_SCALED)
+        p.measured.extras.append(_CLIPPED_SCALED)
         return True
 
     def settle(self, p: Progress, optimizer: Any) -> bool:
@@ -207,16 +207,16 @@ class Clips:
             found = self.holding(optimizer)
             clips = [clip for clip in found if clip is not None]
             if clips:
-                p.clip_norm = self.norms(found, optimizer)
-                p.unusual = p.unusual or bool(p.clip_norm)
+                p.measured.clip_norm = self.norms(found, optimizer)
+                p.unusual = p.unusual or bool(p.measured.clip_norm)
                 if self.scaled(clips, p):
                     p.amp.grad_scale = take(p.amp.scale)
                     if p.amp.grad_scale is None:  # no norm is better than one of scaled gradients
-                        p.clip_norm = []
+                        p.measured.clip_norm = []
                         self._forget_pass(p)
             if self.unnamed is not None and (found != {self.unnamed} or _takes_pieces(optimizer)):
                 self._forget_pass(p)
-            p.clip_rounds = max((clip.round for clip in clips), default=0)
+            p.measured.clip_rounds = max((clip.round for clip in clips), default=0)
             self._touched = bool(clips)
         return self._touched
 
@@ -226,7 +226,7 @@ class Clips:
         for gradient in map(id, map(_gradient, parameters_of(stepped))):
             self._of.pop(gradient, None)
         self._of[_NONE] = _ABSENT
-        if self.unnamed is not None and self.unnamed not in self.holding(p.primary()):
+        if self.unnamed is not None and self.unnamed not in self.holding(p.selection.primary()):
             self._forget_pass(p)
 
     def _forget_pass(self, p: Progress) -> None:
@@ -316,8 +316,8 @@ def _add(p: Progress, tensors: Any) -> Clip | None:
         return None
     if p.clips is None:
         p.clips = Clips()
-    p.clipped += 1
-    p.clipped_gradients += len(tensors)
+    p.costs.clipped += 1
+    p.costs.clipped_gradients += len(tensors)
     clip: Clip | None = p.clips.add(tensors, p.trace)
     if clip is not None:
         clip.scaled = p.amp.scaling and not p.amp.unscaled
@@ -356,25 +356,29 @@ def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
 def _is_due(p: Progress, clip: Clip) -> bool:
     """True if these gradients should be measured. Where a loop clips after every micro-batch, only the last of them
     counts: the gradients before are parts of it."""
-    if p.completed < p.measure_at or clip.round < p.clip_rounds:
+    if p.completed < p.measure_at or clip.round < p.measured.clip_rounds:
         return False
-    return p.clip_rounds > 0 or not clip.round & (clip.round - 1)  # no step is known yet: the 1st, 2nd, 4th, ...
+    return p.measured.clip_rounds > 0 or not clip.round & (
+        clip.round - 1
+    )  # no step is known yet: the 1st, 2nd, 4th, ...
 
 
 def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
     """Measures the gradients now, since clipping is about to change them."""
     clips = p.clips
-    if p.looked:
+    if p.measured.looked:
         return  # a closure that is called again, at other weights
-    p.together.measure_clipped(p, clips, clip)
+    p.links.together.measure_clipped(p, clips, clip)
     if clip.round <= clips.measured or (p.gradients is not None and not clips.measured):
         return
-    primary = p.primary() if p.primary is not None else None
+    primary = p.selection.primary() if p.selection.primary is not None else None
     if primary is None:
-        p.health.measure_unnamed(p, list(gradients))
+        p.links.health.measure_unnamed(p, list(gradients))
         clips.unnamed = clip
     elif clips.touches(clip, primary):
-        p.health.measure(p, primary, after=bool(p.entered))  # inside of a closure the weights may have moved already
+        p.links.health.measure(
+            p, primary, after=bool(p.entered)
+        )  # inside of a closure the weights may have moved already
     else:
         return  # gradients of another optimizer
     clips.measured = clip.round

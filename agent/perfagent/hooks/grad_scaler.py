@@ -73,7 +73,7 @@ def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
     if stepped and found is not None:  # a fused optimizer decides on the device
         skipped = take(found)
     if not stepped and p.primary_id != id(optimizer):
-        p.together.skips(p, optimizer)
+        p.links.together.skips(p, optimizer)
     finish_step(p, optimizer, skipped, event)
 
 

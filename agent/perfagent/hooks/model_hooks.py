@@ -43,12 +43,12 @@ class Watching:
     def put_on(self, model: Any, optimizer: Any) -> None:
         """Watches the model and the optimizer; either may be None (not known yet). Hooks already in place stay."""
         if model is not None and self._undo_forward is None:
-            self._progress.account.embedded = has_embedding(model)
+            self._progress.links.account.embedded = has_embedding(model)
             watched = watch_forward(model)
             if watched is not None:
                 self._undo_forward = watched.take_off
                 self._uncalled, self._beside = Uncalled(model, watched), Beside(self._progress, model)
-                self._progress.account.evaluations.usual_from(self._progress.completed)
+                self._progress.links.account.evaluations.usual_from(self._progress.completed)
                 self._add(self._uncalled)
                 self._add(self._beside)
                 self._looked = time.monotonic()

@@ -88,13 +88,15 @@ class Together:
             taken = self._taken(p, optimizer, p.clips, self._step, due=self._is_due(p), skipped=skipped)
             if taken is not None:
                 self._early[me] = taken
-                self._keep(p, optimizer, self._early, me, due=self._is_due(p) and p.health.compares(p) and not skipped)
+                self._keep(
+                    p, optimizer, self._early, me, due=self._is_due(p) and p.links.health.compares(p) and not skipped
+                )
 
     def _keep(self, p: Progress, optimizer: Any, told: Any, place: int, *, due: bool) -> None:
         """Keeps the weights that an optimizer is about to change. told, place: where the record of its gradients is."""
         self.kept = None  # an optimizer that raised in its step left its copy here
         if due and len(self._members) <= _MOST:
-            self.kept = id(optimizer), p.health.keep_other(p, optimizer), told, place
+            self.kept = id(optimizer), p.links.health.keep_other(p, optimizer), told, place
 
     @guarded
     def moved(self, p: Progress, optimizer: Any) -> None:
@@ -102,7 +104,7 @@ class Together:
         assert self.kept is not None
         (me, weights, told, place), self.kept = self.kept, None
         if me == id(optimizer):
-            told[place] = told[place]._replace(moved=p.health.compare_other(p, optimizer, weights))
+            told[place] = told[place]._replace(moved=p.links.health.compare_other(p, optimizer, weights))
 
     def of_step(self, p: Progress) -> list[Taken]:
         """Returns, when the primary optimizer's step ends, the gradients of those that stepped before.
@@ -119,7 +121,7 @@ class Together:
         for me, optimizer in [*self._members.items()]:
             when, number, _ = self._measured.get(me, (-1, 0, None))
             if (when != step or number < clip.round) and clips.touches(clip, optimizer):
-                self._measured[me] = step, clip.round, p.health.measure_other(p, optimizer)
+                self._measured[me] = step, clip.round, p.links.health.measure_other(p, optimizer)
 
     def _part(self, p: Progress, step: int) -> None:
         """Drops the early optimizers that stepped on an earlier backward pass than the primary one."""
@@ -135,7 +137,7 @@ class Together:
         stay due in every step, but are never measured."""
         if p.completed < p.measure_at or not self._in_vain:
             return p.completed >= p.measure_at
-        primary = p.primary()
+        primary = p.selection.primary()
         return primary is not None and has_gradients(primary)
 
     def _taken(
@@ -154,7 +156,7 @@ class Together:
             norms = None
             if due and held == {None} and len(self._members) <= _MOST:
                 scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales in its kernel
-                norms = p.health.measure_other(p, optimizer)
+                norms = p.links.health.measure_other(p, optimizer)
         on_device = take_if_any(getattr(optimizer, "found_inf", None))  # ... and skips there
         return Taken(norms, known, scale, 0.0 if on_device is None else on_device)
 

@@ -38,7 +38,7 @@ hundreds of times."""
 def appoint(p: Progress, optimizer: Any) -> None:
     """Selects a primary optimizer when this one is about to step and there is none, or it is gone. (With a closure, its
     gradients are measured within the step.)"""
-    if p.primary is None:
+    if p.selection.primary is None:
         _choose(p, optimizer)
     else:
         takes_over(p, optimizer)
@@ -49,8 +49,10 @@ def _choose(p: Progress, optimizer: Any) -> None:
     mine, size = parameters_of(optimizer), owned(optimizer)
     larger: list[tuple[Any, Any]] = []
     found = None
-    if not p.model_size or size < p.model_size:  # otherwise it owns all of the model that the user named
-        modules, others = search(models=not p.model_size)
+    if (
+        not p.selection.model_size or size < p.selection.model_size
+    ):  # otherwise it owns all of the model that the user named
+        modules, others = search(models=not p.selection.model_size)
         # an optimizer that has stepped, while this one has not, is left over from an earlier training
         others = [other for other in others if other is not optimizer and (optimizer.state or not other.state)]
         others = [other for other in others if owned(other) > size and not mine.keys() & parameters_of(other).keys()]
@@ -63,7 +65,7 @@ def _choose(p: Progress, optimizer: Any) -> None:
     chosen, found = max(alive, key=lambda pair: owned(pair[0]), default=(optimizer, found))
     make_primary(p, chosen)
     if found is not None:
-        p.found = found
+        p.selection.found = found
 
 
 def _root_in(modules: list[Any], optimizer: Any) -> Any:
@@ -74,18 +76,18 @@ def _root_in(modules: list[Any], optimizer: Any) -> Any:
 
 def make_primary(p: Progress, optimizer: Any) -> None:
     def forget(gone: Any) -> None:
-        if p.primary is gone:
+        if p.selection.primary is gone:
             p.primary_id = 0  # another object may get the same id
 
-    p.primary, p.primary_id = weakref.ref(optimizer, forget), id(optimizer)
-    p.began = p.alone_since = p.completed
-    p.together.forget()
+    p.selection.primary, p.primary_id = weakref.ref(optimizer, forget), id(optimizer)
+    p.selection.began = p.selection.alone_since = p.completed
+    p.links.together.forget()
 
 
 def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
     """Decides whether another optimizer becomes the primary one: the old one is gone, smaller or replaced, or has not
     stepped for long. rate: the learning rate of this step, if the optimizer no longer has it."""
-    primary, before = p.primary() if p.primary is not None else None, p.completed
+    primary, before = p.selection.primary() if p.selection.primary is not None else None, p.completed
     if primary is None:
         primary = _heir(p, owned(optimizer))
         if primary is not None:
@@ -93,7 +95,7 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
         if primary is optimizer:
             return True
     if primary is not None:
-        known = p.steppers.get(id(optimizer))
+        known = p.selection.steppers.get(id(optimizer))
         new = known is None or _is_gone(p, optimizer)
         steps = known[1] + 1 if known is not None and not new and known[0] == p.completed else 1
         at_once = new and (owned(optimizer) > owned(primary) or _replaces(p, optimizer, primary))
@@ -101,7 +103,7 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
         if new:
             _remember(p, optimizer)
         rates = known[2] if known is not None and steps > 1 else []
-        p.steppers[id(optimizer)] = p.completed, steps, rates
+        p.selection.steppers[id(optimizer)] = p.completed, steps, rates
         if not at_once and steps < patience:
             rates.append(_rate(optimizer, rate))
             return False
@@ -109,8 +111,8 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
             _was_alone(p, rates)
         _remember(p, primary)
     make_primary(p, optimizer)
-    p.alone_since = before
-    p.steppers.clear()
+    p.selection.alone_since = before
+    p.selection.steppers.clear()
     return True
 
 
@@ -118,13 +120,17 @@ def _heir(p: Progress, size: int) -> Any:
     """Called when the primary one is gone and one with `size` parameters is about to step. Returns an optimizer that
     stepped in between, trains as many and still exists: it was the outer one of two loops, and the lost one belonged
     to the inner loop."""
-    beside = [one for key in p.steppers if key in p.beside and (one := p.beside[key]()) is not None]
+    beside = [
+        one
+        for key in p.selection.steppers
+        if key in p.selection.beside and (one := p.selection.beside[key]()) is not None
+    ]
     return max((one for one in beside if owned(one) >= size), key=owned, default=None)
 
 
 def _is_gone(p: Progress, optimizer: Any) -> bool:
     """True if the records under this optimizer's id are those of another one that is gone."""
-    seen = p.beside.get(id(optimizer))
+    seen = p.selection.beside.get(id(optimizer))
     return seen is not None and seen() is not optimizer
 
 
@@ -134,22 +140,26 @@ def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: boo
         return _UNPROVEN
     me = id(optimizer)
     if steps == 1:
-        if new and (me not in p.beside or _is_gone(p, optimizer)):
-            quiet = p.completed - max((then for then, *_ in p.steppers.values()), default=p.alone_since)
+        if new and (me not in p.selection.beside or _is_gone(p, optimizer)):
+            quiet = p.completed - max(
+                (then for then, *_ in p.selection.steppers.values()), default=p.selection.alone_since
+            )
             if quiet >= _UNPROVEN and owned(optimizer) >= _SAME * owned(primary):
-                p.newcomer = me
-        elif p.newcomer == me:
-            p.newcomer = 0  # the primary one has stepped again
-    return _UNPROVEN if p.newcomer == me else _PATIENCE
+                p.selection.newcomer = me
+        elif p.selection.newcomer == me:
+            p.selection.newcomer = 0  # the primary one has stepped again
+    return _UNPROVEN if p.selection.newcomer == me else _PATIENCE
 
 
 def _remember(p: Progress, optimizer: Any) -> None:
     """Records an optimizer besides the primary one: its state takes memory, too."""
-    gone = {key for key, one in p.beside.items() if one() is None}
-    p.beside = {key: one for key, one in p.beside.items() if key not in gone}  # a new dict, for other threads
-    p.steppers = {key: seen for key, seen in p.steppers.items() if key not in gone}
-    if len(p.beside) < _PATIENCE:
-        p.beside[id(optimizer)] = weakref.ref(optimizer)
+    gone = {key for key, one in p.selection.beside.items() if one() is None}
+    p.selection.beside = {
+        key: one for key, one in p.selection.beside.items() if key not in gone
+    }  # a new dict, for other threads
+    p.selection.steppers = {key: seen for key, seen in p.selection.steppers.items() if key not in gone}
+    if len(p.selection.beside) < _PATIENCE:
+        p.selection.beside[id(optimizer)] = weakref.ref(optimizer)
 
 
 def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
@@ -157,11 +167,11 @@ def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
     the first one keeps counting."""
     before, after = parameters_of(primary), parameters_of(optimizer)
     shared = sum(numbers_in(before[one]) for one in before.keys() & after.keys())
-    if p.take_turns or shared < _SAME * owned(primary):
+    if p.selection.take_turns or shared < _SAME * owned(primary):
         return False
-    first, at = p.overtaken
-    p.take_turns = first == id(optimizer) and p.completed - at < _UNPROVEN
-    p.overtaken = id(primary), p.completed
+    first, at = p.selection.overtaken
+    p.selection.take_turns = first == id(optimizer) and p.completed - at < _UNPROVEN
+    p.selection.overtaken = id(primary), p.completed
     return True
 
 
@@ -194,31 +204,31 @@ def _was_alone(p: Progress, rates: list[float | None]) -> None:
 def follow(p: Progress, optimizer: Any) -> None:
     """Finds the model of an optimizer that begins to count with the step that just ended, if the model is not known, as
     in the next fold or trial of a search. Does nothing right after another search, since some loops restart often."""
-    if not _is_known(p, optimizer) and now() >= p.look_at:
+    if not _is_known(p, optimizer) and now() >= p.selection.look_at:
         _find_model(p, optimizer)
 
 
 def _is_known(p: Progress, optimizer: Any) -> bool:
     """True if the model still exists, and the user named it or this optimizer trains some of its parameters."""
-    model = p.found() if p.found is not None else None
+    model = p.selection.found() if p.selection.found is not None else None
     if model is None:
         return False
     own = parameters_of(optimizer)
-    return bool(p.model_size) or any(id(parameter) in own for parameter in model.parameters())
+    return bool(p.selection.model_size) or any(id(parameter) in own for parameter in model.parameters())
 
 
 def _find_model(p: Progress, optimizer: Any) -> None:
     began = now()
     found = _root_in(search(models=True)[0], optimizer)
-    p.looks += 1
-    if p.looks >= _LOOKS:
-        p.look_at = now() + _PAUSES * (now() - began)
-    p.found = found  # None: in no model; no search is needed while this optimizer counts
+    p.selection.looks += 1
+    if p.selection.looks >= _LOOKS:
+        p.selection.look_at = now() + _PAUSES * (now() - began)
+    p.selection.found = found  # None: in no model; no search is needed while this optimizer counts
     if found is None:
         return
-    p.health.found_model()
-    if p.on_next_model is not None:
-        p.on_next_model(_goes_on(p, optimizer))
+    p.links.health.found_model()
+    if p.links.on_next_model is not None:
+        p.links.on_next_model(_goes_on(p, optimizer))
 
 
 def _goes_on(p: Progress, optimizer: Any) -> bool:
@@ -239,11 +249,12 @@ class Lost:
     def is_due(self) -> bool:
         """True if the model is gone and a search is allowed. Any thread."""
         p = self._progress
-        return p.found is not None and p.found() is None and bool(p.primary_id) and now() >= p.look_at
+        found = p.selection.found
+        return found is not None and found() is None and bool(p.primary_id) and now() >= p.selection.look_at
 
     def at_boundary(self) -> bool:
         p = self._progress
-        primary = p.primary() if p.primary is not None else None
+        primary = p.selection.primary() if p.selection.primary is not None else None
         if primary is not None and self.is_due():
             _find_model(p, primary)
             p.step_end = now()

@@ -75,7 +75,7 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
     if not p.primary_id:
         _appoint_safely(p, optimizer)
     if p.primary_id == me:
-        p.looked = False
+        p.measured.looked = False
 
     @functools.wraps(closure)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -90,10 +90,10 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
         if first and p.entered == me:
             first = False
             if p.primary_id == me:
-                p.looked = True
+                p.measured.looked = True
                 _look_safely(p, optimizer)
             elif not backward_since(p.trace, at):  # otherwise its gradients are from a backward pass of its own
-                p.together.steps(p, optimizer)
+                p.links.together.steps(p, optimizer)
         if p.entered == me:
             _closed(p, began, here)
         return loss
@@ -114,11 +114,11 @@ def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
     the trace's length after the entry that began the step."""
     if p.trace[at - 1 : at] == [OPTIMIZER]:  # otherwise an evaluation has folded the entries before
         del p.trace[at:]
-        p.roots, p.inside_roots = roots, False
+        p.roots, p.losses.inside_roots = roots, False
     if counts:
-        p.clips, p.clip_norm, p.looked = None, [], False
+        p.clips, p.measured.clip_norm, p.measured.looked = None, [], False
         p.gradients = p.amp.grad_scale = None
-        p.health.forget()
+        p.links.health.forget()
 
 
 def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
@@ -126,8 +126,8 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
         return
     me = id(optimizer)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
-        p.blocked += 1
-        if p.blocked < _RAISED:
+        p.selection.blocked += 1
+        if p.selection.blocked < _RAISED:
             return  # ... unless that one raised in its step and will never return
     p.entered = me
     p.plain = False
@@ -137,7 +137,7 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if p.primary_id != me:
         if not closure:
-            p.together.steps(p, optimizer)
+            p.links.together.steps(p, optimizer)
     elif not closure and (p.clips is not None or p.completed >= p.measure_at):
         _look(p, optimizer)
 
@@ -146,12 +146,14 @@ def _look(p: Progress, optimizer: Any) -> None:
     """Measures the gradients, unless they were clipped: then it is too late."""
     is_due = p.completed >= p.measure_at and p.gradients is None
     if is_due:
-        p.without_gradient = 0 if (any_gradient := has_gradients(optimizer)) else p.without_gradient + 1
+        p.measured.without_gradient = (
+            0 if (any_gradient := has_gradients(optimizer)) else p.measured.without_gradient + 1
+        )
     if p.clips is not None and p.clips.settle(p, optimizer):
         return
-    if is_due and any_gradient and not p.clip_norm:
+    if is_due and any_gradient and not p.measured.clip_norm:
         p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused kernel unscales by it
-        p.health.measure(p, optimizer)
+        p.links.health.measure(p, optimizer)
 
 
 @untraced
@@ -160,15 +162,15 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
     p = state.current
     if p is None or p.whole or p.entered != id(optimizer) or _AFTER in failures or p.thread != get_ident():
         return
-    p.entered = p.blocked = 0
+    p.entered = p.selection.blocked = 0
     if p.scaler_depth:
         p.scaler_depth = 2  # GradScaler.step did not skip, and ends the step
         p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; it is reset later
         return
     try:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
-        if p.last is not None and p.on_next_optimizer is not None:
-            p.on_next_optimizer(optimizer)  # from the next step on, it is timed from outside
+        if p.last is not None and p.links.on_next_optimizer is not None:
+            p.links.on_next_optimizer(optimizer)  # from the next step on, it is timed from outside
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_AFTER, error)
 
@@ -185,15 +187,20 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:
             p.clips.forget(p, optimizer)
-        if p.together.kept is not None:
-            p.together.moved(p, optimizer)
+        if p.links.together.kept is not None:
+            p.links.together.moved(p, optimizer)
         return
-    clipped = p.looked
+    clipped = p.measured.looked
     if p.clips is not None:
         clipped = clipped or p.clips.settle(p, optimizer)
-        p.together.clipped = p.completed + 1, p.clips
+        p.links.together.clipped = p.completed + 1, p.clips
         p.clips = None
-    if p.completed >= p.measure_at and p.gradients is None and skipped is not True and not (clipped or p.clip_norm):
+    if (
+        p.completed >= p.measure_at
+        and p.gradients is None
+        and skipped is not True
+        and not (clipped or p.measured.clip_norm)
+    ):
         _look_late(p, optimizer)
     if skipped is True:
         p.amp.skipped += 1
@@ -202,21 +209,21 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if type(lr) is not float and lr is not None:
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
-        p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
-    first, began = p.last is None, p.began
-    p.seen_backward = True  # with torch.func.grad or autograd.grad no backward call is seen, but it trains
+        p.links.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
+    first, began = p.last is None, p.selection.began
+    p.losses.seen_backward = True  # with torch.func.grad or autograd.grad no backward call is seen, but it trains
     p.complete(lr, skipped, event)
     if clipped:
-        p.looked = False
+        p.measured.looked = False
     if first or began == p.completed - 1:  # the first step that this optimizer counts
-        p.pausing = True
+        p.links.pausing = True
         try:
             if not first:
                 follow(p, optimizer)
-            elif p.on_first_step is not None:
-                p.on_first_step(optimizer)
+            elif p.links.on_first_step is not None:
+                p.links.on_first_step(optimizer)
         finally:
-            p.pausing = False
+            p.links.pausing = False
             p.step_end = now()  # the next step does not include the search for the model
 
 
@@ -228,7 +235,7 @@ def _belongs_to_last(p: Progress) -> bool:
 
 def _look_late(p: Progress, optimizer: Any) -> None:
     if has_gradients(optimizer):
-        p.health.measure(p, optimizer, after=True)  # the closure computed the gradients during the step
+        p.links.health.measure(p, optimizer, after=True)  # the closure computed the gradients during the step
 
 
 @guarded
@@ -248,7 +255,7 @@ def _step_beside(p: Progress, optimizer: Any) -> None:
     if not p.primary_id:
         appoint(p, optimizer)
     if p.primary_id != id(optimizer):
-        p.together.steps(p, optimizer)
+        p.links.together.steps(p, optimizer)
     elif p.clips is not None or p.completed >= p.measure_at:
         _look(p, optimizer)
 
@@ -290,12 +297,12 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
                 _look_safely(p, me)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
-            if p.investigator is not None:
-                p.investigator.passing(error)
+            if p.links.investigator is not None:
+                p.links.investigator.passing(error)
             raise
         finally:
             p.whole = False
-            p.entered = p.blocked = 0
+            p.entered = p.selection.blocked = 0
         try:
             finish_step(p, me, None, None if p.clock is None else p.clock.mark())
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
@@ -344,9 +351,9 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded
 def _holds_gradients(p: Progress, cleared: Any) -> bool:
     """True if any trained parameter has a gradient. cleared: checked if those are not known, before the first step."""
-    known = p.primary() if p.primary is not None else None
+    known = p.selection.primary() if p.selection.primary is not None else None
     if known is None:
-        known = p.found() if p.found is not None else None
+        known = p.selection.found() if p.selection.found is not None else None
     if known is None:
         known = cleared
     if hasattr(known, "param_groups"):

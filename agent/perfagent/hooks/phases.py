@@ -40,7 +40,7 @@ class Span:
         p = self._progress
         self._begin_step = p.in_progress()
         self._started = now()
-        self._outer, p.inside = p.inside, self._name
+        self._outer, p.phases.inside = p.phases.inside, self._name
         if self._counts:
             p.phase_depth += 1
 
@@ -48,7 +48,7 @@ class Span:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         p, ended = self._progress, now()
-        p.inside = self._outer
+        p.phases.inside = self._outer
         if self._counts:
             p.phase_depth -= 1
         # within one step: part of its breakdown

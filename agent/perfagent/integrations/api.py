@@ -79,7 +79,7 @@ def begin_step(optimizer: Any) -> OpenStep | None:
     if p is None or p.entered or p.scaler_depth:
         return None
     if p.thread != get_ident():
-        if p.completed or p.primary is not None:
+        if p.completed or p.selection.primary is not None:
             return None
         p.thread = get_ident()
     groups = optimizer.param_groups
@@ -99,7 +99,7 @@ def silent_hooks(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         p.whole = False
-        p.entered = p.blocked = p.scaler_depth = 0
+        p.entered = p.selection.blocked = p.scaler_depth = 0
 
 
 def discard_step(step: OpenStep) -> None:
@@ -126,7 +126,7 @@ def end_step(step: OpenStep, optimizer: Any, *, skipped: bool | None, norm: Valu
 def primary_optimizer() -> Any:
     """The optimizer whose steps are counted; None before there is one."""
     p = state.current
-    return None if p is None or p.primary is None else p.primary()
+    return None if p is None or p.selection.primary is None else p.selection.primary()
 
 
 def trains(optimizer: Any, model: Any) -> None:
@@ -134,7 +134,7 @@ def trains(optimizer: Any, model: Any) -> None:
     p = state.current
     if p is not None:
         make_primary(p, optimizer)
-        p.found = weakref.ref(model)
+        p.selection.found = weakref.ref(model)
 
 
 # ---- gradients
@@ -150,14 +150,14 @@ def measure_shards(shards: list[tuple[Any, Any]], model: Any, scale: Value | Non
     """shards: (parameter, this rank's part of its gradient). scale: of the loss, which they still contain."""
     p = state.current
     if p is not None:
-        p.health.measure_pieces(p, shards, model, scale)
+        p.links.health.measure_pieces(p, shards, model, scale)
 
 
 def add_norm(norm: Value) -> None:
     """The norm of all gradients, before they were clipped."""
     p = state.current
     if p is not None:
-        p.clip_norm, p.unusual = [norm], True
+        p.measured.clip_norm, p.unusual = [norm], True
 
 
 @guarded
@@ -246,7 +246,7 @@ def divides_later() -> None:
     """The gradients of all losses of a step are divided by their number after the last backward pass."""
     p = state.current
     if p is not None:
-        p.account.divided_later = True
+        p.links.account.divided_later = True
 
 
 # ---- begin and end of a training
@@ -261,5 +261,5 @@ def resumed_after(steps: int) -> None:
     those that were made before the checkpoint.
     """
     p = state.current
-    if p is not None and p.last is None and steps > 0 and p.on_resumed is not None:
-        p.on_resumed(steps + 1)
+    if p is not None and p.last is None and steps > 0 and p.links.on_resumed is not None:
+        p.links.on_resumed(steps + 1)

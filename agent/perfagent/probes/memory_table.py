@@ -69,12 +69,12 @@ class MemoryTable:
     def poll(self) -> None:
         p = self._progress
         now = self._clock()
-        if now < self._next or p.completed < FROM_STEP or p.primary is None:
+        if now < self._next or p.completed < FROM_STEP or p.selection.primary is None:
             return
         self._next = now + EVERY_S
         if self._source is not None:
             self._source.due = self._next
-        optimizer = p.primary()
+        optimizer = p.selection.primary()
         if optimizer is None:
             return
         _, *others = every_optimizer(p, optimizer)

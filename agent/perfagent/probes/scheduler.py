@@ -61,7 +61,7 @@ class Looks:
         self._cpu = cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
-        self.flops = self._progress.reader.flops = StepFlops(device)
+        self.flops = self._progress.links.reader.flops = StepFlops(device)
         self._unoptimized = Unoptimized(self._progress, investigator.add, model)
         self._due: dict[str, float] = {}
         self._ask_at = 0.0
@@ -80,7 +80,7 @@ class Looks:
             self._finish_look()
         elif (
             self._clock() >= self._ask_at
-            and not self._progress.ended
+            and not self._progress.links.ended
             and self._progress.completed - self._begin >= FIRST_STEPS
         ):
             self._begin_look()
@@ -95,9 +95,9 @@ class Looks:
 
     def _tell_loss(self) -> None:
         """What the loss of the first step was made of (loss_function.py)."""
-        made = self._progress.loss_made
+        made = self._progress.losses.loss_made
         if made:
-            self._progress.loss_made = {}
+            self._progress.losses.loss_made = {}
             self._sender.event("loss", made, step=self._progress.completed)
 
     def _begin_look(self) -> None:
@@ -145,10 +145,15 @@ class Looks:
             return
         if self._kind == "modules" and not look.ready():
             return
-        if self._kind == "flops" and look.step and not self.flops.has_seen(look.step) and not self._progress.ended:
+        if (
+            self._kind == "flops"
+            and look.step
+            and not self.flops.has_seen(look.step)
+            and not self._progress.links.ended
+        ):
             return
         self._look = None
-        self._progress.hooks_ns += look.cost_ns
+        self._progress.costs.hooks_ns += look.cost_ns
         if self._kind != "flops":
             self._due[self._kind] = self._clock() + max(LEAST_S, look.cost_ns / 1e9 / (_SHARE_OF_BUDGET * self._budget))
         if not look.step:
@@ -169,7 +174,7 @@ class Looks:
 
 def _trained(p: Progress) -> int | None:
     """Returns a number for the set of trained parameters, another one for another set. 20 µs for 300 of them."""
-    optimizer = p.primary() if p.primary is not None else None
+    optimizer = p.selection.primary() if p.selection.primary is not None else None
     if optimizer is None:
         return None
     return hash(

@@ -54,7 +54,7 @@ class UnmeasuredLines:
     def poll(self) -> None:
         """Looks once. On the sender's thread."""
         p = self._progress
-        if p.last is None or p.ended:
+        if p.last is None or p.links.ended:
             return
         self._looks += 1
         if is_unmeasured(p) and not self._evaluates():

@@ -64,24 +64,24 @@ class Unoptimized:
     def poll(self) -> float:
         """Returns the time (of its clock) before which nothing is due."""
         p, look = self._progress, self._look
-        if (p.without_gradient >= LEAST_STEPS) != self._is_starved and not p.health.rank:
-            self._tell_starved(p.without_gradient)
+        if (p.measured.without_gradient >= LEAST_STEPS) != self._is_starved and not p.links.health.rank:
+            self._tell_starved(p.measured.without_gradient)
         if self._clearing is not None and self._clearing.over:
             self._tell_uncleared(self._clearing)
         if look is not None:
             if not look.over:
                 return self._clock()
             self._look = None
-            p.hooks_ns += look.cost_ns
+            p.costs.hooks_ns += look.cost_ns
             self._tell(look.model(), look.found)
-        elif self._clock() >= self._due and not p.ended and p.completed - self._begin >= FIRST_STEPS:
+        elif self._clock() >= self._due and not p.links.ended and p.completed - self._begin >= FIRST_STEPS:
             began = self._cpu()
             self._compare()
-            if self._clearing is None and not self._is_fruitless and not p.health.rank:
+            if self._clearing is None and not self._is_fruitless and not p.links.health.rank:
                 self._clearing = Uncleared(p)
                 self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
-        is_idle = self._look is None and self._clearing is None and not 0 < p.without_gradient < LEAST_STEPS
+        is_idle = self._look is None and self._clearing is None and not 0 < p.measured.without_gradient < LEAST_STEPS
         return self._due if is_idle else self._clock()
 
     def close(self) -> None:
@@ -91,8 +91,8 @@ class Unoptimized:
 
     def _compare(self) -> None:
         model, p = self._model(), self._progress
-        primary = p.primary() if p.primary is not None else None
-        if model is None or primary is None or p.health.rank:
+        primary = p.selection.primary() if p.selection.primary is not None else None
+        if model is None or primary is None or p.links.health.rank:
             return
         try:
             trainable = {id(one): one for one in model.parameters() if one.requires_grad}
@@ -110,24 +110,24 @@ class Unoptimized:
 
     def _tell_starved(self, looks: int) -> None:
         p = self._progress
-        optimizer = p.primary() if p.primary is not None else None
+        optimizer = p.selection.primary() if p.selection.primary is not None else None
         self._is_starved = looks >= LEAST_STEPS
-        if p.on_event is None or optimizer is None:
+        if p.links.on_event is None or optimizer is None:
             return
         numbers = sum(numbers_in(one) for group in [*optimizer.param_groups] for one in [*group["params"]])
         told = {"what": "without_gradient", "share": float(self._is_starved), "numbers": numbers, "steps": looks}
-        p.on_event("parameters", told, step=p.completed)
+        p.links.on_event("parameters", told, step=p.completed)
 
     def _tell_uncleared(self, look: Uncleared) -> None:
         p, looks = self._progress, look.result()
         if looks is None:
             return
         self._clearing, self._is_fruitless = None, look.fruitless
-        p.hooks_ns += look.cost_ns
-        if self._is_uncleared != bool(looks) and p.on_event is not None:
+        p.costs.hooks_ns += look.cost_ns
+        if self._is_uncleared != bool(looks) and p.links.on_event is not None:
             self._is_uncleared = bool(looks)
             told = {"what": "uncleared", "share": float(self._is_uncleared), "steps": looks}
-            p.on_event("parameters", told, step=look.step)
+            p.links.on_event("parameters", told, step=look.step)
 
     def _tell(self, model: Any, found: list[Any] | None) -> None:
         if found is None or model is None:
@@ -138,7 +138,7 @@ class Unoptimized:
         share = numbers / whole if whole else 0.0
         p.rows.append((p.completed, time.time(), time.monotonic(), _NAME, (share,)))
         before, self._told = self._told, bool(found)
-        if not (found or before) or p.on_event is None:
+        if not (found or before) or p.links.on_event is None:
             return
         ids = {id(one) for one in found}
         named = sorted(
@@ -152,14 +152,14 @@ class Unoptimized:
             "numbers": numbers,
             "steps": LEAST_STEPS,
         }
-        p.on_event("parameters", told, step=p.completed)
+        p.links.on_event("parameters", told, step=p.completed)
 
     # ---- on the training thread
 
     def without(self, left: list[Any]) -> list[Any]:
         """Returns those that no optimizer of the process has."""
         p = self._progress
-        stepping = _held_by(every_optimizer(p, p.primary() if p.primary is not None else None))
+        stepping = _held_by(every_optimizer(p, p.selection.primary() if p.selection.primary is not None else None))
         left = [one for one in left if id(one) not in stepping]
         if left and self._searches < _MOST_SEARCHES:
             self._searches += 1

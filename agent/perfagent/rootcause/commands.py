@@ -192,7 +192,7 @@ class Commands:
         budget, period = parameters.get("overhead_budget_pct"), parameters.get("sample_s")
         changed: dict[str, Any] = {}
         if _number(budget) and 0.01 <= budget <= 50:  # type: ignore[operator]
-            self._investigator.progress.governor.set_budget(float(budget))  # type: ignore[arg-type]
+            self._investigator.progress.links.governor.set_budget(float(budget))  # type: ignore[arg-type]
             changed["overhead_budget_pct"] = budget
         if _number(period) and 0.5 <= period <= 3600 and self._investigator.set_sample_period is not None:  # type: ignore[operator]
             self._investigator.set_sample_period(float(period))  # type: ignore[arg-type]

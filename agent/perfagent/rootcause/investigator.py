@@ -264,7 +264,7 @@ class Investigator:
             self._commands.poll()
         p = self.progress
         since = p.step_end / 1e9 or self._began
-        self._standstill.poll(p.step_end, 0.0 if p.ended else self.clock() - since)
+        self._standstill.poll(p.step_end, 0.0 if p.links.ended else self.clock() - since)
 
     def _look_into_logged(self, step: int) -> None:
         from perfagent.rootcause.nonfinite import Inquiry

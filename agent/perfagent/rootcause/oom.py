@@ -148,7 +148,7 @@ def _categories(investigator: Investigator, device: str) -> dict[str, int]:
         return total
 
     p = investigator.progress
-    primary = p.primary() if p.primary is not None else None
+    primary = p.selection.primary() if p.selection.primary is not None else None
     optimizers = every_optimizer(p, primary) if primary is not None else []
     model = investigator.model()
     weights: list[Any] = list(model.parameters()) if model is not None else []

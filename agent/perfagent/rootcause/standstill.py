@@ -123,7 +123,7 @@ class Standstill:
 
         p, sender = self._investigator.progress, self._investigator.sender
         threads = all_stacks(p.thread)
-        within = _within(p.inside, self._investigator.model()) or ("workers" if _are_starting(self._age) else "")
+        within = _within(p.phases.inside, self._investigator.model()) or ("workers" if _are_starting(self._age) else "")
         pulse = self._take_pulse(threads)
         data: dict[str, Any] = {
             "step": p.completed, "threads": threads, "look": self._looks, "quiet_s": quiet, "longest_s": self._longest,

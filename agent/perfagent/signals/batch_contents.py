@@ -212,7 +212,7 @@ class Contents:
         if counts is not None:
             summary.padding += counts[0]
             summary.places += counts[1]
-        elif plan.padding is None and self._pads(self._progress.found):
+        elif plan.padding is None and self._pads(self._progress.selection.found):
             epoch.plan = self._plan = None
 
     def _stepped(self) -> None:
@@ -239,7 +239,7 @@ class Contents:
         """Ends a burst: passes over so many batches that the looks stay within their share of the time."""
         took, spent = began - self._burst, self._spent
         self._burst = self._spent = 0
-        lacking = spent / (_SHARE_OF_BUDGET * self._progress.governor.budget) - took
+        lacking = spent / (_SHARE_OF_BUDGET * self._progress.links.governor.budget) - took
         if lacking > 0 and took > 0:
             self._rest = min(_MOST_REST, int(lacking * _BURST / took))
             self._number += self._rest

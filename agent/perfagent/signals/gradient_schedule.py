@@ -103,7 +103,7 @@ class Health:
         parameters = parameters_of(optimizer)
         plan = self._plan
         if plan is None or not plan.fits(parameters):
-            plan = self._plan = Plan.of(optimizer, _alive(p.found))
+            plan = self._plan = Plan.of(optimizer, _alive(p.selection.found))
         gradients = list(map(_gradient, parameters))
         begin = None if p.clock is None else p.clock.mark()
         p.gradients = found = norms(gradients, plan)
@@ -115,7 +115,7 @@ class Health:
         cost = time.perf_counter_ns() - started
         self._count(p, cost)
         if found is not None and begin is not None and end is not None:
-            p.extras.append(_OnDevice(p, begin, end, cost))
+            p.measured.extras.append(_OnDevice(p, begin, end, cost))
         if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
             self._weights = Weights(parameters, plan)
             self._extra_ns = time.perf_counter_ns() - started - cost
@@ -154,12 +154,12 @@ class Health:
         if plan is None or not plan.fits(parameters):
             if len(self._others) >= _MOST_OTHERS:  # optimizers that come and go
                 self._others.clear()
-            plan = self._others[id(optimizer)] = Plan.of(optimizer, _alive(p.found))
+            plan = self._others[id(optimizer)] = Plan.of(optimizer, _alive(p.selection.found))
         return plan
 
     def _count_other(self, p: Progress, started: int) -> None:
         cost = time.perf_counter_ns() - started
-        p.pass_ns += cost
+        p.costs.pass_ns += cost
         self._others_ns += cost
 
     def measure_unnamed(self, p: Progress, gradients: list[Any]) -> None:
@@ -180,7 +180,7 @@ class Health:
         self._count(p, time.perf_counter_ns() - started)
 
     def _count(self, p: Progress, cost: int) -> None:
-        p.pass_ns += cost
+        p.costs.pass_ns += cost
         self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # limits a preempted pass
 
     def finish(self, p: Progress, optimizer: Any, step_ns: int) -> None:
@@ -189,21 +189,21 @@ class Health:
         started = time.perf_counter_ns()
         looked, kept, self._weights = self._looks_at, self._weights, None
         if looked is not None and looked.cost_ns:  # it ran since the last pass
-            p.pass_ns += looked.cost_ns
+            p.costs.pass_ns += looked.cost_ns
             self._others_ns += looked.cost_ns
             self._looks_at = None
         if kept is not None:
             with contextlib.suppress(sys.modules["torch"].OutOfMemoryError):
-                p.moved = kept.compare(parameters_of(optimizer))
-            model = _alive(p.found)
+                p.measured.moved = kept.compare(parameters_of(optimizer))
+            model = _alive(p.selection.found)
             if model is not None:
                 self._look_for_dead_units(p, model)
             self._extra_ns += time.perf_counter_ns() - started
-            p.pass_ns += self._extra_ns
+            p.costs.pass_ns += self._extra_ns
         self._look_for_unmoved(p, optimizer)
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         telling = telling_ns(len(self._plan.layers.names) if self._plan is not None else 1)
-        p.telling_ns += telling
+        p.costs.telling_ns += telling
         self._planned_ns = self._cost_ns + self._beyond_ns + extra + telling
         p.measure_at = self._next_pass(p, p.completed, step_ns)
 
@@ -217,7 +217,7 @@ class Health:
         self._weights = None
 
     def _next_pass(self, p: Progress, after: int, step_ns: int) -> int:
-        period = p.governor.period(self._planned_ns, step_ns)
+        period = p.links.governor.period(self._planned_ns, step_ns)
         if self._plan is not None and self._plan.world > 1:
             period = 1 << (period - 1).bit_length()
             return (after // period + 1) * period
@@ -228,7 +228,7 @@ class Health:
             return  # somebody else uses that call
 
         def done(shares: DeadShares) -> None:
-            p.extras.append(_Dead(shares))
+            p.measured.extras.append(_Dead(shares))
             p.unusual = True
 
         probe = DeadUnits(model, done)
@@ -236,7 +236,7 @@ class Health:
             p.probe = self._looks_at = probe
 
     def _look_for_unmoved(self, p: Progress, optimizer: Any) -> None:
-        plan, model = self._plan, _alive(p.found)
+        plan, model = self._plan, _alive(p.selection.found)
         if plan is None or model is None:
             return
         started = time.perf_counter_ns()
@@ -251,14 +251,14 @@ class Health:
         takes longer than the launching thread, and the step waits for the slower one. ns: on the device;
         cost_ns: on the thread."""
         self._beyond_ns = max(0.0, ns - cost_ns)
-        p.device_ns += self._beyond_ns
+        p.costs.device_ns += self._beyond_ns
 
     def come_back(self, p: Progress) -> None:
         """Brings the next pass forward if steps have become longer since it was planned: at 0.3 ms a step that may be a
         thousand steps. Not into the step in progress, which may be past the point where a pass begins."""
-        if self._planned_ns and p.governor.step_ns:
+        if self._planned_ns and p.links.governor.step_ns:
             completed = p.completed + 1
-            at = self._next_pass(p, completed, p.governor.step_ns)
+            at = self._next_pass(p, completed, p.links.governor.step_ns)
             if 2 * (at - completed) < p.measure_at - completed:
                 p.measure_at = at
 
@@ -398,7 +398,7 @@ def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _stays_bad(p: Progress, step: int) -> bool:
     """Whether what is no number in this step is the consequence of a step before, which was looked into."""
-    return p.investigator is not None and p.investigator.stays_bad(step)
+    return p.links.investigator is not None and p.links.investigator.stays_bad(step)
 
 
 def _is_news(p: Progress) -> bool:
@@ -427,7 +427,9 @@ class _OnDevice:
 
     def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG002
         clock: Any = self._clock
-        self._progress.health.took_of_device(self._progress, clock.seconds(self._begin, self._end) * 1e9, self._cost_ns)
+        self._progress.links.health.took_of_device(
+            self._progress, clock.seconds(self._begin, self._end) * 1e9, self._cost_ns
+        )
         clock.release([self._begin, self._end])
 
 

@@ -17,7 +17,7 @@ _DEEPEST = 4
 def every_optimizer(progress: Any, primary: Any) -> list[Any]:
     """Returns the optimizer whose steps count, and those that step besides it (a discriminator's, one for
     the embeddings)."""
-    others = [one() for one in list(progress.beside.values())]
+    others = [one() for one in list(progress.selection.beside.values())]
     return [primary, *(other for other in others if other is not None and other is not primary)]
 
 

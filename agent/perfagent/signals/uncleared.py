@@ -71,10 +71,10 @@ class Uncleared:
         self.step = p.completed
         self.over = self.over or self._looks >= LOOKS or self._steps > _MOST_STEPS
         self._kept, self._seen, self._passes = None, False, 0
-        if p.proof == self._backward_begins:
-            p.proof = None
-        primary = p.primary() if p.primary is not None else None
-        if not self.over and p.proof is None and primary is not None:
+        if p.losses.proof == self._backward_begins:
+            p.losses.proof = None
+        primary = p.selection.primary() if p.selection.primary is not None else None
+        if not self.over and p.losses.proof is None and primary is not None:
             self._keep(primary)
         return not self.over
 
@@ -87,12 +87,12 @@ class Uncleared:
             self.over, self.fruitless = True, self._steps == 1
             return
         self._kept = weakref.ref(fed), weakref.ref(fed.grad), fed._version, fed.grad._version
-        self._progress.proof = self._backward_begins
+        self._progress.losses.proof = self._backward_begins
         self._progress.plain = False  # so that the backward pass calls it
 
     @guarded
     def _backward_begins(self, _roots: Any) -> None:
-        self._progress.proof = self._backward_begins  # for the next one of this step
+        self._progress.losses.proof = self._backward_begins  # for the next one of this step
         self._passes += 1
         kept = self._kept if self._passes == 1 else None
         fed = None if kept is None else kept[0]()

@@ -59,7 +59,7 @@ class Unmoved:
         changes = kept.changes(parameters) if kept is not None and kept.is_of(plan) else None
         if changes is not None:
             self._compared += 1
-            p.extras.append(_Compared(self, p, changes, plan, _facts(optimizer), since, tell=tell))
+            p.measured.extras.append(_Compared(self, p, changes, plan, _facts(optimizer), since, tell=tell))
         self._passes = 0
         self._since = p.completed
         trainable = [parameter.requires_grad for parameter in parameters]
@@ -116,7 +116,7 @@ class _Compared:
             return
         numbers = sum(sizes[place] for place in still)
         values["update/unmoved_share"] = share = numbers / whole
-        if not self._tell or not self._unmoved.told(share) or self._progress.on_event is None:
+        if not self._tell or not self._unmoved.told(share) or self._progress.links.on_event is None:
             return
         named = sorted(still, key=lambda place: -sizes[place])[:_MOST_NAMED]
         told = {
@@ -130,7 +130,7 @@ class _Compared:
             "without_rate": sum(sizes[place] for place in still if facts[place][2] == 0.0),
             "steps": self._steps,
         }
-        self._progress.on_event("parameters", told, step=self._step)
+        self._progress.links.on_event("parameters", told, step=self._step)
 
 
 def _facts(optimizer: Any) -> list[tuple[bool, bool, float | None]]:

@@ -44,12 +44,12 @@ def capture(p: Progress, metrics: dict[str, Any], step: int | None, own_step: in
     log = CapturedLog(metrics, own_step)
     if step is not None:
         log._step = step
-    elif p.last is not None or p.by_log is False:
+    elif p.last is not None or p.logs.by_log is False:
         log.settle(p.in_progress())
-    elif p.by_log or "torch" not in sys.modules:  # nothing here will step an optimizer soon
+    elif p.logs.by_log or "torch" not in sys.modules:  # nothing here will step an optimizer soon
         log.settle_without_optimizer(p.logged_at())
     else:
-        if p.seen_backward:
+        if p.losses.seen_backward:
             # as log() asks: whoever waits for an optimizer's first step learns in the end that there is none
             p.unstepped()
         if len(p.early) >= _MOST_WAITING:

@@ -17,13 +17,13 @@ _LONG_S = 0.1
 def report_phase(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
     """Sends the event of a phase. always: False for phases that may be short and in every step; one event a
     second is then enough."""
-    if p.on_event is None:
+    if p.links.on_event is None:
         return
     if not always and duration_s < _LONG_S:
         at = time.monotonic()
-        told = p.told_phases.get(name)
+        told = p.phases.told_phases.get(name)
         if told is not None and at - told[0] < _EVENT_EVERY_S and step - told[1] <= 1:
-            p.told_phases[name] = told[0], step
+            p.phases.told_phases[name] = told[0], step
             return
-        p.told_phases[name] = at, step
-    p.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)
+        p.phases.told_phases[name] = at, step
+    p.links.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)

@@ -140,7 +140,7 @@ class Rare:
             values["amp/scale"] = scale
             values["amp/skipped"] = float(p.amp.skipped if on_device else self._skipped_before)
         rows: list[dict[str, float]] = []
-        p.health.report_step(p, when, values, rows, self._all, skipped=skipped)
+        p.links.health.report_step(p, when, values, rows, self._all, skipped=skipped)
         for extra in self._extras:
             extra.add(values, rows, skipped=skipped)
         p.rows.extend((*when, row) for row in rows)
@@ -173,16 +173,16 @@ class StepRow(NamedTuple):
     def ready(self, p: Progress) -> bool:
         """True when the row can be made; never blocks. Waits until the next step starts, since a loss that the script
         logs for this step takes precedence."""
-        if not p.ended:
+        if not p.links.ended:
             waited_ns = time.perf_counter_ns() - max(self.ended, p.step_end)
             hurried = (
                 p.completed > self.step
                 or p.opened
-                or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing and not p.entered)
+                or (waited_ns >= _SETTLE_S * 1e9 and not p.links.pausing and not p.entered)
             )
             few = p.completed < self.step + 2
-            waits = not hurried or (self.roots > 1 and few and p.reader.needs_next_step(self))
-            if waits and not p.reader.loss_is_bad(self):  # a bad loss is reported at once
+            waits = not hurried or (self.roots > 1 and few and p.links.reader.needs_next_step(self))
+            if waits and not p.links.reader.loss_is_bad(self):  # a bad loss is reported at once
                 return False
         return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived(p))
 
@@ -208,13 +208,13 @@ class StepRow(NamedTuple):
         rare: dict[str, float] | None = None
         if self.rare is not None:
             rare = {}
-            p.hooks_ns += rare_ns(scaled=self.rare.scaled)
+            p.costs.hooks_ns += rare_ns(scaled=self.rare.scaled)
             self.rare.add(rare, p, (self.step, wall, ended / 1e9))
         passes = 0
-        if self.roots > 1 and p.last is not None and p.account.averages is None:
+        if self.roots > 1 and p.last is not None and p.links.account.averages is None:
             passes = _passes_as_in(p.last, self.roots)
-        p.hooks_ns += steps_ns(1, entry_count(self.trace))
-        user_loss = self._user_loss(p) if p.user_losses else None
+        p.costs.hooks_ns += steps_ns(1, entry_count(self.trace))
+        user_loss = self._user_loss(p) if p.losses.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 
     def with_user_loss(self, p: Progress) -> Note:
@@ -222,14 +222,14 @@ class StepRow(NamedTuple):
         return _as_note(Note, (*self[:5], self._user_loss(p), *self[6:]))
 
     def _user_loss(self, p: Progress) -> float | None:
-        return p.user_losses.pop(self.step, None)
+        return p.losses.user_losses.pop(self.step, None)
 
     def row(self, p: Progress) -> Row:
         """Returns the finished row of a step that has no plain note. Called once, when ready."""
         note = self.note(p)
         if type(self.trace) is not list:
-            note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace, first=not self.began))
-        return p.reader.row(note, p.clock)
+            note = note._replace(trace=p.links.account.evaluations.fold(p, self.step, self.trace, first=not self.began))
+        return p.links.reader.row(note, p.clock)
 
 
 def _all_roots(entries: Sequence[Entry]) -> Iterator[tuple[Value | None, Divided]]:

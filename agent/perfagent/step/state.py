@@ -20,11 +20,20 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from perfagent.step.clusters import (
+    GradientMeasurement,
+    LossState,
+    OptimizerSelection,
+    OverheadCounters,
+    PhaseState,
+    RunLinks,
+    StepCounting,
+)
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
 from perfagent.step.mixed_precision import MixedPrecision
 from perfagent.step.overflow import Mark
 from perfagent.step.pending_logs import EarlyLog
-from perfagent.step.row import Extra, Rare, StepRow, Taken
+from perfagent.step.row import Rare, StepRow, Taken
 from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
 from perfagent.step.training_thread import OneOfThreads, lives
 
@@ -35,7 +44,6 @@ if TYPE_CHECKING:
     from perfagent.hooks.multi_optimizer import Together
     from perfagent.signals.batch_contents import Contents
     from perfagent.signals.gradient_schedule import Health
-    from perfagent.signals.updates import UpdateRatios
 
 __all__ = ["Progress", "now", "state"]
 
@@ -44,21 +52,10 @@ _EARLY_LOGS = 1000
 _as_row = tuple.__new__
 
 
-class _EveryStep:
-    """The slots that hooks use in every step, in a class of their own so that they lie next to each other in memory."""
-
-    __slots__ = (
-        "backward_depth", "boundary", "clips", "clock", "completed", "contents", "data_depth", "early", "entered",
-        "gradients", "last", "looked", "measure_at", "off", "opened", "phase_depth", "plain", "primary_id",
-        "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
-    )  # fmt: skip
-
-
-class Progress(_EveryStep):
+class Progress:
     """The step in progress.
 
     rows: the sender's deque.
-    governor: decides how often gradients are measured.
     completed: the last completed step.
     opened: a fetch, forward or backward pass of the next step has started.
     thread: the thread that steps the optimizer; hooks on other threads (prefetching, evaluation servers) do nothing.
@@ -68,65 +65,21 @@ class Progress(_EveryStep):
     off: nobody reads the trace any more.
     unusual: the step holds something that only some steps have (clipping, mixed precision, a closure).
     whole: the optimizer's step is timed outside of torch's wrapper, so the hooks inside do nothing.
+    entered: id of the optimizer whose step is running. primary_id: id of the one whose steps count.
+    measure_at: gradients are measured once this many steps are completed.
+    boundary: called at the end of a step (rootcause/investigator.py).
+    probe: its method `call(call, args, kwargs)` runs the root's next training call, once.
+    clips: what was clipped since the last step (hooks/grad_clipping.py).
+    early: log() calls before the steps are known.
+    contents: looks into batches; made at the first one.
     """
 
     __slots__ = (
-        "account",
-        "accumulates",
-        "alone_since",
-        "amp",
-        "began",
-        "beside",
-        "blocked",
-        "by_log",
-        "captured_step",
-        "captures",
-        "clip_norm",
-        "clip_rounds",
-        "clipped",
-        "clipped_gradients",
-        "device_ns",
-        "early_step",
-        "ended",
-        "extras",
-        "fetched",
-        "first_logged",
-        "found",
-        "governor",
-        "health",
-        "hooks_ns",
-        "inside",
-        "inside_roots",
-        "investigator",
-        "look_at",
-        "looks",
-        "loss_made",
-        "model_size",
-        "moved",
-        "newcomer",
-        "on_event",
-        "on_first_step",
-        "on_next_model",
-        "on_next_optimizer",
-        "on_resumed",
-        "overtaken",
-        "parts_for",
-        "pass_ns",
-        "pausing",
-        "primary",
-        "proof",
-        "reader",
-        "seen_backward",
-        "steppers",
-        "stream",
-        "take_turns",
-        "telling_ns",
-        "together",
-        "told_phases",
-        "user_losses",
-        "whole_loss",
-        "without_gradient",
-    )
+        "amp", "backward_depth", "boundary", "clips", "clock", "completed", "contents", "costs", "data_depth", "early",
+        "entered", "gradients", "last", "links", "logs", "losses", "measure_at", "measured", "off", "opened", "phase_depth",
+        "phases", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "selection", "step_end",
+        "stream", "thread", "trace", "unusual", "whole",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -140,87 +93,30 @@ class Progress(_EveryStep):
     ) -> None:
         self.thread = get_ident()
         self.trace: Trace = []
-        self.opened = self.plain = self.off = False
-        self.seen_backward = False
+        self.opened = self.plain = self.off = self.unusual = self.whole = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
+        self.roots = self.entered = self.primary_id = self.step_end = 0
         self.clock: DeviceClock | None = None
-        self.loss_made: dict[str, Any] | None = None  # of what (signals/loss_function.py), once it is known
-        self.proof: Callable[[Any], None] | None = None  # gets the root of the next backward pass (hooks/forward.py)
-        self.early: list[EarlyLog] = []
-        self.roots = 0
-        self.unusual = self.whole = False
-        self.boundary: Callable[[], None] | None = None  # called at the end of a step (rootcause/investigator.py)
-        self.investigator: Any = None
-        self.entered = 0  # id of the optimizer whose step is running
-        self.primary_id = 0
-        self.measure_at = start_step  # gradients are measured once this many steps are completed
-        self.completed = start_step
-        self.rows = rows
-        Mark.put(rows)
-        self.reader = reader
-        self.account = reader.account
-        self.governor = governor
-        self.step_end = 0
-        self.last: StepRow | None = None
-        self.pausing = False  # after a step and before the loop goes on, the agent does something that takes long
-        self.parts_for = 0  # calls of the model whose input may be a part of a batch (hooks/forward.py)
-        self.pass_ns = 0  # cost of measuring gradients so far; counted by the training thread
-        self.telling_ns = 0.0  # cost of reporting them; counted by the sender's thread
-        self.device_ns = 0.0  # device time that the passes added; counted by the sender's thread
-        self.hooks_ns = 0.0  # all other costs; counted by the sender's thread
-        self.clipped = self.clipped_gradients = 0  # calls that clip so far, and their gradients
-        # loss
-        self.accumulates = True  # several backward passes a step; assumed until the first step is over
-        self.user_losses: dict[int, float] = {}  # step -> logged "loss", until the sender's thread takes it
-        self.inside_roots = False
-        self.whole_loss = -1, 0  # `completed` and trace length at the last loss with folded parts (hooks/backward.py)
-        self.amp = MixedPrecision()
-        # gradients
-        self.gradients: Any = None
-        self.moved: UpdateRatios | None = None  # how far the step moved the weights
-        self.health = health
-        self.extras: list[Extra] = []  # other measurements of this step; whoever adds one sets `unusual`
-        self.probe: Any = None  # its method `call(call, args, kwargs)` runs the root's next training call, once
-        self.clip_norm: list[Value] = []
-        self.looked = False  # the step's gradients were measured inside of its closure
-        self.without_gradient = 0  # looks in a row at which no parameter of the primary optimizer had one
-        self.clips: Any = None  # what was clipped since the last step (hooks/grad_clipping.py)
-        self.together = together
-        self.clip_rounds = 0  # clipping rounds in the step before, with a backward pass between them
-        # which optimizer counts
-        self.primary: Any = None  # weak reference to the optimizer that owns most parameters
-        self.began = -1  # `completed` when it became the primary one
-        self.alone_since = -1  # `completed` at its first step, which may have been known late
-        self.newcomer = 0  # id of an optimizer that appeared while the primary one stepped alone
-        self.looks = self.look_at = 0  # searches for another model so far; the time (ns) of the next search
-        self.steppers: dict[int, tuple[int, int, list[float | None]]] = {}
-        # id of another optimizer -> `completed` then, its steps since, and the learning rates of those steps
-        self.beside: dict[int, Any] = {}  # id -> weak reference to another optimizer that stepped; the newest few
-        self.overtaken = 0, 0  # id of the optimizer that this one replaced over the same parameters, `completed` then
-        self.take_turns = False  # two over the same parameters step in turn: no stages
-        self.blocked = 0
-        self.model_size = 0  # number of trainable parameters of the model that the script named
-        self.found: Any = None  # weak reference to the model that was found
-        self.on_first_step: Callable[[Any], None] | None = None
-        self.on_resumed: Callable[[int], None] | None = None  # gets the number of the next step
-        self.on_next_model: Callable[[bool], None] | None = None
-        self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
-        self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
-        self.inside = ""  # the part of the loop that a Span times now, by its name
-        self.told_phases: dict[str, tuple[float, int]] = {}  # name -> monotonic time (s) and step of its last event
-        # log() before the steps are known
-        self.early_step = start_step + 1 if start_step else 0
-        # log() between backward passes, before any optimizer has stepped
-        self.first_logged = -1  # length of the trace at the first such call
-        self.by_log: bool | None = None  # no optimizer ever steps, so each log() is a step; None: not decided
-        # other loggers of the script (captured_log.py)
-        self.captures = False  # whether their values are recorded
-        self.captured_step = 0  # the highest step that was sent of theirs before an optimizer's first
-        self.fetched = False
+        self.early: list[EarlyLog] = []
+        self.boundary: Callable[[], None] | None = None
+        self.measure_at = self.completed = start_step
+        self.rows = rows
+        self.last: StepRow | None = None
+        self.gradients: Any = None
+        self.probe: Any = None
+        self.clips: Any = None
         self.readers: dict[int, Any] = {}
-        self.contents: Contents | None = None  # looks into batches; made at the first one
-        self.ended = False
+        self.contents: Contents | None = None
+        self.amp = MixedPrecision()
+        self.selection = OptimizerSelection()
+        self.measured = GradientMeasurement()
+        self.costs = OverheadCounters()
+        self.logs = StepCounting(early_step=start_step + 1 if start_step else 0)
+        self.losses = LossState()
+        self.phases = PhaseState()
+        self.links = RunLinks(governor, reader, reader.account, health, together)
+        Mark.put(rows)
 
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
         """Ends one step of the optimizer that counts with one append, and begins the next step.
@@ -236,7 +132,7 @@ class Progress(_EveryStep):
             rare = self._rare(skipped)
         elif self.roots == 1:
             self.plain = self.clock is None
-        self.accumulates = self.roots > 1
+        self.losses.accumulates = self.roots > 1
         trace = self.trace
         self.last = row = _as_row(StepRow, (step, 0.0, self.step_end, self.roots, lr, None, 0, trace, rare))
         self.trace = []
@@ -257,27 +153,34 @@ class Progress(_EveryStep):
 
     def _rare(self, skipped: Any) -> Rare:
         """Collects what only some steps have."""
-        taken = Taken(self.gradients, self.clip_norm, self.amp.grad_scale, 0.0, self.moved)
-        rare = Rare(taken, self.together.of_step(self), self.amp.scaler_scale, skipped, self.amp.skipped, self.extras)
+        taken = Taken(self.gradients, self.measured.clip_norm, self.amp.grad_scale, 0.0, self.measured.moved)
+        rare = Rare(
+            taken,
+            self.links.together.of_step(self),
+            self.amp.scaler_scale,
+            skipped,
+            self.amp.skipped,
+            self.measured.extras,
+        )
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
-        self.gradients = self.amp.grad_scale = self.amp.scaler_scale = self.moved = None
-        self.clip_norm, self.extras = [], []  # the step keeps the old lists, which are read later
+        self.gradients = self.amp.grad_scale = self.amp.scaler_scale = self.measured.moved = None
+        self.measured.clip_norm, self.measured.extras = [], []  # the step keeps the old lists, which are read later
         if self.unusual:
-            self.unusual = self.inside_roots = self.amp.scaling = self.amp.unscaled = False
+            self.unusual = self.losses.inside_roots = self.amp.scaling = self.amp.unscaled = False
             self.amp.scaled.clear()
         return rare
 
     def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
         """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged,
         stepped: the sender's counts of log() calls and steps."""
-        counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.clipped, self.clipped_gradients)
+        counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.costs.clipped, self.costs.clipped_gradients)
         looks = 0 if self.contents is None else self.contents.cost_ns
-        return counted + self.hooks_ns + self.pass_ns + self.device_ns + looks
+        return counted + self.costs.hooks_ns + self.costs.pass_ns + self.costs.device_ns + looks
 
     def adopts(self) -> bool:
         """Makes the calling thread, which is not the training thread, the training thread if the old one has done
         nothing of a step yet or no longer exists. Returns whether it did."""
-        if (self.last is not None or self.trace or self.seen_backward) and lives(self.thread):
+        if (self.last is not None or self.trace or self.losses.seen_backward) and lives(self.thread):
             return False
         self.thread = get_ident()
         return True
@@ -303,8 +206,8 @@ class Progress(_EveryStep):
         steps; otherwise the step in progress."""
         if self._is_stepped():
             return self.in_progress()
-        by_calls = max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
-        return by_calls or self.captured_step
+        by_calls = max(0, self.logs.early_step + sum(not log.goes_on for log in self.early) - 1)
+        return by_calls or self.logs.captured_step
 
     def done_at(self) -> int:
         """Returns the last completed step; where log() calls or those of another logger count the steps, the newest's."""
@@ -312,13 +215,13 @@ class Progress(_EveryStep):
 
     def _is_stepped(self) -> bool:
         """Whether the steps of an optimizer count, and not log() calls."""
-        return self.last is not None or (self.seen_backward and not self.by_log)
+        return self.last is not None or (self.losses.seen_backward and not self.logs.by_log)
 
     # ---- log() before the first backward pass
 
     def log_early(self, log: EarlyLog) -> None:
         """Keeps a call while it is not known whether this process will ever step an optimizer."""
-        if self.early and (not self.fetched or len(self.early) >= _EARLY_LOGS):
+        if self.early and (not self.logs.fetched or len(self.early) >= _EARLY_LOGS):
             self.settle_early(None)
         self.early.append(log)
         if "torch" not in sys.modules:  # no optimizer will step soon
@@ -331,8 +234,8 @@ class Progress(_EveryStep):
         waiting, self.early = self.early, []
         for log in waiting:
             if step is None:
-                log.settle_without_optimizer(self.early_step)
-                self.early_step += not log.goes_on
+                log.settle_without_optimizer(self.logs.early_step)
+                self.logs.early_step += not log.goes_on
             else:
                 log.settle(step)
 
@@ -342,21 +245,21 @@ class Progress(_EveryStep):
         """Called by log() while no optimizer has stepped: True if the call may not belong to the step in progress,
         since a second backward pass has begun. That is either accumulation, or a loop that updates its parameters by
         hand. (Giving all of these calls the first step left a loop that updates by hand with a single step.)"""
-        if self.by_log is not None:
-            return self.by_log
+        if self.logs.by_log is not None:
+            return self.logs.by_log
         at = len(self.trace)
-        if self.first_logged < 0:
-            self.first_logged = at
-        return at != self.first_logged
+        if self.logs.first_logged < 0:
+            self.logs.first_logged = at
+        return at != self.logs.first_logged
 
     def awaits_optimizer(self) -> bool:
         """True if log() calls between backward passes wait for the first step of an optimizer."""
-        return self.last is None and self.first_logged >= 0 and not self.by_log
+        return self.last is None and self.logs.first_logged >= 0 and not self.logs.by_log
 
     def log_unstepped(self, log: EarlyLog) -> None:
-        if self.by_log:
-            log.settle(self.early_step)
-            self.early_step += not log.goes_on
+        if self.logs.by_log:
+            log.settle(self.logs.early_step)
+            self.logs.early_step += not log.goes_on
         else:
             self.early.append(log)
         self.rows.append(log)
@@ -364,8 +267,8 @@ class Progress(_EveryStep):
     def settle_unstepped(self, *, by_log: bool) -> None:
         """Gives the logs between backward passes their step. by_log: no optimizer exists that could step.
         Any thread."""
-        self.early_step = max(self.early_step, self.completed + 2)  # the first call has the first step
-        self.by_log = by_log
+        self.logs.early_step = max(self.logs.early_step, self.completed + 2)  # the first call has the first step
+        self.logs.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
 
 

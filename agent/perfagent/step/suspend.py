@@ -17,5 +17,5 @@ def unwatched() -> Iterator[None]:
     try:
         yield
     finally:
-        if state.current is None and before is not None and not before.ended:
+        if state.current is None and before is not None and not before.links.ended:
             state.current = before

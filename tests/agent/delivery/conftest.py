@@ -19,7 +19,7 @@ def sender(tmp_path: Path) -> Any:
     made.counters = Counter()
     made.progress = new_progress(made.rows)
     made.progress.completed = 40
-    made.reader = made.progress.reader
+    made.reader = made.progress.links.reader
     return made
 
 

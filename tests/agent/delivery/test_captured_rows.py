@@ -41,7 +41,7 @@ def written(collector: Collector, *, last: bool = False) -> Written:
 def stepped(progress: Progress, *names: str, steps: int = 2) -> None:
     """So many steps were made and read, with these series."""
     progress.completed, progress.last = steps, object()  # type: ignore[assignment]
-    progress.reader.delivers(names, steps)
+    progress.links.reader.delivers(names, steps)
 
 
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +55,11 @@ def steps(*names: str, steps: int = 2) -> Callable[[Progress], None]:
 
 
 def backward(progress: Progress) -> None:
-    progress.seen_backward = True
+    progress.losses.seen_backward = True
 
 
 def by_log(progress: Progress) -> None:
-    progress.by_log = True
+    progress.logs.by_log = True
 
 
 LATE = {"mfu": 30.0, "grad_norm/0.weight": 1.0, "gpu/power_w": 80.0}

@@ -167,7 +167,7 @@ def test_steps_of_every_kind_keep_their_order(sender: Any, collector: Collector)
 
 def test_loss_that_the_user_logs_goes_with_its_step(sender: Any, collector: Collector) -> None:
     """Now and then; those of steps that never came are forgotten."""
-    losses = sender.progress.user_losses
+    losses = sender.progress.losses.user_losses
     losses.update({number: float(number) for number in range(8, 13)})
     sender.rows.extend(step(number) for number in range(1, 21))
     taken = collector.collect(1.0, last=False)

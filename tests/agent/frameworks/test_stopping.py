@@ -82,7 +82,7 @@ def at_call():
     calls += 1
     if calls == 4:  # in the fourth step
         command = {"id": "c1", "kind": "stop", "params": {"step": 6, "saves": SAVES}}
-        state.current.investigator.obey(command)
+        state.current.links.investigator.obey(command)
 """
 
 

@@ -32,7 +32,7 @@ class Training:
     def __init__(self, recorded, model, *, ticks=0.001):
         self.recorded, self.model, self.clock = recorded, model, Clock(ticks)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-        investigator = recorded.progress.investigator
+        investigator = recorded.progress.links.investigator
         self.looks = Looks(investigator, recorded.sender, lambda: model, lambda: None, self.clock, lambda: 0.0)
 
     def train(self, x, steps):

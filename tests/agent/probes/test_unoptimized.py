@@ -20,7 +20,7 @@ class Search:
 
     def __init__(self, recorded, model):
         self.now, self.recorded, p = 0.0, recorded, recorded.progress
-        self.of = Unoptimized(p, p.investigator.add, lambda: model, lambda: self.now, lambda: 0.0)
+        self.of = Unoptimized(p, p.links.investigator.add, lambda: model, lambda: self.now, lambda: 0.0)
 
     def after_step(self):
         self.now += 1.0
@@ -180,7 +180,7 @@ LARGE.grad = torch.ones_like(LARGE)
 def test_where_no_gradient_can_be_looked_at_it_ends(record, group):
     """Too large, none, or an optimizer that fails."""
     progress = record(TwoParts()).progress
-    progress.primary = lambda: SimpleNamespace(param_groups=[group])
+    progress.selection.primary = lambda: SimpleNamespace(param_groups=[group])
     look = Uncleared(progress)
     assert (look.at_boundary(), look.over, look.fruitless) == (False, True, bool(group))
     assert [*guard.failures.values()] == [1] * (not group)

@@ -81,7 +81,7 @@ class Training:
         self.recorded = record(self.model)
         self.sender, self.run = self.recorded.sender, self.recorded.run
         self.progress = self.sender.progress
-        self.watch = self.progress.investigator
+        self.watch = self.progress.links.investigator
         self.inputs: Callable[[], torch.Tensor] = lambda: torch.randn(6, 8)
         self.losses: list[float] = []
         self.spoil: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss

@@ -79,7 +79,7 @@ def test_looking_changes_nothing_that_training_produces(record, looks):
                     for callback in recorded.sender.on_command:
                         callback({"id": "c", "kind": "profile", "params": options})
                 recorded.rows += recorded.sender.drain()
-                recorded.sender.progress.investigator.poll()
+                recorded.sender.progress.links.investigator.poll()
         if recorded is not None:
             kinds = [kind for kind, data, _ in recorded.sender.events if kind == "finding" or "operators" in data]
             assert kinds == (["finding"] * 2 if looks == "bad losses" else ["profile"]), "it was looked into"

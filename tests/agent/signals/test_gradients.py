@@ -112,7 +112,7 @@ def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
     model, told = small(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     recorded = everything(model)
-    recorded.progress.health.on_nonfinite = lambda step, names: told.append((step, names))
+    recorded.progress.links.health.on_nonfinite = lambda step, names: told.append((step, names))
     for _ in range(2):
         model(torch.randn(4, 8)).square().mean().backward()
         model[2].weight.grad[0, :5] = float("nan")
@@ -140,7 +140,7 @@ def test_passes_of_several_ranks_fall_on_the_same_steps(record, monkeypatch):
     due = []
     for completed, step_ns in ((5, 10**15), (100, 1), (1030, 1)):  # every step, and one in a thousand
         p.completed = completed
-        p.health.finish(p, optimizer, step_ns)
+        p.links.health.finish(p, optimizer, step_ns)
         due.append(p.measure_at)
     assert due == [6, 1024, 2048]
 
@@ -158,7 +158,7 @@ def test_a_device_without_room_for_a_pass_costs_that_pass_only(record, monkeypat
     recorded = record(model)
     train(model, optimizer, 4)
     assert not guard.failures
-    recorded.progress.health.come_back(recorded.progress)
+    recorded.progress.links.health.come_back(recorded.progress)
     assert recorded.progress.measure_at >= 1000
     assert asked == [0], "each failure makes torch give back what it holds in reserve"
     assert [number for number, _ in recorded.steps()] == [1, 2, 3, 4]

@@ -65,7 +65,7 @@ def test_several_losses_are_taken_as_torch_takes_them(record, several):
     losses = {"a": functional.cross_entropy(HEAD(INPUTS), LABELS), "b": HEAD(INPUTS).square().mean()}
     torch.autograd.backward(several(losses) if several is dict.values else several([*losses.values()]))
     assert state.current is not None
-    assert state.current.loss_made == (CROSS_ENTROPY if several in (tuple, list) else {})
+    assert state.current.losses.loss_made == (CROSS_ENTROPY if several in (tuple, list) else {})
     assert HEAD.weight.grad is not None and HEAD.weight.grad.any()
 
 
@@ -75,4 +75,4 @@ def test_the_loss_of_the_first_step_is_kept(record):
     for loss in (functional.cross_entropy(HEAD(INPUTS), LABELS), HEAD(INPUTS).square().mean()):
         loss.backward()
         optimizer.step()
-        assert state.current is not None and state.current.loss_made == CROSS_ENTROPY
+        assert state.current is not None and state.current.losses.loss_made == CROSS_ENTROPY

@@ -18,8 +18,8 @@ if len(sys.argv) > 2:  # --attach: the one line that makes the difference
     if "everything" in sys.argv[2]:  # gradients, updates and dead units in every step
         from perfagent.governor import Governor
 
-        run._progress.governor = Governor(1e9)
-        run._progress.health.deeper = 1
+        run._progress.links.governor = Governor(1e9)
+        run._progress.links.health.deeper = 1
 
 model = nn.Sequential(
     nn.Conv1d(2, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16 * 32, 64),

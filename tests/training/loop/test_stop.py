@@ -32,7 +32,7 @@ def steps(loop: Loop, *, spoilt: bool = False) -> None:
         loop.step()
         if loop.step_count == 3:
             assert state.current is not None
-            state.current.investigator.obey({"id": "c1", "kind": "stop", "params": {"why": "asked by Ann"}})
+            state.current.links.investigator.obey({"id": "c1", "kind": "stop", "params": {"why": "asked by Ann"}})
 
 
 def test_a_loop_ends_after_a_save_that_is_not_the_best(training: Loop, tmp_path: Path) -> None:

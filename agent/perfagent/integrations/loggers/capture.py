@@ -57,7 +57,7 @@ def captured(
         @functools.wraps(original)
         def log(*args: Any, **kwargs: Any) -> Any:
             p = state.current
-            if p is None or not (p.captures or wanted) or p.off or reading in failures:
+            if p is None or not (p.logs.captures or wanted) or p.off or reading in failures:
                 return original(*args, **kwargs)
             me = get_ident()
             outer = _inside.get(me)
