@@ -18,6 +18,7 @@ import pytest_randomly
 import rings
 from approved import ApprovedWords
 from builders import Receiver, ServerProcess, server_process
+from fake_accelerator.forked_tests import ForkedTests
 from syrupy.assertion import SnapshotAssertion
 
 LAUNCHERS = (
@@ -68,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist get the address of the one server from the process that starts them."""
     cheap_passwords.use()
     config.pluginmanager.register(rings.Watch())
+    config.pluginmanager.register(ForkedTests())
     if config.option.postgresql and not hasattr(config, "workerinput"):
         config.add_cleanup(postgresql_server.start())
     if config.option.clickhouse and not hasattr(config, "workerinput"):
