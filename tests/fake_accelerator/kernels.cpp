@@ -35,7 +35,7 @@ class Call {
         host_storage(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     auto* impl = host.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-    impl->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
     impl->_set_conj(tensor.is_conj());
     impl->_set_neg(tensor.is_neg());
     tensors_.push_back({tensor, host});
