@@ -237,13 +237,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     count(kQueries);
     refuse_in_capture("a query of a stream");
     check_present(stream.device_index());
-    return idle(stream);
+    std::lock_guard lock(mutex);
+    return queues[key(stream)].items.empty();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     count(kSynchronizations);
     refuse_in_capture("a wait for a stream");
     check_present(stream.device_index());
-    wait_for(stream);
+    wait_until([&] { return queues[key(stream)].items.empty(); });
   }
   void synchronizeDevice(c10::DeviceIndex device) const override {
     count(kSynchronizations);
@@ -543,12 +544,13 @@ void save_in_capture(const c10::Storage& storage) {
 
 void enqueue(c10::Stream stream, std::function<void()> work, double seconds) { push(stream, {std::move(work), seconds}); }
 
-bool idle(c10::Stream stream) {
+bool is_late(c10::Stream stream) {
   std::lock_guard lock(mutex);
-  return queues[key(stream)].items.empty();
+  return held[stream.device_index()] != kNotHeld || !queues[key(stream)].items.empty();
 }
 
 void wait_for(c10::Stream stream) {
+  if (is_late(stream)) enqueue(stream, nullptr);
   wait_until([&] { return queues[key(stream)].items.empty(); });
 }
 

@@ -28,8 +28,8 @@ void check_present(c10::DeviceIndex device);  // throws where the device was los
 
 // Puts work behind all that the stream has; it runs at once unless the device is held.
 void enqueue(c10::Stream stream, std::function<void()> work, double seconds = 0);
-bool idle(c10::Stream stream);
-void wait_for(c10::Stream stream);  // until it is idle
+bool is_late(c10::Stream stream);  // what is enqueued now has to wait
+void wait_for(c10::Stream stream);  // as a call does that ends with the work it puts there
 
 c10::Allocator* allocator();
 // Host memory that counts as memory of the device from here on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -61,6 +62,7 @@ class ForkedTests:
 def _in_a_fork(item: pytest.Item) -> list[pytest.TestReport]:
     reading, writing = os.pipe()
     sys.stdout.flush()
+    faulthandler.cancel_dump_traceback_later()  # its thread would not be there, and a child that cancels it waits for it
     child = os.fork()
     if not child:
         os.close(reading)

@@ -194,7 +194,7 @@ void launch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (waits(op)) {
     refuse_in_capture(op.schema().name().c_str());
     wait_for(*stream);
-  } else if (!idle(*stream)) {
+  } else if (is_late(*stream)) {
     enqueue(*stream, nullptr);
   }
 }
@@ -220,7 +220,7 @@ void copy_now(const Tensor& from, const Tensor& to) {
   target.on_host(to).copy_(source.on_host(from));
 }
 
-// A copy into pinned memory arrives when the stream has come to it; until then what lies there is no number.
+// A copy from a device that is late arrives in pinned memory when the stream comes to it; until then no number lies there.
 void copy_later(c10::Stream stream, const Tensor& from, const Tensor& to) {
   Call call;
   Tensor value = call.on_host(from).to(to.scalar_type()).expand(to.sizes()).contiguous().clone();
@@ -246,11 +246,11 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
     save_in_capture(to.storage());
     record_kernel(stream, [from, to] { copy_now(from, to); });
   }
-  if (to_host && !waits && !captures(stream) && !idle(stream)) {
+  if (to_host && !waits && !captures(stream) && is_late(stream)) {
     copy_later(stream, from, to);
   } else {
     copy_now(from, to);
-    if (!idle(stream)) enqueue(stream, nullptr);
+    if (is_late(stream)) enqueue(stream, nullptr);
   }
   return to;
 }

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from agent.device.trainings import MADE_OF_TORCH, Train, accumulation, checkpointing, loop, mixed_precision, plain, value
+from agent.device.trainings import (
+    MADE_OF_TORCH,
+    Train,
+    accumulation,
+    checkpointing,
+    loop,
+    mixed_precision,
+    plain,
+    value,
+)
 from agent_recorded import Recording
 from fake_accelerator import Control, Counts
 
