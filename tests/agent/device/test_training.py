@@ -11,9 +11,7 @@ import torch
 from agent.device.trainings import (
     MADE_OF_TORCH,
     Train,
-    accumulation,
     checkpointing,
-    loop,
     mixed_precision,
     plain,
     value,
