@@ -30,19 +30,19 @@ class FakeProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
-        return self._on_copies(self._gloo.allreduce, tensors, options or dist.AllreduceOptions())
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        return self._on_copies(self._gloo.allreduce, tensors, opts or dist.AllreduceOptions())
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         for tensor in tensors:
             self.allreduce([tensor])
         return _done(tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
-        return self._on_copies(self._gloo.broadcast, tensors, options or dist.BroadcastOptions())
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        return self._on_copies(self._gloo.broadcast, tensors, opts or dist.BroadcastOptions())
 
     def allgather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         gathered = [[tensor.cpu() for tensor in output] for output in outputs]
         self._gloo.allgather(gathered, [tensor.cpu() for tensor in inputs]).wait()
@@ -50,13 +50,13 @@ class FakeProcessGroup(dist.ProcessGroup):
             _copy_back(output, host)
         return _done(outputs)
 
-    def barrier(self, options: Any = None) -> dist.Work:
+    def barrier(self, opts: Any = None) -> dist.Work:
         self._gloo.barrier().wait()
         return _done([])
 
-    def _on_copies(self, collective: Callable[..., dist.Work], tensors: list[torch.Tensor], options: Any) -> dist.Work:
+    def _on_copies(self, collective: Callable[..., dist.Work], tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         copies = [tensor.cpu() for tensor in tensors]
-        collective(copies, options).wait()
+        collective(copies, opts).wait()
         _copy_back(tensors, copies)
         return _done(tensors)
 
