@@ -57,7 +57,11 @@ def stream(entered: torch.Stream | None) -> Iterator[None]:
         yield
 
 
-device = torch.accelerator.device_index
+class device(torch.accelerator.device_index):  # noqa: N801 - as torch.cuda has it
+    """Makes a device, of any spelling, the current one."""
+
+    def __init__(self, given: torch.device | str | int | None) -> None:
+        super().__init__(_index(given))
 
 
 def _index(given: torch.device | str | int | None) -> int:
