@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import OutOfMemoryError
-from torch.accelerator import Graph as FakeGraph
 from torch.accelerator import current_device_index as current_device
 from torch.accelerator import (
     current_stream,
@@ -30,7 +29,7 @@ from torch.accelerator import set_device_index as set_device
 from fake_accelerator.building import NAME
 
 __all__ = [
-    "Event", "FakeGraph", "OutOfMemoryError", "Stream", "current_device", "current_stream", "device", "device_count",
+    "Event", "OutOfMemoryError", "Stream", "current_device", "current_stream", "device", "device_count",
     "empty_cache", "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties",
     "get_rng_state", "get_rng_state_all", "init", "is_available", "is_bf16_supported", "is_current_stream_capturing",
     "is_initialized", "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",

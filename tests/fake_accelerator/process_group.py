@@ -41,9 +41,7 @@ class FakeProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         return self._on_copies(self._gloo.broadcast, tensors, opts or dist.BroadcastOptions())
 
-    def allgather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> dist.Work:
         gathered = [[tensor.cpu() for tensor in output] for output in outputs]
         self._gloo.allgather(gathered, [tensor.cpu() for tensor in inputs]).wait()
         for output, host in zip(outputs, gathered, strict=True):

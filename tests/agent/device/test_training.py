@@ -11,6 +11,7 @@ import torch
 from agent.device.trainings import (
     MADE_OF_TORCH,
     Train,
+    captured,
     checkpointing,
     mixed_precision,
     plain,
@@ -75,6 +76,18 @@ def test_the_agent_never_makes_a_training_wait(fakegpu: Control, tmp_path: Path,
 @pytest.mark.timeout(600)
 def test_the_agent_makes_none_of_10000_steps_wait(fakegpu: Control, tmp_path: Path) -> None:
     never_waits(fakegpu, plain, 10_000, tmp_path)
+
+
+def test_a_captured_training_is_left_alone(fakegpu: Control, tmp_path: Path) -> None:
+    losses = value(captured(DEVICE, 20))
+    assert losses == sorted(losses, key=float.fromhex, reverse=True)
+    alone = waiting(fakegpu, captured, 20)
+    run = perfagent.attach(record=str(tmp_path))
+    with_agent = waiting(fakegpu, captured, 20)
+    again = value(captured(DEVICE, 20))
+    run.finish()
+    assert again == losses
+    assert with_agent.waits == alone.waits
 
 
 def test_values_of_a_held_device_come_once_it_is_let_go(fakegpu: Control, record: Any) -> None:

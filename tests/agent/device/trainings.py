@@ -10,7 +10,17 @@ from torch.utils.checkpoint import checkpoint
 
 import perfagent
 
-__all__ = ["MADE_OF_TORCH", "Train", "accumulation", "checkpointing", "loop", "mixed_precision", "plain", "value"]
+__all__ = [
+    "MADE_OF_TORCH",
+    "Train",
+    "accumulation",
+    "captured",
+    "checkpointing",
+    "loop",
+    "mixed_precision",
+    "plain",
+    "value",
+]
 
 Train = Callable[[str, int], list[Tensor]]
 """(device, steps) -> the losses"""
@@ -98,6 +108,30 @@ def mixed_precision(device: str, steps: int) -> list[Tensor]:
         scaler.update()
         optimizer.zero_grad()
         losses.append(loss.detach())
+    return losses
+
+
+def captured(device: str, steps: int) -> list[Tensor]:
+    """Whole steps in a graph, which is replayed."""
+    model, losses = Net().to(device), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    [(x, y)] = _batches(device, 1)
+
+    def step() -> Tensor:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    with torch.Stream(device):
+        losses += [step().clone() for _ in range(3)]
+        graph = torch.accelerator.Graph()
+        with graph:
+            result = step()
+        for _ in range(steps - 3):
+            graph.replay()
+            losses.append(result.clone())
     return losses
 
 
