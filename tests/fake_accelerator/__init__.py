@@ -5,16 +5,17 @@ GPU does late, a test decides: see control.py. A test that takes the fixture `fa
 (forked_tests.py), because torch keeps a backend, and the threads that autograd has for its devices, for ever. Scripts
 call `load()`.
 
-| what | on the fake devices |
+| what | how far |
 |---|---|
-| losses, gradients, weights | bit for bit the CPU's: the same kernels and random numbers. Not where torch itself takes another way on the CPU: attention without a fused kernel, and autocast, whose list of operators is shorter here |
-| autocast, GradScaler | float16 and bfloat16 for linear layers, matrix products and 2-D convolutions |
-| DDP | over the backend `fakeccl`, which has gloo reduce copies in host memory, each collective at once. FSDP needs more of its collectives than there are; DataParallel needs a torch built for CUDA |
-| graphs | `torch.accelerator.Graph`, one at a time, not on the default stream. Errors as in CUDA's global, thread-local and relaxed modes. What a captured kernel wrote is put back at the end, and a replay runs the kernels again, random numbers drawn anew |
-| torch.compile | the backends `eager` and `aot_eager`; inductor does not know the device |
-| LSTM, GRU | not there: torch asks every PrivateUse1 device for fused cells, which the CPU has none of. Nor are sparse and quantized tensors |
-| memory | counted in blocks of 512 bytes and segments of 2 MiB that are kept; no fragments, no snapshot, no record of allocations, and what a kernel needs while it runs is not counted |
-| kernels | run when they are called, on the thread that calls them; only their events, and copies to the host, can be late |
+| numbers | the CPU's bit for bit, random ones too: the same kernels. Attention takes another kernel than on the CPU |
+| autocast, GradScaler | linear layers, matrix products and 2-D convolutions in half precision; the CPU has a longer list |
+| DDP | by `fakeccl`: gloo reduces copies in host memory, each collective at once |
+| FSDP, DataParallel | no: collectives that `fakeccl` has not; a torch that was built for CUDA |
+| graphs | `torch.accelerator.Graph`, one at a time, with the errors of CUDA's capture modes. A replay draws new random numbers |
+| torch.compile | with the backends `eager` and `aot_eager`; inductor does not know the device |
+| LSTM, GRU | no: torch asks for fused cells, which the CPU has not. Nor are there sparse or quantized tensors |
+| memory | in blocks of 512 bytes and segments of 2 MiB, without fragments, snapshots, or what a kernel needs as it runs |
+| kernels | run at once, on the thread that calls them; late are their events, and copies to the host |
 """
 
 from __future__ import annotations
