@@ -30,7 +30,7 @@ __all__ = ["NAME", "Control", "Counts", "Missing", "library", "load"]
 
 @functools.cache
 def load() -> Control:
-    """Gives this process the devices, before its first backward pass. Raises Missing where they cannot be had."""
+    """Gives this process the devices, for good. Raises Missing where they cannot be had."""
     compiled = library()
     import torch
 

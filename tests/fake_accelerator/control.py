@@ -40,6 +40,7 @@ class Control:
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
+        self._library.fakegpu_start_autograd()
         self._library.fakegpu_clock.argtypes = [ctypes.c_double]
         self._library.fakegpu_hold.argtypes = [ctypes.c_int, ctypes.c_int64]
         self._library.fakegpu_work.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_double]

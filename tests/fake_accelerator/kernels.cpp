@@ -11,6 +11,7 @@
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/set_native.h>
 #include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -365,5 +366,16 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction:
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
+// Autograd counts the devices once, at the first backward pass, which the parent of a fork may have had without them.
+struct Autograd : torch::autograd::Engine {
+  static void count_devices() {
+    auto& engine = get_default_engine();
+    engine.initialize_device_threads_pool();
+    if ((engine.*&Autograd::device_ready_queues_).empty()) (engine.*&Autograd::start_device_threads)();
+  }
+};
+
 }  // namespace
 }  // namespace fakegpu
+
+extern "C" void fakegpu_start_autograd() { fakegpu::Autograd::count_devices(); }
