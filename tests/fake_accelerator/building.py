@@ -40,7 +40,7 @@ def library() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # which the kernel takes back from a process that is killed
         if not built.exists():
             for program in (os.environ.get("CXX", "g++"), "ninja"):
-                if shutil.which(program) is None:
+                if shutil.which(program, path=_path()) is None:
                     raise Missing(f"the fake accelerator is compiled: install {program}")
             _build(built.parent)
     return built
@@ -53,11 +53,16 @@ def _fingerprint(version: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def _path() -> str:
+    """Where programs are; those that came with Python packages, too."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
 def _build(folder: Path) -> None:
     """In a process of its own, since what compiles also loads; and elsewhere first, as it may be killed."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         command = [sys.executable, str(Path(__file__)), made]
-        subprocess.run(command, check=True, stdout=sys.stderr, env=os.environ | {"MAX_JOBS": "2"})
+        subprocess.run(command, check=True, stdout=sys.stderr, env=os.environ | {"MAX_JOBS": "2", "PATH": _path()})
         folder.mkdir(exist_ok=True)
         (Path(made) / f"{NAME}.so").rename(folder / f"{NAME}.so")
 
