@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -78,7 +78,7 @@ def _in_a_fork(item: pytest.Item) -> list[pytest.TestReport]:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if said:
         restored = item.config.hook.pytest_report_from_serializable
-        return [restored(config=item.config, data=data) for data in json.loads(said)]
+        return [restored(config=item.config, data=data) for data in pickle.loads(said)]
     problem = problem or f"its process ended with {status}, before it could say how the test went"
     return [pytest.TestReport(item.nodeid, item.location, {}, "failed", problem, "call")]
 
@@ -88,8 +88,8 @@ def _run(item: pytest.Item, answers: int) -> None:
     try:
         reports = runtestprotocol(item, log=False, nextitem=item.parent)  # type: ignore[arg-type]
         plain = item.config.hook.pytest_report_to_serializable
-        said = json.dumps([plain(config=item.config, report=report) for report in reports])
-        with os.fdopen(answers, "w") as pipe:
+        said = pickle.dumps([plain(config=item.config, report=report) for report in reports])
+        with os.fdopen(answers, "wb") as pipe:
             pipe.write(said)
     except BaseException:
         traceback.print_exc()
