@@ -30,6 +30,8 @@ class Counts:
     queries: int = 0
     records: int = 0
     kernels: int = 0
+    pinned: int = 0
+    """allocations of pinned memory, in which a thread waits for a real device"""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))

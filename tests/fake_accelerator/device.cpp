@@ -406,6 +406,7 @@ struct Memory final : c10::DeviceAllocator {
 
 struct Pinned final : at::HostAllocator {
   c10::DataPtr allocate(size_t bytes) override {
+    count(kPinned);
     auto* block = new c10::DataPtr(c10::GetAllocator(c10::kCPU)->allocate(bytes));
     std::lock_guard lock(mutex_);
     blocks_[block->get()] = bytes;

@@ -14,7 +14,7 @@ constexpr int kDevices = 2;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 // What a thread asked of the devices; control.py has the same order.
-enum Count { kScalarReads, kCopiesToHost, kCopiesToDevice, kCopiesOnDevice, kWaits, kSynchronizations, kQueries, kRecords, kKernels, kCounts };
+enum Count { kScalarReads, kCopiesToHost, kCopiesToDevice, kCopiesOnDevice, kWaits, kSynchronizations, kQueries, kRecords, kKernels, kPinned, kCounts };
 using Counts = std::array<std::atomic<int64_t>, kCounts>;
 Counts& counts();  // of the calling thread
 inline void count(Count what) { ++counts()[what]; }

@@ -64,6 +64,7 @@ def never_waits(fakegpu: Control, train: Train, steps: int, folder: Path) -> Non
     run.finish()
     assert (with_agent.scalar_reads, with_agent.synchronizations) == (alone.scalar_reads, alone.synchronizations)
     assert with_agent.waits == alone.waits
+    assert with_agent.pinned < steps / 10
     assert len(Recording(folder).series("step_time_s")) >= steps - 1
 
 
