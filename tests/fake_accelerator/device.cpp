@@ -62,6 +62,7 @@ int64_t held[kDevices] = {kNotHeld, kNotHeld};    // how many events a held devi
 bool lost[kDevices] = {};
 double clock_s = -1;  // < 0: the host's
 std::atomic<int64_t> streams_made{0};
+const pid_t home = getpid();  // a forked child may use no device, and destroy no event: as with CUDA
 
 thread_local int device_of_thread = 0;
 thread_local int64_t stream_of_thread[kDevices] = {};
@@ -205,7 +206,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    if (getpid() != home) std::terminate();
+    delete static_cast<Event*>(event);
+  }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     count(kRecords);
     check_present(stream.device_index());
@@ -508,6 +512,7 @@ c10::Stream current_stream(c10::DeviceIndex device) {
 }
 
 void check_present(c10::DeviceIndex device) {
+  if (getpid() != home) fail("this process was forked");
   std::lock_guard lock(mutex);
   if (lost[device]) fail("device " + std::to_string(device) + " was lost");
 }
