@@ -1,4 +1,4 @@
-"""What needs processes of its own: ranks of DistributedDataParallel, each on its own device."""
+"""What needs processes of its own: ranks of DistributedDataParallel, each on its own device, and the children of a training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from agent_recorded import Recording
+from builders import job_environment
 from fake_accelerator import Missing, library
+from preloaded import run
 from two_ranks import of_two_ranks
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "scripts"
@@ -29,3 +31,11 @@ def test_ranks_train_and_wait_alike_with_and_without_the_agent(tmp_path: Path) -
     for rank in (0, 1):
         recording = Recording(tmp_path / "watched" / str(rank) / "record")
         assert [loss.hex() for _, loss in recording.series("loss")] == alone[rank]["losses"]
+
+
+def test_a_child_forked_while_values_are_on_their_way_ends_well(tmp_path: Path) -> None:
+    """A child that destroys an event of its parent is aborted."""
+    record = tmp_path / "record"
+    [done] = run([str(SCRIPTS / "fake_fork.py"), str(record)], tmp_path, [job_environment(tmp_path)])
+    assert done.stdout.split() == ["3"], done
+    assert [step for step, _ in Recording(record).series("loss")] == [*range(1, 21)]

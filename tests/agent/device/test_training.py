@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +89,22 @@ def test_a_captured_training_is_left_alone(fakegpu: Control, tmp_path: Path) -> 
     run.finish()
     assert again == losses
     assert with_agent.waits == alone.waits
+
+
+def test_values_of_a_held_device_come_once_it_is_let_go(fakegpu: Control, record: Any) -> None:
+    """A script on a GPU runs ahead of it."""
+    recorded = record()
+    weight = torch.ones(4, device=DEVICE, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    losses = []
+    fakegpu.hold()
+    for _ in range(5):
+        loss = weight.square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    recorded.tick()
+    assert not [step for step, values in recorded.rows if "loss" in values]
+    fakegpu.let_go()
+    assert [loss.hex() for _, loss in recorded.of("loss")] == value(losses)
