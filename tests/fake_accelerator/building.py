@@ -16,7 +16,7 @@ __all__ = ["NAME", "Missing", "library"]
 
 NAME = "fakegpu"
 _HERE = Path(__file__).parent
-_SOURCES = [_HERE / "device.cpp", _HERE / "kernels.cpp"]
+_SOURCES = sorted(_HERE.glob("*.cpp"))
 _TORCH = (2, 13)
 """The first version with the interfaces that the sources fill in."""
 
@@ -48,7 +48,7 @@ def library() -> Path:
 
 def _fingerprint(version: str) -> str:
     digest = hashlib.sha256(f"{version} {sys.version}".encode())
-    for source in sorted(_HERE.glob("*.[ch]*")):
+    for source in [*_SOURCES, _HERE / "device.h"]:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 

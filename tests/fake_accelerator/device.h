@@ -1,4 +1,4 @@
-// What the two halves of the fake accelerator share: queues, counters and memory (device.cpp), operators (kernels.cpp).
+// What the parts of the fake accelerator share: queues and counters (device.cpp), memory (memory.cpp), operators (kernels.cpp).
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,7 +14,10 @@ constexpr int kDevices = 2;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 // What a thread asked of the devices; control.py has the same order.
-enum Count { kScalarReads, kCopiesToHost, kCopiesToDevice, kCopiesOnDevice, kWaits, kSynchronizations, kQueries, kRecords, kKernels, kPinned, kCounts };
+enum Count {
+  kScalarReads, kCopiesToHost, kCopiesToDevice, kCopiesOnDevice, kWaits, kSynchronizations, kQueries, kRecords, kKernels, kPinned,
+  kCounts
+};
 using Counts = std::array<std::atomic<int64_t>, kCounts>;
 Counts& counts();  // of the calling thread
 inline void count(Count what) { ++counts()[what]; }
@@ -32,6 +35,8 @@ bool is_late(c10::Stream stream);  // what is enqueued now has to wait
 void wait_for(c10::Stream stream);  // as a call does that ends with the work it puts there
 
 c10::Allocator* allocator();
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* data);
 // Host memory that counts as memory of the device from here on.
 c10::Storage adopt(c10::Device device, c10::Storage host);
 

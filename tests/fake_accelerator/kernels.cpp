@@ -7,14 +7,12 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/native/CPUFallback.h>
-#include <ATen/ops/_fused_sdp_choice_native.h>
-#include <ATen/ops/set_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
 #include <cstring>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace fakegpu {
@@ -202,8 +200,8 @@ void launch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 // ---- operators of their own
 
-Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<c10::Device> device,
-             std::optional<bool>, std::optional<at::MemoryFormat> format) {
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<c10::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::OptionalDeviceGuard guard(device && device->has_index() ? device : std::nullopt);
   return at::detail::empty_generic(size, allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                    c10::dtype_or_default(dtype), format);
@@ -318,9 +316,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
   count(kKernels);
   Call call;
+  int64_t biases = transposed ? weight.size(1) * groups : weight.size(0);
   auto [of_input, of_weight, of_bias] = at::convolution_backward(
-      call.on_host(grad), call.on_host(input), call.on_host(weight), {weight.size(transposed ? 1 : 0) * (transposed ? groups : 1)},
-      stride, padding, dilation, transposed, output_padding, groups, mask);
+      call.on_host(grad), call.on_host(input), call.on_host(weight), {biases}, stride, padding, dilation, transposed,
+      output_padding, groups, mask);
   return {call.on_device(of_input), call.on_device(of_weight), call.on_device(of_bias)};
 }
 
