@@ -40,7 +40,7 @@ def test_events_may_come_one_by_one(fakegpu: Control) -> None:
     assert reached == [[True, False, False], [True, True, False], [True, True, True]]
 
 
-def test_a_copy_into_pinned_memory_arrives_when_the_event_behind_it_does(fakegpu: Control) -> None:
+def test_a_copy_to_pinned_memory_arrives_with_the_next_event(fakegpu: Control) -> None:
     value, there = torch.arange(4.0, device=DEVICE), pinned(4)
     with fakegpu.held():
         there.copy_(value, non_blocking=True)
@@ -85,7 +85,7 @@ def test_times_are_those_of_the_device(fakegpu: Control) -> None:
     assert end.elapsed_time(recorded()) == 2750.0
 
 
-def test_waiting_for_a_held_device_ends_once_it_is_let_go(fakegpu: Control) -> None:
+def test_a_wait_for_a_held_device_ends_once_it_is_let_go(fakegpu: Control) -> None:
     value = torch.ones(1, device=DEVICE)
     fakegpu.hold()
     event = recorded()

@@ -23,7 +23,7 @@ def compiled() -> None:
         pytest.skip(str(missing))
 
 
-def test_ranks_train_and_wait_alike_with_and_without_the_agent(tmp_path: Path) -> None:
+def test_ranks_train_and_wait_alike_with_the_agent(tmp_path: Path) -> None:
     alone = of_two_ranks(SCRIPTS / "fake_ddp.py", tmp_path / "alone")
     watched = of_two_ranks(SCRIPTS / "fake_ddp.py", tmp_path / "watched", "--attach")
     assert alone[0]["weights"] == alone[1]["weights"]
@@ -33,7 +33,7 @@ def test_ranks_train_and_wait_alike_with_and_without_the_agent(tmp_path: Path) -
         assert [loss.hex() for _, loss in recording.series("loss")] == alone[rank]["losses"]
 
 
-def test_a_child_forked_while_values_are_on_their_way_ends_well(tmp_path: Path) -> None:
+def test_a_child_forked_while_values_are_under_way_ends_well(tmp_path: Path) -> None:
     """A child that destroys an event of its parent is aborted."""
     record = tmp_path / "record"
     [done] = run([str(SCRIPTS / "fake_fork.py"), str(record)], tmp_path, [job_environment(tmp_path)])
