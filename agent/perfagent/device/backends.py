@@ -163,13 +163,12 @@ class Backend:
         (pytorch/pytorch PRs 104487 and 148594). Where a thread cannot, nobody queries while a graph is captured."""
         if not self.has_events or self.capture_mode is not None:
             return
-        torch, found = sys.modules["torch"], 0
-        for owner in (self.module, getattr(torch, "accelerator", None)):
-            for name, graph in [*vars(owner).items()] if owner is not None else ():
-                if name.endswith("Graph") and "capture_begin" in getattr(graph, "__dict__", ()):
-                    graph.capture_begin, graph.capture_end = _begins(graph.capture_begin), _ends(graph.capture_end)
-                    found += 1
-        if found:
+        owners = [self.module, getattr(sys.modules["torch"], "accelerator", None)]
+        named = {name: graph for owner in owners if owner is not None for name, graph in vars(owner).items()}
+        graphs = {graph for name, graph in named.items() if name.endswith("Graph") and hasattr(graph, "capture_begin")}
+        for graph in graphs:
+            graph.capture_begin, graph.capture_end = _begins(graph.capture_begin), _ends(graph.capture_end)
+        if graphs:
             logger.info(
                 "perfagent: values and times of the device (%s) are read only while no graph is captured, since this build of "
                 "torch cannot do both", self.kind,
