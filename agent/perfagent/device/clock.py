@@ -31,7 +31,8 @@ class DeviceClock:
         self._event = backend.event
         self._blocked: Callable[[], bool] = backend.is_capturing if backend.has_events else _always
         self._moved = False
-        uses(device)
+        if not backend.used:
+            uses(backend, device)
         self._start(device)
 
     def _start(self, device: torch.device) -> None:

@@ -79,7 +79,7 @@ _elsewhere = False
 _fetching: dict[torch.device, Stream] = {}
 """Device -> the stream on which the sender's thread fetches copies."""
 _device: torch.device | None = None
-"""The first device from which a value or a mark was taken."""
+"""A device from which values or marks are taken."""
 _listening = threading.local()
 
 
@@ -125,7 +125,8 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     if kind == "meta":
         return None
     backend = backend_of(kind)
-    uses(device)
+    if not backend.used:
+        uses(backend, device)
     if not backend.has_events:  # the sender's thread reads a private copy, and only that thread waits
         return Reading(tensor.clone(), None)
     if backend.is_capturing():
@@ -167,7 +168,6 @@ def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Event] | None:
     buffer = None if not backend.has_events or backend.is_capturing() else backend.pinned(tensor.shape, tensor.dtype)
     if buffer is None:
         return None
-    uses(tensor.device)
     return buffer.copy_(tensor, non_blocking=True), _event_behind(backend, tensor.device)
 
 
@@ -180,7 +180,6 @@ def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Event | None]:
     backend = backend_of(copy.device.type)
     if not backend.has_events:
         return copy, None
-    uses(copy.device)
     return copy, _event_behind(backend, copy.device)
 
 
@@ -204,6 +203,8 @@ def fetched(copy: torch.Tensor) -> torch.Tensor:
 
 
 def _event_behind(backend: Backend, device: torch.device) -> Event:
+    if not backend.used:
+        uses(backend, device)
     event = backend.event()
     event.record(backend.current_stream(device))
     return event
@@ -214,15 +215,13 @@ def is_captured(tensor: Any) -> bool:
     return not tensor.is_cpu and backend_of(tensor.device.type).is_capturing()
 
 
-def uses(device: torch.device) -> None:
-    """Notes that values or times are taken from a device. On the training thread."""
+def uses(backend: Backend, device: torch.device) -> None:
+    """Notes that values or times are taken from a device, the first of its kind. On the training thread."""
     global _device
     if _device is None:
-        _device = device
-        backend = backend_of(device.type)
-        backend.used = True
-        backend.keep_out_of_captures()
         os.register_at_fork(after_in_child=lambda: immortal(_pools))
+    _device, backend.used = device, True
+    backend.keep_out_of_captures()
 
 
 def listen_here() -> None:

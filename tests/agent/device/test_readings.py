@@ -114,7 +114,8 @@ class Event:
         os.write(1, b"freed " if os.getpid() == parent else b"freed by the child ")
 
 parent = os.getpid()
-readings.uses(torch.device("cuda", 0))
+device = torch.device("cuda", 0)
+readings.uses(readings.backend_of("cuda"), device)
 readings._pools[1] = [Event()]
 held = [Event()]
 child = os.fork()
