@@ -37,25 +37,19 @@ _capturing: set[int] = set()
 
 
 class Stream(Protocol):
-    """A queue of work on a device."""
+    """A queue of work on a device. The host waits for none of it."""
 
-    def wait_event(self, event: Event) -> None:
-        """Has later work wait for the event; the host goes on."""
+    def wait_event(self, event: Event) -> None: ...
 
 
 class Event(Protocol):
-    """A place in a stream."""
+    """A place in a stream; `elapsed_time`: the milliseconds from there to another, once both are reached."""
 
     device: torch.device
 
-    def record(self, stream: Stream) -> None:
-        """Puts it behind the work that is queued."""
-
-    def query(self) -> bool:
-        """True once the device has come to it."""
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds until another event, both reached."""
+    def record(self, stream: Stream) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Event) -> float: ...
 
 
 class Backend:
