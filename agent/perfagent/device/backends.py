@@ -227,8 +227,8 @@ def devices_of(optimizer: Any) -> list[torch.device]:
     """The accelerators that hold its parameters, those of the first parameters first: a script may never make them the
     current device."""
     groups = getattr(optimizer, "param_groups", None) or []
-    found = dict.fromkeys(parameter.device for group in groups for parameter in group["params"])
-    return [device for device in found if device.type not in ("cpu", "meta")]
+    found = dict.fromkeys(getattr(parameter, "device", None) for group in groups for parameter in group["params"])
+    return [device for device in found if device is not None and device.type not in ("cpu", "meta")]
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

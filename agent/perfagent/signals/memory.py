@@ -52,14 +52,14 @@ def device_in_use() -> int | None:
     return reserved.index(most) if most else None
 
 
-def chosen_device(*, one_of_several: bool) -> int | None:
+def chosen_device(*, first: bool) -> int | None:
     """Returns the index of the device that the calling thread has made its current one; None if it has not, or may not
-    have. one_of_several: a launcher started this process, and each of its ranks chooses a device."""
+    have. first: it is the first of several ranks here, each of which chooses a device."""
     backend = accelerator()
     if not backend.in_use():
         return None
     device = backend.current_index()
-    return device if device or one_of_several or backend.count() == 1 else None
+    return device if device or first or backend.count() == 1 else None
 
 
 def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[str, float]:

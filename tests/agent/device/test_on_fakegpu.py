@@ -11,6 +11,8 @@ import torch
 from fake_accelerator import Control
 from torch import nn
 
+from perfagent.device import duplicate, fetched, is_captured, reached, to_host
+
 MIB = 2**20
 
 
@@ -60,6 +62,21 @@ def test_no_capture_of_the_script_ends_by_a_query(fakegpu: Control, record: Any)
     assert result.sum().item() == 16.0
     assert sender not in fakegpu.by_thread(), "it asked the devices something"
     assert [step for step, _ in recorded.steps()] == [1, 2, 3]
+
+
+def test_large_copies_wait_for_the_device_and_nobody_for_them(fakegpu: Control) -> None:
+    x = torch.arange(6.0, device="fakegpu:1")
+    fakegpu.hold(1)
+    head, (copy, copy_there) = to_host(x), duplicate(x)
+    assert head
+    host, head_there = head
+    x += 10  # behind them in the stream
+    assert not reached(head_there) and not reached(copy_there)
+    fakegpu.let_go(1)
+    assert reached(head_there) and reached(copy_there)
+    assert host.tolist() == fetched(copy).tolist() == [0, 1, 2, 3, 4, 5]
+    with torch.fakegpu.Stream("fakegpu:1"), torch.accelerator.Graph():
+        assert to_host(x) is None and is_captured(x)
 
 
 class Busy(torch.autograd.Function):
