@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_streams import Devices, Event
 
-from perfagent.device import DeviceClock, backend_of, ran_out_of_memory, reached
+from perfagent.device import Backend, DeviceClock, backend_of, ran_out_of_memory, reached
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta", "xla", "mps"])
@@ -37,6 +37,17 @@ def test_flat_counters_are_nested(devices: Devices, monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(torch.xpu, "memory_stats_as_nested_dict")
     monkeypatch.setattr(torch.xpu, "memory_stats", lambda index: {"allocated_bytes.all.peak": 5, "num_ooms": 1})
     assert backend_of("xpu").memory_stats(0) == {"allocated_bytes": {"all": {"peak": 5}}, "num_ooms": 1}
+
+
+def test_streams_are_known_by_their_numbers(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make torch's object of one takes longer than a mark. A script may create streams for ever."""
+    numbers, made = iter([1, 1, *range(1000)]), []
+    monkeypatch.setattr(torch._C, "_xpu_getCurrentStream", lambda index: (next(numbers), index, 14), raising=False)
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda device: made.append(object()) or made[-1])
+    backend = Backend("xpu")
+    streams = [backend.current_stream(torch.device("xpu", 0)) for _ in range(600)]
+    assert streams[0] is streams[1] is streams[3]
+    assert len(made) == len(set(map(id, streams))) >= 598
 
 
 @pytest.mark.parametrize(
