@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.device import backend_of
+from perfagent.device import backend_of, readings
 
 __all__ = ["Devices", "Event", "Stream", "fake_devices", "on_device"]
 
@@ -99,12 +99,15 @@ def on_device(index: int) -> Any:
 
 @contextmanager
 def fake_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    """To other tests no device was ever met."""
     made = Devices()
     for name, value in {
         "Event": Event, "Stream": Stream, "current_stream": made.current_stream,
         "is_current_stream_capturing": made.is_current_stream_capturing,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.xpu, name, value)
+    for name in ("_pools", "_on_their_way", "_elsewhere", "_device"):
+        monkeypatch.setattr(readings, name, {} if name == "_pools" else getattr(readings, name))
     backend_of.cache_clear()
     yield made
     backend_of.cache_clear()

@@ -77,7 +77,8 @@ class Trained:
             make_primary(self._progress, trained_by)
             self.watching.named(trained_by)
 
-    def first_step(self, optimizer: Any) -> None:
+    def note_device(self, optimizer: Any) -> None:
+        """At the first step of the optimizer that counts."""
         backend, found = accelerator(), devices_of(optimizer)
         if found:
             self._device = found[0].index
@@ -101,7 +102,7 @@ class Trained:
     def _next_model(self, goes_on: bool) -> None:
         """The process trains another model, which the hooks have found. goes_on: as the same training, resumed."""
         self._named = None
-        self.first_step(self.optimizer())
+        self.note_device(self.optimizer())
         if not goes_on:
             self._sender.event("state", {"state": "running", "training_after": self._progress.selection.began})
         self._watch_again()

@@ -12,6 +12,7 @@ from perfagent.device import Backend, DeviceClock, backend_of, ran_out_of_memory
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta", "xla", "mps"])
+@pytest.mark.usefixtures("devices")
 def test_a_kind_without_events_times_nothing(kind: str) -> None:
     clock = DeviceClock(torch.device(kind, 0))
     assert (clock.mark(), clock.begin(None), clock.mark_if_computing()) == (None, None, None)

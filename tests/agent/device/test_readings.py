@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_streams import Devices
 
-from perfagent.device import Reading, backends, collect, readings, take, value_of
+from perfagent.device import Reading, backends, collect, take, value_of
 
 
 class OnDevice:
@@ -50,8 +50,6 @@ def allocations(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return torch.empty(size, dtype=dtype)
 
     monkeypatch.setattr(backends.Backend, "pinned", pinned)
-    for name in ("_pools", "_on_their_way", "_elsewhere", "_device"):
-        monkeypatch.setattr(readings, name, {} if name == "_pools" else getattr(readings, name))
     return made
 
 

@@ -161,6 +161,7 @@ def test_the_stream_that_computes_is_that_of_the_newest_backward_pass(record, de
     assert_each(recorded, 6, h2d=0.02, forward=0.03, backward=0.06)
 
 
+@pytest.mark.usefixtures("devices")
 def test_a_device_without_events_has_no_times(record):
     optimizer, recorded = sgd(model := nn.Linear(4, 1)), record()
     state.current.clock = DeviceClock(torch.device("mps", 0))
