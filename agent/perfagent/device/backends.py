@@ -157,9 +157,14 @@ class Backend:
         (pytorch/pytorch PRs 104487 and 148594). Where a thread cannot, nobody queries while a graph is captured."""
         if not self.has_events or self.capture_mode is not None:
             return
-        owners = [self.module, getattr(sys.modules["torch"], "accelerator", None)]
-        named = {name: graph for owner in owners if owner is not None for name, graph in vars(owner).items()}
-        graphs = {graph for name, graph in named.items() if name.endswith("Graph") and hasattr(graph, "capture_begin")}
+        owners = self.module, getattr(sys.modules["torch"], "accelerator", None)
+        named = [
+            graph
+            for owner in owners
+            for name, graph in getattr(owner, "__dict__", {}).items()
+            if name.endswith("Graph")
+        ]
+        graphs = {graph for graph in named if hasattr(graph, "capture_begin")}
         for graph in graphs:
             graph.capture_begin, graph.capture_end = _begins(graph.capture_begin), _ends(graph.capture_end)
         if graphs:

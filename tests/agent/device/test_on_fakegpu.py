@@ -129,7 +129,7 @@ def test_a_second_training_on_another_device_has_its_phases(fakegpu: Control, re
     assert [round(value, 3) for _, value in recorded.of("phase/backward_s")][-8:] == [1.0] * 8
 
 
-def test_a_device_that_ran_out_of_memory_is_named_with_its_allocator(fakegpu: Control, record: Any) -> None:
+def test_a_device_out_of_memory_is_named_with_its_allocator(fakegpu: Control, record: Any) -> None:
     fakegpu.set_memory(64 * MIB, 1)
     model = nn.Linear(4, 1).to("fakegpu:1")
     recorded, x = record(model), torch.ones(2, 4, device="fakegpu:1")

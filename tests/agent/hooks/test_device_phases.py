@@ -143,7 +143,7 @@ def test_a_row_waits_for_every_stream_that_a_mark_lies_on(record, devices):
     assert not recorded.sender.counters
 
 
-def test_the_stream_that_computes_is_that_of_the_newest_backward_pass(record, devices, copy):
+def test_the_stream_that_computes_follows_the_backward_pass(record, devices, copy):
     """The first steps warm up for a graph, on a stream of their own."""
 
     def loss(model):
