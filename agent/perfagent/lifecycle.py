@@ -323,7 +323,7 @@ class Lifecycle:
     def _first_step(self, optimizer: Any) -> None:
         version = str(sys.modules["torch"].__version__)
         self._sender.event("state", {"state": "running", "torch": version}, step=self._progress.completed)
-        self._trained.first_step(optimizer)
+        self._trained.note_device(optimizer)
         patching.install_late()
         self._trained.watch()
         if self._context.malloc is None:

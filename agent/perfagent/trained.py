@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import cuda_device_of
+from perfagent.device import accelerator, devices_of
 from perfagent.hooks.model_hooks import Watching
 from perfagent.hooks.optimizer_step import make_primary
-from perfagent.signals.memory import device_in_use
+from perfagent.signals.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
@@ -27,8 +27,9 @@ class Trained:
     def __init__(self, progress: Progress, sender: Sender) -> None:
         self._progress, self._sender = progress, sender
         self._named: weakref.ref[Any] | None = None
-        self._cuda_device: int | None = None
-        self._likely_device: int | None = None
+        who = sender.identity
+        self._device: int | None = None
+        self._likely_device = chosen_device(first=who.world_size > 1 and who.local_rank == 0)
         progress.links.on_next_model = self._next_model
 
     def watch_by(self, add: Callable[[Any], None]) -> None:
@@ -45,10 +46,15 @@ class Trained:
         return self._progress.selection.primary() if self._progress.selection.primary is not None else None
 
     def device(self) -> int | None:
-        """This rank's CUDA device: that of the parameters it trains; before its first step, and where it never steps an
-        optimizer, that on which it has most memory. On the sender's thread and the courier's."""
-        if self._cuda_device is not None:
-            return self._cuda_device
+        """The index of this rank's device: that of the parameters it trains. Before its first step, and where it never
+        steps an optimizer: that of the model that the script named, else the one that it had chosen, else that on which
+        it has most memory. On the sender's thread and the courier's."""
+        if self._device is not None:
+            return self._device
+        model = self.model()
+        first = next(iter(model.parameters()), None) if model is not None else None
+        if first is not None and first.device.type not in ("cpu", "meta"):
+            return int(first.device.index)
         if self._likely_device is None:
             self._likely_device = device_in_use()
         return self._likely_device
@@ -71,11 +77,13 @@ class Trained:
             make_primary(self._progress, trained_by)
             self.watching.named(trained_by)
 
-    def first_step(self, optimizer: Any) -> None:
-        torch = sys.modules["torch"]
-        if torch.cuda.is_initialized():
-            self._cuda_device = device = cuda_device_of(optimizer, torch.cuda.current_device())
-            self._progress.stream = torch.cuda.current_stream(device).cuda_stream
+    def note_device(self, optimizer: Any) -> None:
+        """At the first step of the optimizer that counts."""
+        backend, found = accelerator(), devices_of(optimizer)
+        if found:
+            self._device = found[0].index
+        elif self._device is None and backend.in_use():
+            self._device = backend.current_index()
 
     def is_another(self, model: Any) -> bool:
         """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
@@ -94,6 +102,7 @@ class Trained:
     def _next_model(self, goes_on: bool) -> None:
         """The process trains another model, which the hooks have found. goes_on: as the same training, resumed."""
         self._named = None
+        self.note_device(self.optimizer())
         if not goes_on:
             self._sender.event("state", {"state": "running", "training_after": self._progress.selection.began})
         self._watch_again()

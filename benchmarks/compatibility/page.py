@@ -53,6 +53,10 @@ def gpus() -> str:
     return _GPUS
 
 
+def devices() -> str:
+    return _DEVICES
+
+
 def libraries() -> str:
     return _LIBRARIES
 
@@ -132,6 +136,27 @@ bit-equal, and perfagent's figures were compared with what the scripts counted. 
 | domains | Ultralytics, Stable-Baselines3, tianshou, torchrl, d3rlpy, Pyro, gpytorch, botorch, torch_geometric, torchdiffeq, nflows, pytorch-forecasting, darts, neuralforecast, recbole |
 | schemes | k-fold, Optuna, federated averaging, MAML, physics-informed networks |
 """
+_DEVICES = """\
+## Kinds of device
+
+`perfagent.device` asks each kind by torch's own module for it. *Times*: the phases of a step by events on the device, copies
+(`phase/h2d_s`) and communication included. *Memory*: the series `cuda/*` of torch's allocator, which have this name for every kind.
+*Graphs*: what happens while the script captures one; the agent adds nothing to it. *Out of memory*: what filled the memory, by torch's
+exception or its text. The figures of the boards themselves (`gpu/*`) come from the driver (next section).
+
+| kind | values | times | memory | graphs | out of memory | name | seen on a card |
+|---|---|---|---|---|---|---|---|
+| NVIDIA (`cuda`) | pinned copy, event | yes | all of `cuda/*` | values are read meanwhile: the sender's thread is kept out of the capture | yes, with segments | yes | [H200](gpu.md) |
+| AMD (`cuda`, ROCm) | pinned copy, event | yes | all of `cuda/*` | as NVIDIA, by HIP's function | yes, with segments | yes | not yet seen on a card |
+| Intel (`xpu`) | pinned copy, event | yes, with oneAPI 2025 or later; else none | what torch.xpu counts | values are read after the capture | yes, with segments | yes | not yet seen on a card |
+| Huawei (`npu`, torch_npu) | pinned copy, event | yes | what torch_npu counts | values are read after the capture | yes | yes | not yet seen on a card |
+| another PrivateUse1 backend | pinned copy, event, or a copy on the device | if its module has `Event` and `current_stream` | what its module counts | values are read after the capture | yes | if its module has it | tests have one of their own |
+| Apple (`mps`) | the sender's thread waits for them | none: its `elapsed_time` waits for the device | allocated and reserved | there are none | yes, by the text | no | not yet seen on a card |
+| XLA and others without a module | the sender's thread waits for them | none | none | not known | no | no | not yet seen on a card |
+
+Where a kind has no times, a step has its duration and its data wait, and no `phase/forward_s`, `phase/backward_s` or `phase/optimizer_s`:
+the time that the host takes to launch work is no time of the device. perfagent finds lines that wait for the device on `cuda` only.
+"""
 _LIMITS = """\
 Known limits:
 
@@ -166,6 +191,9 @@ Known limits:
 - **Recordings that are synced.** The server judges a recording in the frames in which it arrives, whole minutes at once and one
   rank after the other. What rules tell by the clock, or by comparing ranks (`straggler`), may then be missing.
   `perfagent diagnose FOLDER` judges the recording as the server would have judged the run live.
+- **Several devices in one process.** Where the layers of a model lie on several devices, a phase lasts until the last of them is done.
+  Where a process trains on one device after another, `gpu/*` stays with the board of the first. The step in which the loss moves to
+  another device has no phases that lie on both.
 - **Several processes on one GPU.** NVML tells how busy the device is, not with whose work. `host_bound` and the bound in a verdict
   may then speak of work that another process gave it.
 - **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from
@@ -194,7 +222,7 @@ Known limits:
   `failed`.
 """
 
-SECTIONS = (trainings, versions, gpus, libraries, limits)
+SECTIONS = (trainings, versions, devices, gpus, libraries, limits)
 
 
 if __name__ == "__main__":

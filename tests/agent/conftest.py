@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders import RecordingSender
+from fake_streams import Devices, fake_devices
 
 
 class Recorded:
@@ -110,6 +111,12 @@ def everything(record: Callable[..., Recorded]) -> Callable[..., Recorded]:
         return recorded
 
     return start
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    with fake_devices(monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture

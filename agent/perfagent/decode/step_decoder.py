@@ -193,10 +193,12 @@ def _add_phases(
         values["phase/data_s"] = parts.data_ns / 1e9
     if clock is not None:
         for name, pairs in parts.device.items():
-            values[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
+            spans = [span for begin, end in pairs if (span := clock.seconds(begin, end)) is not None]
+            if len(spans) == len(pairs):
+                values[f"phase/{name}_s"] = sum(spans)
         for name, begin, end in parts.device_inside:
             if f"phase/{name}_s" in values:
-                values[f"phase/{name}_s"] -= clock.seconds(begin, end)
+                values[f"phase/{name}_s"] -= clock.seconds(begin, end) or 0.0
         clock.release(events_of(entries))
     else:
         if parts.forward_ns is not None:

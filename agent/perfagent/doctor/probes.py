@@ -13,6 +13,8 @@ import subprocess
 import sys
 from typing import Any
 
+from perfagent.device import accelerator
+
 __all__ = ["probe"]
 
 WITHIN_S = {"torch": 60.0, "nvml": 10.0}
@@ -54,11 +56,12 @@ def _of_torch() -> dict[str, Any]:
         return {"missing": True}
     import torch
 
-    available = torch.cuda.is_available()
-    devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if available else []
+    backend = accelerator()
+    available = bool(backend.ask("is_available"))
+    devices = [backend.name(index) for index in range(backend.count())] if available else []
     return {
         "version": torch.__version__, "cuda": torch.version.cuda or torch.version.hip, "available": available,
-        "devices": devices, "kernels": _kernels("cuda" if available else "cpu"),
+        "devices": devices, "kernels": _kernels(backend.kind if available else "cpu"),
     }  # fmt: skip
 
 
@@ -70,7 +73,7 @@ def _kernels(device: str) -> dict[str, bool]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    query = torch.ones(1, 2, 16, 64, device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
+    query = torch.ones(1, 2, 16, 64, device=device, dtype=torch.float32 if device == "cpu" else torch.float16)
     names = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
     found = {}
     for name, backend in names.items():

@@ -16,7 +16,7 @@ from typing import Any
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
-from perfagent.device import DeviceClock, take
+from perfagent.device import DeviceClock, Event, take
 from perfagent.signals.loss_function import loss_function
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import (
@@ -153,16 +153,16 @@ def _fold_parts(p: Progress) -> None:
     p.losses.whole_loss = p.completed, len(p.trace) + FIELDS[BACKWARD]
 
 
-def begin_pass(p: Progress, tensor: Any) -> Any:
+def begin_pass(p: Progress, tensor: Any) -> Event | None:
     """Begins the next step if it has not begun, and returns the mark of this backward pass on the device."""
     p.plain = False
-    if p.clock is None and tensor is not None and tensor.is_cuda:
+    if p.clock is None and tensor is not None and not tensor.is_cpu:
         p.clock = DeviceClock(tensor.device)
     p.opened = p.losses.seen_backward = True
     if p.early and p.logs.first_logged < 0:
         p.settle_early(p.completed + 1)
         p.logs.first_logged = 0
-    return None if p.clock is None else p.clock.mark()
+    return None if p.clock is None else p.clock.begin(tensor)
 
 
 def _root(p: Progress, tensor: Any) -> Root | None:

@@ -25,6 +25,7 @@ from perfagent.boundary.call_slot import CALL, Standing, copy_that_calls
 from perfagent.boundary.dynamo import not_traced, untraced
 from perfagent.boundary.gc_instances import living
 from perfagent.boundary.guard import failed, failures, guarded
+from perfagent.device import accelerator
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.step.state import Progress, now, state
@@ -200,7 +201,7 @@ def _outermost(model: Any) -> Any:
     """
     torch = sys.modules["torch"]
     compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    parallel = torch.nn.DataParallel if torch.cuda.is_initialized() and torch.cuda.device_count() > 1 else None
+    parallel = torch.nn.DataParallel if accelerator().in_use() and accelerator().count() > 1 else None
     wrappers = {kind: name for kind, name in ((compiled, "_orig_mod"), (parallel, "module")) if kind is not None}
     if not wrappers or type(model) in wrappers:
         return model

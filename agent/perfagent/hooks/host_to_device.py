@@ -1,6 +1,6 @@
-"""Times copies from the host to a CUDA device, `phase/h2d_s`: `Tensor.to` and `Tensor.cuda`, after the first step.
+"""Times copies from the host to a device, `phase/h2d_s`: `Tensor.to` and `Tensor.cuda`, after the first step.
 
-A process that does not use CUDA is left alone. The time is that of the copy on the computing stream, between two
+A process that uses no device with events is left alone. The time is that of the copy on the computing stream, between two
 events. A copy on another stream (a prefetcher) overlaps, and moving a module before the first step belongs to no step.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import failed, failures
+from perfagent.device import accelerator
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import PHASE
@@ -24,11 +25,12 @@ Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 
 
 def install(patch: Patch) -> None:
-    """Watches the copies of a process that uses CUDA; does nothing in any other."""
-    torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        patch(torch.Tensor, "to", watch_copy)
-        patch(torch.Tensor, "cuda", watch_copy)
+    """Watches the copies of a process that uses a device with events; does nothing in any other."""
+    backend, tensor = accelerator(), sys.modules["torch"].Tensor
+    if backend.has_events and backend.in_use():
+        for name in ("to", backend.kind):
+            if hasattr(tensor, name):
+                patch(tensor, name, watch_copy)
         keep_out_of_frames()
 
 
@@ -60,7 +62,7 @@ def _mark(p: Progress) -> Any:
 
 
 def _note(p: Progress, began: int, event: Any, copied: Any) -> None:
-    ended = _mark(p) if copied.is_cuda else None
+    ended = None if copied.is_cpu else _mark(p)
     if ended is not None:
         p.trace.extend((began, now(), "h2d", event, ended, PHASE))
     elif p.clock is not None:

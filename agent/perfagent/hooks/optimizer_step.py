@@ -15,7 +15,7 @@ from typing import Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.device import take, take_if_any
+from perfagent.device import devices_of, take, take_if_any
 from perfagent.hooks.multi_optimizer import has_gradients
 from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
 from perfagent.step.state import Progress, now, state
@@ -218,6 +218,8 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if first or began == p.completed - 1:  # the first step that this optimizer counts
         p.links.pausing = True
         try:
+            if p.clock is not None:
+                p.clock.span(devices_of(optimizer))
             if not first:
                 follow(p, optimizer)
             elif p.links.on_first_step is not None:

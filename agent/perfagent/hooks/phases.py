@@ -13,7 +13,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any
 
-from perfagent.device import current_stream
+from perfagent.device import Event
 from perfagent.step.phase_events import report_phase
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import PHASE
@@ -58,13 +58,9 @@ class Span:
             report_phase(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
 
 
-def device_mark(p: Progress) -> Any:
+def device_mark(p: Progress) -> Event | None:
     """Returns a mark of the device clock if the current stream is the one that computes; else None."""
-    if p.clock is None or p.stream is None:
-        return None
-    if current_stream(p.clock.device).cuda_stream != p.stream:
-        return None
-    return p.clock.mark()
+    return None if p.clock is None else p.clock.mark_if_computing()
 
 
 def watch_phase(

@@ -47,7 +47,7 @@ class MemoryTable:
     """`poll()` on the sender's thread emits rows `memory/*`, and an event `memory` with the groups when
     something changed.
 
-    model: returns the root module or None; device: returns the ordinal of the CUDA device or None.
+    model: returns the root module or None; device: returns the index of the device or None.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MemoryTable:
 
     @staticmethod
     def _peak(devices: Iterable[int]) -> float | None:
-        """Returns the peak of all CUDA devices that hold parameters of this process; None if there is none, or
+        """Returns the peak of all devices that hold parameters of this process; None if there is none, or
         one is not known."""
         peaks = [allocator(device).get("cuda/peak_allocated_bytes") for device in devices]
         told = [peak for peak in peaks if peak is not None]
@@ -102,7 +102,7 @@ class MemoryTable:
 
 
 def table(optimizer: Any, model: Any = None, others: Sequence[Any] = ()) -> dict[str, Any]:
-    """Returns the bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded`, the CUDA `devices` in
+    """Returns the bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded`, the `devices` in
     use, and `groups`.
 
     offloaded: all three kinds, where they are on the host while other parameters are on a device.
@@ -194,6 +194,6 @@ class _Counter:
             device, size = part.device, part.numel() * part.element_size()
             if device.type == "meta":
                 continue
-            if device.type == "cuda":
+            if device.type != "cpu":
                 self.devices.add(device.index)
             row[column if device.type == self._kind or part.dim() == 0 else "offloaded"] += size

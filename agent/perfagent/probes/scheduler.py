@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfagent.device import accelerator
 from perfagent.probes.unoptimized import Unoptimized
 from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.signals.flops.step_recording import FlopCount
@@ -39,7 +40,7 @@ _SHARE_OF_BUDGET = 0.1
 
 
 class Looks:
-    """The measurements of one run. model: returns the root module or None; device: returns the index of the CUDA device
+    """The measurements of one run. model: returns the root module or None; device: returns the index of this rank's device
     or None. cpu: returns the CPU seconds of this thread."""
 
     def __init__(
@@ -137,7 +138,8 @@ class Looks:
         return times
 
     def _find_lines(self) -> Any:
-        return SynchronizingLines(self._progress) if self._device() is not None else ValueReads(self._progress)
+        on_cuda = self._device() is not None and accelerator().kind == "cuda"
+        return SynchronizingLines(self._progress) if on_cuda else ValueReads(self._progress)
 
     def _finish_look(self) -> None:
         look = self._look

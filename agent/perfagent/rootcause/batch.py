@@ -16,7 +16,7 @@ from itertools import islice
 from types import FrameType, MemberDescriptorType
 from typing import Any
 
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, collect, reached, to_host
 from perfagent.signals.source_lines import short
 from perfagent.stack_variables import variables_of
 from perfagent.wire.evidence import Batch, BatchTensor
@@ -28,6 +28,8 @@ HEAD_BYTES = 2**20
 """So much of each tensor is hashed."""
 MOST_OBJECTS = 1000
 """So many are looked at in one variable: a list of everything that was ever logged is no batch."""
+_PIECE = 2**20
+"""A mask of so many numbers takes 1 MiB."""
 _MOST_FRAMES = 12
 _MOST_IN_ALL = 20_000
 
@@ -95,10 +97,22 @@ def can_be_counted(tensor: Any) -> bool:
 
 def count_nonfinite(tensor: Any) -> Any:
     """How many values are NaN or infinite, and how many of them -inf, which masks hold in healthy trainings: on its
-    device."""
+    device. Piece by piece, since masks of a whole activation would be half as large as it, at the peak of the step."""
     torch = sys.modules["torch"]
-    bad = (~torch.isfinite(tensor)).sum()
-    return torch.stack([bad, torch.zeros_like(bad) if tensor.is_complex() else (tensor == -math.inf).sum()])
+    bad, below = 0, torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for piece in _pieces(tensor):
+        bad = (~torch.isfinite(piece)).sum() + bad
+        below = below if tensor.is_complex() else (piece == -math.inf).sum() + below
+    return torch.stack([bad, below])
+
+
+def _pieces(tensor: Any) -> Iterator[Any]:
+    """Views of at most _PIECE numbers each, however they lie in memory."""
+    if tensor.numel() <= _PIECE:
+        yield tensor
+    else:
+        for half in tensor.chunk(2, max(range(tensor.dim()), key=tensor.size)):
+            yield from _pieces(half)
 
 
 def _range_of(tensor: Any) -> Any:
@@ -133,15 +147,11 @@ class _One:
                     self._range = collect(_range_of(local))
             if local.is_cpu:
                 self.shown["hash"] = _hash(head)
-            elif local.is_cuda and not torch.cuda.is_current_stream_capturing():
-                buffer = torch.empty(head.shape, dtype=head.dtype, device="cpu", pin_memory=True)  # as in device.py
-                buffer.copy_(head, non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(torch.cuda.current_stream(local.device))
-                self._head = (buffer, event)
+            else:
+                self._head = to_host(head)
 
     def ready(self) -> bool:
-        return (self._range is None or self._range.ready()) and (self._head is None or bool(self._head[1].query()))
+        return (self._range is None or self._range.ready()) and (self._head is None or reached(self._head[1]))
 
     def result(self) -> BatchTensor:
         if self._range is not None:

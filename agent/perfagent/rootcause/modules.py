@@ -19,7 +19,7 @@ from typing import Any
 from perfagent.boundary.call_slot import CALL, copy_that_calls
 from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import guarded
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, collect, is_captured
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
 from perfagent.wire.evidence import ITSELF, BadModule
 
@@ -128,7 +128,7 @@ class OutputChecks:
         with torch.no_grad():
             for tensors, leaves in ((entering, False), (leaving, True)):
                 for tensor in tensors:
-                    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+                    if is_captured(tensor):
                         continue  # it would become part of the user's graph
                     bad, below = count_nonfinite(tensor)
                     if tensor.is_cpu:

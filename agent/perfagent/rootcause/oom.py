@@ -7,7 +7,6 @@ waits for nothing. The exception goes on unchanged: this module only looks.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import sys
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
+from perfagent.device import Backend, accelerator, backend_of
 from perfagent.end_reason import text_of
 from perfagent.rootcause.evidence import Evidence
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in
@@ -69,16 +69,20 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     worker = _WORKER.search(text)
     if worker is not None:  # torch raises it again here, with the worker's traceback as its text
         evidence["worker"] = int(worker[1])
-    categories = _categories(investigator, device)
-    allocator = _allocator(device) if device.startswith("cuda") else {}
+    kind, _, place = device.partition(":")
+    backend = backend_of(kind)
+    index = int(place) if place else backend.current_index() if backend.in_use() else None
+    categories = _categories(investigator, kind, index)
+    allocator = _allocator(backend, index)
     if allocator:
         total = allocator["allocated_bytes.all.current"]
         known = sum(categories.values())
         if total > known:
             categories["activations_and_other"] = total - known
-        evidence["allocator"], evidence["capacity_bytes"] = allocator, _capacity(device)
-        evidence["largest_segments"] = _segments(device)
-    else:  # an MPS device has its memory from the host
+        evidence["allocator"], evidence["largest_segments"] = allocator, _segments(backend, index)
+        if capacity := backend.property(index or 0, "total_memory"):
+            evidence["capacity_bytes"] = int(capacity)
+    if not allocator or kind == "mps":  # an MPS device has its memory from the host
         evidence["host"] = _host()
     evidence["categories"] = {
         name: held for name, held in sorted(categories.items(), key=lambda item: -item[1]) if held
@@ -97,14 +101,11 @@ def _last_steps(investigator: Investigator) -> dict[str, Any]:
 
 
 def _device_of(error: BaseException, text: str) -> str:
-    other = re.match(r"(MPS|XPU)\b", text)
-    number = re.search(r"GPU (\d+)", text)
-    if other:
-        return other[1].lower() + (f":{number[1]}" if number else "")
-    if number:
-        return f"cuda:{number[1]}"
-    if type(error).__name__ == "OutOfMemoryError" or re.search("CUDA|HIP|CUDNN", text):
-        return "cuda"
+    kind = accelerator().kind
+    other = re.match(rf"(MPS|XPU|{re.escape(kind)})\b", text, re.IGNORECASE)
+    number = re.search(r"[GN]PU (\d+)", text)
+    if other or number or type(error).__name__ == "OutOfMemoryError" or re.search("CUDA|HIP|CUDNN", text):
+        return (other[1].lower() if other else kind) + (f":{number[1]}" if number else "")
     return "cpu"
 
 
@@ -125,14 +126,12 @@ def _tried(text: str) -> int | None:
     return int(float(found[1]) * _UNITS.get(found[2], 1))
 
 
-def _categories(investigator: Investigator, device: str) -> dict[str, int]:
+def _categories(investigator: Investigator, kind: str, index: int | None) -> dict[str, int]:
     """Bytes by what they are for, of what is known by name. Storages that are shared count once; those elsewhere do not
     count."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    kind, _, number = device.partition(":")
-    index = int(number) if number else _ordinal(device) if kind == "cuda" and torch.cuda.is_initialized() else None
     seen: set[int] = set()
 
     def bytes_of(tensors: Iterable[Any]) -> int:
@@ -179,33 +178,22 @@ def _dtypes(investigator: Investigator) -> list[str]:
     return sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}) if model is not None else []
 
 
-def _ordinal(device: str) -> int:
-    _, _, number = device.partition(":")
-    return int(number) if number else int(sys.modules["torch"].cuda.current_device())
+def _allocator(backend: Backend, index: int | None) -> dict[str, int]:
+    stats = backend.memory_stats(index) if index is not None and backend.in_use() else {}
+    found: dict[str, int] = {}
+    for name in _STATS:
+        value: Any = stats
+        for part in name.split("."):
+            value = value.get(part, {})
+        if value != {}:
+            found[name] = int(value)
+    return found
 
 
-def _allocator(device: str) -> dict[str, int]:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return {}
-    stats = torch.cuda.memory_stats(_ordinal(device))
-    return {name: int(stats[name]) for name in _STATS if name in stats}
-
-
-def _capacity(device: str) -> int | None:
-    return int(sys.modules["torch"].cuda.get_device_properties(_ordinal(device)).total_memory)
-
-
-def _segments(device: str) -> list[dict[str, int]]:
+def _segments(backend: Backend, index: int | None) -> list[dict[str, int]]:
     """The allocator's largest segments and the largest hole in each: that none is large enough is what fragmentation
     means."""
-    torch = sys.modules["torch"]
-    snapshot = torch.cuda.memory_snapshot
-    if "include_traces" not in inspect.signature(snapshot).parameters:
-        return []
-    # traces of every allocation, where the script records them, would take seconds and GiB
-    segments = [one for one in snapshot(include_traces=False) if one.get("device") == _ordinal(device)]
-    segments.sort(key=lambda one: -int(one["total_size"]))
+    segments = sorted(backend.segments(index or 0), key=lambda one: -int(one["total_size"]))
     return [
         {
             "total_bytes": int(one["total_size"]),

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.call_watch import replace
 from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.device import accelerator
 from perfagent.rootcause.upload import Upload
 from perfagent.signals import other_profilers
 from perfagent.step.state import state
@@ -122,8 +123,9 @@ class Profile:
             self._abandon(_REFUSED_ACTIVE)
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_initialized():
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        if (backend := accelerator()).in_use():
+            named = torch.profiler.ProfilerActivity
+            kinds.append(getattr(named, backend.kind.upper(), named.PrivateUse1))
         profiler = torch.profiler.profile(
             activities=kinds, record_shapes=self._options.get("shapes", False), profile_memory=self._options.get("memory", False),
             with_stack=self._options.get("python", False),

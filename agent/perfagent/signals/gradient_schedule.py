@@ -12,16 +12,14 @@ are powers of two, counted from step 0, so that the server can combine ranks alt
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
-import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Value, value_of
+from perfagent.device import Value, ran_out_of_memory, reached, tolerating_out_of_memory, value_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import (
     MOST_SUSPECTS,
@@ -94,7 +92,9 @@ class Health:
         (through a closure)."""
         try:
             self._measure(p, optimizer, after=after)
-        except sys.modules["torch"].OutOfMemoryError:  # must not turn off the calling hook, which counts the steps
+        except RuntimeError as error:  # must not turn off the calling hook, which counts the steps
+            if not ran_out_of_memory(error):
+                raise
             p.measure_at = p.completed + _WITHOUT_ROOM
             self._planned_ns = 0.0  # so that `come_back` does not shorten the wait
 
@@ -193,7 +193,7 @@ class Health:
             self._others_ns += looked.cost_ns
             self._looks_at = None
         if kept is not None:
-            with contextlib.suppress(sys.modules["torch"].OutOfMemoryError):
+            with tolerating_out_of_memory():
                 p.measured.moved = kept.compare(parameters_of(optimizer))
             model = _alive(p.selection.found)
             if model is not None:
@@ -240,7 +240,7 @@ class Health:
         if plan is None or model is None:
             return
         started = time.perf_counter_ns()
-        with contextlib.suppress(sys.modules["torch"].OutOfMemoryError):
+        with tolerating_out_of_memory():
             self._unmoved.look(p, optimizer, plan, model, tell=not (plan.same_everywhere and self.rank))
         self._count_other(p, started)
 
@@ -423,13 +423,12 @@ class _OnDevice:
         self._progress, self._clock, self._begin, self._end, self._cost_ns = p, p.clock, begin, end, cost_ns
 
     def ready(self) -> bool:
-        return bool(self._end.query())
+        return reached(self._end)
 
     def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG002
         clock: Any = self._clock
-        self._progress.links.health.took_of_device(
-            self._progress, clock.seconds(self._begin, self._end) * 1e9, self._cost_ns
-        )
+        seconds = clock.seconds(self._begin, self._end) or 0.0
+        self._progress.links.health.took_of_device(self._progress, seconds * 1e9, self._cost_ns)
         clock.release([self._begin, self._end])
 
 

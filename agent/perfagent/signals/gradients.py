@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Reading, collect, is_captured
+from perfagent.device import Reading, collect, is_captured, ran_out_of_memory
 from perfagent.signals.foreach_norms import Order, norms_of
 from perfagent.signals.layers import Layers, names_in, names_of
 from perfagent.signals.sharding import held, local, world_size
@@ -392,9 +392,9 @@ def _uniform(torch: Any, gradients: list[Any], places: list[int], plan: Plan) ->
     try:
         with torch.no_grad():
             reading = collect(order.norms(gradients, plan.dtype))
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or one unlike its parameter
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # a sparse gradient, or one unlike its parameter
+        if ran_out_of_memory(error):
+            raise
         return None
     return None if reading is None else GradientNorms([(reading, order.places)], plan.sizes, plan, sharded=plan.sharded)
 

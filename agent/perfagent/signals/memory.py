@@ -1,16 +1,14 @@
 """Reads the memory counters of torch's caching allocator. They are on the host: reading waits for nothing and
-starts no context.
-
-The counters are read as torch's C++ side has them (`memory_stats` would flatten and sort a hundred names each time).
-"""
+starts no context."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["allocator", "device_in_use", "measured"]
+from perfagent.device import accelerator
+
+__all__ = ["allocator", "chosen_device", "device_in_use", "measured"]
 
 _SIZES = (
     ("cuda/allocated_bytes", "allocated_bytes", "current"),
@@ -24,42 +22,44 @@ _COUNTS = (("cuda/alloc_retries", "num_alloc_retries"), ("cuda/ooms", "num_ooms"
 
 
 def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, float]:
-    """Returns the `cuda/*` values of a device by its ordinal; empty if this process never used CUDA, and
-    for other devices.
+    """Returns the `cuda/*` values of a device by its index, whatever its kind; empty if this process never used one, and
+    for another library's allocator (RMM), which keeps no counters.
 
     free_bytes: device memory that nobody uses, if known. The headroom is at most what
     `torch.cuda.set_per_process_memory_fraction` leaves this process.
     """
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    backend = accelerator()
+    if not backend.in_use():
         return {}
-    try:
-        values = measured(torch.cuda.memory_stats_as_nested_dict(device), free_bytes)
-        if "cuda/headroom_bytes" in values and (share := torch.cuda.get_per_process_memory_fraction(device)) < 1.0:
-            allowed = share * torch.cuda.get_device_properties(device).total_memory
-            left = max(0.0, allowed - values["cuda/allocated_bytes"])
+    values = measured(backend.memory_stats(device), free_bytes)
+    if "cuda/headroom_bytes" in values:
+        share, total = backend.ask("get_per_process_memory_fraction", device), backend.property(device, "total_memory")
+        if share is not None and share < 1.0 and total:
+            left = max(0.0, share * total - values["cuda/allocated_bytes"])
             values["cuda/headroom_bytes"] = min(values["cuda/headroom_bytes"], left)
-        return values
-    except RuntimeError:  # another library's allocator (RMM) keeps no counters
-        return {}
+    return values
 
 
 def device_in_use() -> int | None:
-    """Returns the ordinal of the CUDA device on which this process has reserved most; None while it has none. (The
-    current device is a matter of each thread, so it cannot be asked for on the sender's.)"""
-    torch: Any = sys.modules.get("torch")
-    cuda: Any = getattr(torch, "cuda", None)
-    if not hasattr(cuda, "is_initialized") or not cuda.is_initialized():  # torch's own import may be under way
+    """Returns the index of the device on which this process has reserved most; None while it has none. (The current
+    device is a matter of each thread, so it cannot be asked for on the sender's.)"""
+    backend = accelerator()
+    if not backend.in_use():
         return None
-    try:
-        reserved = [
-            measured(cuda.memory_stats_as_nested_dict(device)).get("cuda/reserved_bytes", 0.0)
-            for device in range(cuda.device_count())
-        ]
-    except RuntimeError:  # as in `allocator`
-        return None
+    devices = range(backend.count())
+    reserved = [measured(backend.memory_stats(device)).get("cuda/reserved_bytes", 0.0) for device in devices]
     most = max(reserved, default=0.0)
     return reserved.index(most) if most else None
+
+
+def chosen_device(*, first: bool) -> int | None:
+    """Returns the index of the device that the calling thread has made its current one; None if it has not, or may not
+    have. first: it is the first of several ranks here, each of which chooses a device."""
+    backend = accelerator()
+    if not backend.in_use():
+        return None
+    device = backend.current_index()
+    return device if device or first or backend.count() == 1 else None
 
 
 def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[str, float]:

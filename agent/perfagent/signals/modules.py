@@ -18,6 +18,7 @@ from typing import Any
 from perfagent.boundary.call_slot import CALL, copy_that_calls
 from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import failed
+from perfagent.device import reached
 from perfagent.signals.compiled import compiled
 from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.state import Progress, now
@@ -167,7 +168,7 @@ class ModuleTimes:
         if not self.over:
             return False
         ends = [pair[1] for pair in self._whole]
-        return all(isinstance(end, int) or end is None or end.query() for end in ends)
+        return all(isinstance(end, int) or reached(end) for end in ends)
 
     def shares(self) -> dict[str, float]:
         """Returns `module_share/NAME` of the time in the root's calls; empty if the root was not called in
@@ -190,5 +191,5 @@ class ModuleTimes:
             if isinstance(begin, int) and isinstance(end, int):
                 total += (end - begin) / 1e9
             elif clock is not None and begin is not None and end is not None:
-                total += clock.seconds(begin, end)
+                total += clock.seconds(begin, end) or 0.0
         return total

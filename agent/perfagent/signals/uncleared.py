@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, collect, is_captured
 
 if TYPE_CHECKING:
     from perfagent.step.state import Progress
@@ -102,7 +102,7 @@ class Uncleared:
         if gradient is None or gradient is not kept[1]() or gradient._version != kept[3]:
             self.over = True
             return
-        if gradient.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
+        if is_captured(gradient):
             return
         reading = collect((gradient.detach() != 0).any().float())  # a loop may clear it past autograd (.data.zero_())
         self._readings += [] if reading is None else [reading]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.device import Reading, Value, ready, value_of, waiting
+from perfagent.device import Reading, Value, reached, ready, value_of, waiting
 from perfagent.step.costs import rare_ns, steps_ns
 from perfagent.step.trace import BACKWARD, Divided, Entry, Trace, entries_of, entry_count, events_of, forward_passes
 
@@ -193,8 +193,7 @@ class StepRow(NamedTuple):
             return False
         if p.clock is None:
             return True
-        events = events_of(entries)
-        return not events or bool(events[-1].query())
+        return all(map(reached, reversed(events_of(entries))))  # they may lie on several streams; the last comes last
 
     def plain(self, p: Progress) -> bool:
         """True if its note is plain data that can be read at any time: no device clock ran, no values came from a

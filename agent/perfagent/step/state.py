@@ -78,7 +78,7 @@ class Progress:
         "amp", "backward_depth", "boundary", "clips", "clock", "completed", "contents", "costs", "data_depth", "early",
         "entered", "gradients", "last", "links", "logs", "losses", "measure_at", "measured", "off", "opened", "phase_depth",
         "phases", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "selection", "step_end",
-        "stream", "thread", "trace", "unusual", "whole",
+        "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +97,6 @@ class Progress:
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.roots = self.entered = self.primary_id = self.step_end = 0
         self.clock: DeviceClock | None = None
-        self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.early: list[EarlyLog] = []
         self.boundary: Callable[[], None] | None = None
         self.measure_at = self.completed = start_step

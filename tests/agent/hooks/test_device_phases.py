@@ -1,7 +1,4 @@
-"""Phases by events of a device: a fake clock stands for CUDA, the training is real.
-
-The fake device works through what it is given in order and takes as long as the test says, however long the host takes.
-"""
+"""Phases by events of a device: the events are fakes (fake_streams.py), the training is real."""
 
 from __future__ import annotations
 
@@ -10,75 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from agent.hooks.loops import sgd
+from fake_streams import Devices, Event
 from torch import nn
 
-from perfagent.device import cuda_device_of
+from perfagent.device import DeviceClock, devices_of
 from perfagent.hooks.host_to_device import watch_copy
 from perfagent.step.state import state
 
-MAIN, OTHER = 1, 2
-
-
-class Event:
-    """Recorded at a moment of the device; passed once the device has come so far."""
-
-    def __init__(self, device: Device) -> None:
-        self.device, self.at = device, 0.0
-
-    def record(self) -> None:
-        self.at = self.device.now
-
-    def query(self) -> bool:
-        return self.device.done >= self.at
-
-    def elapsed_time(self, other: Event) -> float:
-        return (other.at - self.at) * 1e3
-
-
-class Device:
-    """now: how much work it was given, in seconds; done: how much of it is over."""
-
-    def __init__(self) -> None:
-        self.now = self.done = 0.0
-        self.made = 0
-        self.free: list[Event] = []
-        self.stream = MAIN
-        self.device = torch.device("cuda", 1)
-
-    def work(self, seconds: float) -> None:
-        self.now += seconds
-
-    # what DeviceClock has
-
-    def mark(self) -> Event:
-        if self.free:
-            event = self.free.pop()
-        else:
-            self.made += 1
-            event = Event(self)
-        event.record()
-        return event
-
-    def seconds(self, begin: Event, end: Event) -> float:
-        assert end.query(), "read before the device had come so far"
-        return begin.elapsed_time(end) / 1e3
-
-    def release(self, events: list[Event]) -> None:
-        self.free.extend(events)
-
-
-@pytest.fixture
-def without_driver(monkeypatch):
-    """What a CUDA build of torch would ask the driver, where there is none."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
-
-
-@pytest.fixture
-def device(monkeypatch, without_driver):
-    device = Device()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=device.stream))
-    return device
+PLACE = torch.device("xpu", 0)
 
 
 class Worker(torch.autograd.Function):
@@ -108,32 +44,32 @@ class Net(nn.Linear):
 class Batch:
     """Stands for a tensor on the host whose copy to the device takes a while."""
 
-    def __init__(self, device: Device, data: torch.Tensor) -> None:
+    def __init__(self, device: Devices, data: torch.Tensor) -> None:
         self.device, self.data = device, data
-        self.is_cpu, self.is_cuda = True, False
+        self.is_cpu = True
 
 
 def to_device(batch: Batch, where: str) -> SimpleNamespace:
     batch.device.work(0.02)
-    return SimpleNamespace(data=batch.data, is_cpu=where == "cpu", is_cuda=where == "cuda")
+    return SimpleNamespace(data=batch.data, is_cpu=where == "cpu")
 
 
 def plain(model):
     return model(torch.ones(2, 4)).square()
 
 
-def trained(record, device, *, model=None, optimizer=None, loss=plain, steps=4, finish=True):
+def trained(record, devices, *, model=None, optimizer=None, loss=plain, steps=4, finish=True):
     """A run of so many steps whose device has done all that it was given."""
-    model = model or Net(device)
+    model = model or Net(devices)
     optimizer = optimizer or sgd(model)
     recorded = record(model, optimizer=optimizer)
-    state.current.clock, state.current.stream = device, MAIN
+    state.current.clock = DeviceClock(PLACE)
     for _ in range(steps):
         optimizer.zero_grad()
         loss(model).mean().backward()
         optimizer.step()
     if finish:
-        device.done = device.now
+        devices.finish()
     return recorded
 
 
@@ -151,53 +87,101 @@ def copy():
     return watch_copy(to_device)
 
 
-def test_phases_are_the_devices_time_and_copies_are_one(record, device, copy):
+def test_phases_are_the_devices_time_and_copies_are_one(record, devices, copy):
     def loss(model):
-        return model(copy(Batch(device, torch.ones(2, 4)), "cuda").data)
+        return model(copy(Batch(devices, torch.ones(2, 4)), "xpu").data)
 
-    assert_each(trained(record, device, loss=loss), h2d=0.02, forward=0.03, backward=0.06)
+    assert_each(trained(record, devices, loss=loss), h2d=0.02, forward=0.03, backward=0.06)
 
 
-def test_a_copy_inside_of_forward_and_backward_is_taken_off(record, device, copy):
+def test_a_copy_inside_of_forward_and_backward_is_taken_off(record, devices, copy):
     class Copies(Net):
         def forward(self, batch):
-            return super().forward(copy(batch, "cuda").data)
+            return super().forward(copy(batch, "xpu").data)
 
-    model = Copies(device)
-    model.weight.register_hook(lambda _: copy(Batch(device, torch.ones(1)), "cuda") and None)
-    recorded = trained(record, device, model=model, loss=lambda model: model(Batch(device, torch.ones(2, 4))))
+    model = Copies(devices)
+    model.weight.register_hook(lambda _: copy(Batch(devices, torch.ones(1)), "xpu") and None)
+    recorded = trained(record, devices, model=model, loss=lambda model: model(Batch(devices, torch.ones(2, 4))))
     assert_each(recorded, h2d=0.04, forward=0.03, backward=0.06)
 
 
-def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device, copy):
+def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, devices, copy):
     def loss(model):
-        device.stream = OTHER
-        batch = copy(Batch(device, torch.ones(2, 4)), "cuda").data
-        device.stream = MAIN
+        with devices.stream():
+            batch = copy(Batch(devices, torch.ones(2, 4)), "xpu").data
         return model(batch)
 
-    assert_each(trained(record, device, loss=loss), h2d=None)
+    assert_each(trained(record, devices, loss=loss), h2d=None)
 
 
-def test_a_tensor_that_stays_on_the_host_is_no_copy(record, device, copy):
-    loss = lambda model: model(copy(Batch(device, torch.ones(2, 4)), "cpu").data)  # noqa: E731
-    assert_each(trained(record, device, loss=loss, steps=40), h2d=None)
-    assert device.made <= 40 * 7, "an event that was not needed is used again"
-    assert len(device.free) == device.made
+def test_a_tensor_that_stays_on_the_host_is_no_copy(record, devices, copy):
+    loss = lambda model: model(copy(Batch(devices, torch.ones(2, 4)), "cpu").data)  # noqa: E731
+    assert_each(trained(record, devices, loss=loss, steps=40), h2d=None)
+    assert Event.made <= 40 * 7, "an event that was not needed is used again"
 
 
-def test_a_row_waits_for_the_device_and_not_the_training(record, device):
-    recorded = trained(record, device, steps=3, finish=False)
+def test_a_row_waits_for_the_device_and_not_the_training(record, devices):
+    recorded = trained(record, devices, steps=3, finish=False)
     assert not [number for number, values in recorded.sender.drain() if number > 1 and "lr" in values]
-    device.done = device.now
+    devices.finish()
     assert [number for number, _ in recorded.steps()][-2:] == [2, 3]
+
+
+def test_a_row_waits_for_every_stream_that_a_mark_lies_on(record, devices):
+    sides = []
+
+    def loss(model):
+        with devices.stream() as side:
+            sides.append(side)
+            return plain(model)
+
+    recorded = trained(record, devices, loss=loss)
+    assert not [number for number, values in recorded.sender.drain() if number > 1 and "lr" in values]
+    for side in sides:
+        side.done = side.now
+    assert [number for number, _ in recorded.steps()][-2:] == [3, 4]
+    assert not recorded.sender.counters
+
+
+def test_the_stream_that_computes_follows_the_backward_pass(record, devices, copy):
+    """The first steps warm up for a graph, on a stream of their own."""
+
+    def loss(model):
+        return model(copy(Batch(devices, torch.ones(2, 4)), "xpu").data)
+
+    optimizer = sgd(model := Net(devices))
+    with devices.stream() as side:
+        recorded = trained(record, devices, model=model, optimizer=optimizer, loss=loss)
+        side.done = side.now
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss(model).mean().backward()
+        optimizer.step()
+    devices.finish()
+    assert_each(recorded, 6, h2d=0.02, forward=0.03, backward=0.06)
+
+
+@pytest.mark.usefixtures("devices")
+def test_a_device_without_events_has_no_times(record):
+    optimizer, recorded = sgd(model := nn.Linear(4, 1)), record()
+    state.current.clock = DeviceClock(torch.device("mps", 0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        plain(model).mean().backward()
+        optimizer.step()
+    rows = [values for number, values in recorded.steps() if number > 1]
+    assert rows and all(
+        "step_time_s" in values and not any(name.startswith("phase/") for name in values) for values in rows
+    )
 
 
 # ---- a device that is not the current one
 
 
-@pytest.mark.parametrize(("places", "expected"), [(["cpu", "cuda:3"], 3), (["cpu"], 0), ([], 0)])
-def test_the_device_of_a_run_is_where_its_parameters_are(places, expected) -> None:
-    devices = [torch.device(place) for place in places]
-    parameters = [SimpleNamespace(is_cuda=device.type == "cuda", device=device) for device in devices]
-    assert cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected
+@pytest.mark.parametrize(
+    ("places", "expected"), [(["cpu", "xpu:1", "xpu:0", "xpu:1"], ["xpu:1", "xpu:0"]), (["cpu"], [])]
+)
+def test_the_devices_of_a_run_are_where_its_parameters_are(places, expected) -> None:
+    parameters = [SimpleNamespace(device=torch.device(place)) for place in places]
+    found = devices_of(SimpleNamespace(param_groups=[{"params": parameters}]))
+    assert [str(device) for device in found] == expected

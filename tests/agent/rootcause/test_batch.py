@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from perfagent.rootcause.batch import MOST_OBJECTS, Fingerprint, in_callers, tensors_in
+from perfagent.rootcause.batch import MOST_OBJECTS, Fingerprint, count_nonfinite, in_callers, tensors_in
 
 
 def found_here() -> list[str]:
@@ -136,3 +136,15 @@ def test_a_fingerprint_is_of_the_values() -> None:
         (shown,) = Fingerprint(1, "", [("x", torch.ones(6, 2).to(kind))]).result()["tensors"]
         assert shown["hash"]
         assert "min" not in shown
+
+
+@pytest.mark.parametrize(
+    "of", [lambda whole: whole, torch.Tensor.t, lambda whole: whole[:, ::2]], ids=["whole", "turned", "part"]
+)
+def test_counting_bad_numbers_takes_little_memory(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the peak of a step that fits just so, masks of a whole activation would not fit."""
+    whole, sizes, isfinite = torch.zeros(3, 2**20 + 5), [0], torch.isfinite
+    whole[2, 0], whole[0, 2**20], whole[1, 4], whole[1, 6] = torch.nan, torch.inf, -torch.inf, torch.nan
+    monkeypatch.setattr(torch, "isfinite", lambda piece: sizes.append(piece.numel()) or isfinite(piece))
+    assert count_nonfinite(of(whole)).tolist() == [4, 1]
+    assert max(sizes) <= 2**20

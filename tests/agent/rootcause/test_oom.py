@@ -127,6 +127,11 @@ STATS = {
     "allocated_bytes.all.current": 70 * GIB, "allocated_bytes.all.peak": 75 * GIB, "reserved_bytes.all.current": 79 * GIB,
     "active_bytes.all.current": 70 * GIB, "inactive_split_bytes.all.current": 8 * GIB, "num_alloc_retries": 3, "num_ooms": 1,
 }  # fmt: skip
+SIZES = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
+NESTED = {
+    **{name: {"all": {"current": STATS[f"{name}.all.current"], "peak": 75 * GIB}} for name in SIZES},
+    "num_alloc_retries": 3, "num_ooms": 1,
+}  # fmt: skip
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is free. "
     "Of the allocated memory 70.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved by PyTorch but unallocated."
@@ -146,7 +151,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return [segment, segment | {"device": 1}]
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: STATS)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: NESTED)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=80 * GIB))

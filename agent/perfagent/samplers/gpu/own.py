@@ -7,11 +7,11 @@ CUDA_VISIBLE_DEVICES and the like are not followed: they count in orders that on
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from perfagent.device import accelerator
 from perfagent.samplers.gpu.board import place
 from perfagent.samplers.gpu.device import Gpu
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
@@ -46,13 +46,8 @@ def own_board(
 def _of_torch(ordinal: int) -> tuple[str, str]:
     """UUID (of AMD the unique_id) without its "GPU-", and PCI address as `place` writes it; "" for what the runtime does
     not tell. Properties are cached by torch: nothing is started or waited for."""
-    torch: Any = sys.modules.get("torch")
-    modules: tuple[Any, ...] = getattr(torch, "cuda", None), getattr(torch, "xpu", None)
-    for module in modules:
-        if hasattr(module, "is_initialized") and module.is_initialized():
-            with contextlib.suppress(RuntimeError, AssertionError):
-                return _of_properties(module.get_device_properties(ordinal))
-    return "", ""
+    backend = accelerator()
+    return _of_properties(backend.ask("get_device_properties", ordinal)) if backend.in_use() else ("", "")
 
 
 def _of_properties(properties: Any) -> tuple[str, str]:

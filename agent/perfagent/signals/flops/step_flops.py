@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from perfagent.device import accelerator
 from perfagent.signals.batch_size import Inputs, Shape, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
 from perfagent.signals.flops.device_peaks import peak_flops
@@ -47,7 +48,7 @@ STEADY_STEPS = 3
 class StepFlops:
     """Computes the operations per second of each step, and their share of the device's peak.
 
-    device: returns the index of this rank's CUDA device, or None. known: counts by size, those so far; some may be known
+    device: returns the index of this rank's device, or None. known: counts by size, those so far; some may be known
     before. seen: the shapes of the model's input.
     """
 
@@ -169,7 +170,7 @@ class StepFlops:
             device, torch = self._device(), sys.modules["torch"]
             if device is not None:
                 tensor_cores = self.kind == "float32" and _multiplies_in_tf32(torch)
-                self._peak = peak_flops(torch.cuda.get_device_name(device), "tf32" if tensor_cores else self.kind)
+                self._peak = peak_flops(accelerator().name(device), "tf32" if tensor_cores else self.kind)
         return self._peak
 
 

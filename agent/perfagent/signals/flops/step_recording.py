@@ -11,6 +11,7 @@ from weakref import ref
 from perfagent.boundary.call_slot import CALL, copy_that_calls
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import by_signal, failed
+from perfagent.device import accelerator
 from perfagent.signals.compiled import compiled, traces_backward
 from perfagent.signals.convolutions import Convolution
 from perfagent.signals.flops.autograd_graph import in_graph
@@ -329,7 +330,7 @@ for _between in (FlopCount.call, FlopCount._recorded):
 
 def _autocast(torch: Any) -> str | None:
     """Returns the dtype of autocast if it is on."""
-    for device in ("cuda", "cpu"):
+    for device in (accelerator().kind, "cpu"):
         if torch.is_autocast_enabled(device):
             return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
     return None

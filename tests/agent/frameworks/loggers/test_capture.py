@@ -17,9 +17,9 @@ from torch.utils.tensorboard import SummaryWriter
 from whole_end import whole_end
 
 import perfagent
-from perfagent import device, patching
+from perfagent import patching
 from perfagent.boundary import guard
-from perfagent.device import Reading
+from perfagent.device import Reading, readings
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.step.captured_log import CapturedLog
 
@@ -139,7 +139,8 @@ def test_a_step_is_taken_as_it_is_named(record: Record, watched: Any) -> None:
 def test_what_is_no_scalar_is_ignored_and_later_changes_too(
     record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_elsewhere", device._elsewhere)  # one on a device is met, and other tests have none
+    # one on a device is met, and other tests have none
+    monkeypatch.setattr(readings, "_elsewhere", readings._elsewhere)
     run = start(record)
     tensor, array = torch.ones(1), np.ones(())
     values = {

@@ -5,37 +5,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_streams import Devices
 
-from perfagent import device
-
-
-def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers that each allocation of pinned memory has room for, as they come. It is pageable memory without a GPU."""
-    made: list[int] = []
-    original = device._buffer
-
-    def buffer(size: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-        made.append(size)
-        return original(size, dtype, pinned=not pinned)
-
-    monkeypatch.setattr(device, "_buffer", buffer)
-    return made
+from perfagent.device import Reading, backends, collect, take, value_of
 
 
-class OnCuda:
+class OnDevice:
     """A value on a device: what it copies from there is in `numbers`."""
 
     is_cpu = False
-    device = torch.device("cuda", 0)
+    device = torch.device("xpu", 0)
 
     def __init__(self, numbers: torch.Tensor) -> None:
         self.numbers, self.dtype = numbers, numbers.dtype
 
-    def detach(self) -> OnCuda:
+    def detach(self) -> OnDevice:
+        return self
+
+    def clone(self, **_: object) -> OnDevice:
         return self
 
     def numel(self) -> int:
@@ -49,33 +39,32 @@ class OnCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Stands for a driver that has done all it was given. Holds the numbers that each allocation of pinned memory has
-    room for."""
-    made = allocations(monkeypatch)
-    for name in ("_pools", "_streams"):
-        monkeypatch.setattr(device, name, {})
-    for name in ("_on_their_way", "_elsewhere", "_device"):
-        monkeypatch.setattr(device, name, getattr(device, name))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None, query=lambda: True))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream", raising=False)
+def allocations(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers that each allocation of pinned memory has room for, as they come. It is pageable memory without a GPU,
+    and the device has done all that it was given."""
+    made: list[int] = []
+
+    def pinned(self: backends.Backend, size: int, dtype: torch.dtype) -> torch.Tensor:
+        made.append(size)
+        with torch.inference_mode(mode=False):
+            return torch.empty(size, dtype=dtype)
+
+    monkeypatch.setattr(backends.Backend, "pinned", pinned)
     return made
 
 
-def taken(size: int) -> device.Reading | None:
-    return device.collect(OnCuda(torch.arange(float(size))))  # type: ignore[arg-type]
+def taken(size: int) -> Reading | None:
+    return collect(OnDevice(torch.arange(float(size))))  # type: ignore[arg-type]
 
 
-def test_after_a_stall_values_of_any_size_are_taken_again(cuda: list[int]) -> None:
+def test_after_a_stall_values_of_any_size_are_taken_again(allocations: list[int]) -> None:
     """Counted once was what had ever been made: a size that came later got nothing for the rest of the run. Small values
     share an allocation, as each waits for the device."""
     waiting = []
     with torch.inference_mode():  # a buffer that is made while a script validates serves its training too
         while (one := taken(1)) is not None:
             waiting.append(one)
-    assert len(waiting) > 1000 and set(cuda) == {64}
+    assert len(waiting) > 1000 and set(allocations) == {64}
     assert taken(300) is None
     for reading in waiting:
         assert reading.values() == [0.0]
@@ -96,28 +85,40 @@ def test_after_a_stall_values_of_any_size_are_taken_again(cuda: list[int]) -> No
         (0.1, torch.bfloat16),
     ],
 )
-def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, cuda: list[int]) -> None:
+def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, allocations: list[int]) -> None:
     numbers = torch.tensor(number, dtype=dtype)
-    value = device.take(OnCuda(numbers))  # type: ignore[arg-type]
-    assert isinstance(value, device.Reading)
-    assert device.value_of(value) == numbers.item()
+    value = take(OnDevice(numbers))  # type: ignore[arg-type]
+    assert isinstance(value, Reading)
+    assert value_of(value) == numbers.item()
+
+
+def test_without_pinned_memory_a_copy_on_the_device_is_read(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends.Backend, "pinned", lambda *_: None)
+    reading = taken(3)
+    assert reading is not None
+    devices.work(1.0)
+    assert reading.ready()
+    devices.streams[0].done = -1.0
+    assert not reading.ready()
+    assert reading.values() == [0.0, 1.0, 2.0]
 
 
 FORKS = """
 import os, sys, torch
-from perfagent import device
+from perfagent.device import readings
 
 class Event:
     def __del__(self):
         os.write(1, b"freed " if os.getpid() == parent else b"freed by the child ")
 
 parent = os.getpid()
-device._uses(torch.device("cuda", 0))
-device._pools[1] = [Event()]
+device = torch.device("cuda", 0)
+readings.uses(readings.backend_of("cuda"), device)
+readings._pools[1] = [Event()]
 held = [Event()]
 child = os.fork()
 if not child:
-    device.immortal(held)
+    readings.immortal(held)
     held = None
     sys.exit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
