@@ -11,9 +11,9 @@ it.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +21,7 @@ from torch import Tensor
 from perfagent.errors import ConfigError
 from perfagent.wire.quantities import size
 from perfagent_loop.compute.attention_mask import MaskMeaning, meaning_of
-from perfagent_loop.compute.attention_rules import (
-    AttentionCall,
-    Gpu,
-    Kernel,
-    Obstacle,
-    Switches,
-    default_order,
-    obstacles,
-)
+from perfagent_loop.compute.attention_rules import AttentionCall, Gpu, Kernel, Obstacle, default_order, obstacles
 
 __all__ = ["AttentionChoice", "Gpu", "best_attention"]
 
@@ -43,10 +35,9 @@ class AttentionChoice:
     """kernel: flash, efficient, cudnn (fused: scores are never written to memory), math (matrix products with all
     scores in memory), explicit (the same, in the model's own code), or none (torch will raise, or there is nothing to
     compute). why: the reason, in a sentence. change: what to do for a faster kernel or a smaller call; empty where
-    there is nothing. score_bytes:
-    memory of one matrix of scores, of which math keeps about two for the backward pass; 0 for fused kernels. obstacles:
-    what keeps each kernel away that torch would have preferred. predicted: by the rules for another GPU, not by torch
-    on this machine.
+    there is nothing. score_bytes: memory of one matrix of scores, of which math keeps about two for the backward pass; 0
+    for fused kernels. obstacles: what keeps each kernel away that torch would have preferred. predicted: by the rules for
+    another GPU, not by torch on this machine.
     """
 
     kernel: Kernel
@@ -87,18 +78,17 @@ def best_attention(
     refuse.
     """
     _check(q, k, v, causal, mask, dropout)
-    dtype = _autocast_dtype(q, gpu)
-    call = _described(q, k, v, causal, mask, dropout, gqa, dtype, gpu)
+    kind = "cuda" if gpu is not None else q.device.type
+    dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+    call = AttentionCall(q=q, k=k, v=v, causal=causal, mask=mask, dropout=dropout, gqa=gqa, dtype=dtype, device=kind)
     if len({*call.dtypes}) > 1:
         raise ConfigError(
-            f"q, k and v differ in type ({', '.join(str(kind) for kind in call.dtypes)}), which torch refuses; bring them to "
-            "one type, or run the forward pass in autocast"
+            f"q, k and v differ in type ({', '.join(map(str, call.dtypes))}), which torch refuses; bring them to one type, or "
+            "run the forward pass in autocast"
         )
-    switches = Switches.now()
     if 0 in (q.numel(), k.numel(), v.numel()):
-        return AttentionChoice(
-            "none", "there is nothing to compute: a sequence is empty", "leave out batches without tokens"
-        )
+        why = "there is nothing to compute: a sequence is empty"
+        return AttentionChoice("none", why, "leave out batches without tokens")
     if weights:
         return AttentionChoice(
             "explicit",
@@ -107,58 +97,44 @@ def best_attention(
             call.score_bytes,
         )
     device = gpu or (Gpu.here(q.device) if q.is_cuda else None)
-    order = default_order(call.device, device)
-    found = {kernel: tuple(obstacles(kernel, call, device, switches)) for kernel in order}
-    kernel: Kernel
+    found = {kernel: obstacles(kernel, call, device) for kernel in default_order(device)}
     if gpu is None:
-        kernel = _torch_s_choice(q, k, v, causal, mask, dropout, gqa, dtype)
+        kernel = _torch_s_choice(call)
         if kernel in _FUSED and found.get(kernel):
             found[kernel] = ()  # torch knows better than the rules
     else:
-        kernel = next((candidate for candidate in order if not found[candidate]), "none")
-    meaning = None if mask is None else meaning_of(mask)
-    return _explained(kernel, call, order, found, meaning, device, predicted=gpu is not None)
+        kernel = next((candidate for candidate in found if not found[candidate]), "none")
+    return _explained(kernel, call, found, device, predicted=gpu is not None)
 
 
 def _explained(
-    kernel: Kernel,
-    call: AttentionCall,
-    order: list[Kernel],
-    found: dict[Kernel, tuple[Obstacle, ...]],
-    meaning: MaskMeaning | None,
-    gpu: Gpu | None,
-    *,
-    predicted: bool,
+    kernel: Kernel, call: AttentionCall, found: dict[Kernel, tuple[Obstacle, ...]], gpu: Gpu | None, *, predicted: bool
 ) -> AttentionChoice:
-    before = order[: order.index(kernel)] if kernel in order else order
-    kept_away = {name: found[name] for name in before if found[name] and name != "math"}
+    before = itertools.takewhile(lambda name: name != kernel, found)
+    kept_away: dict[str, tuple[Obstacle, ...]] = {
+        name: found[name] for name in before if found[name] and name != "math"
+    }
     first = next(iter(kept_away.values()), ())
     where = "the CPU" if call.device == "cpu" else gpu.said if gpu else call.device
     if kernel == "none":
-        why = f"torch will raise: {'; '.join(obstacle.why for obstacles_of in found.values() for obstacle in obstacles_of)}"
-    elif kernel == "math" and not first:
-        why = f"torch has no fused kernel on {where}"
+        why = f"torch will raise: {'; '.join(obstacle.why for those in found.values() for obstacle in those)}"
     elif first:
         why = f"{next(iter(kept_away))} cannot take the call: {'; '.join(obstacle.why for obstacle in first)}"
+    elif kernel == "math":
+        why = f"torch has no fused kernel on {where}"
     else:
         why = f"it is the first that torch tries on {where}, and nothing in the call is in its way"
     changes = [obstacle.change for obstacle in first]
-    hint = _mask_hint(kernel, call, meaning)
-    if hint and call.mask is not None:
+    hint = "" if call.mask is None else _mask_hint(kernel, meaning_of(call.mask), learned=call.mask.requires_grad)
+    if hint:
         changes = [hint, *(obstacle.change for obstacle in first if obstacle.why != "flash takes no mask")]
-    return AttentionChoice(
-        kernel,
-        why,
-        "; ".join(dict.fromkeys(changes)),
-        0 if kernel in _FUSED else call.score_bytes,
-        {str(name): reasons for name, reasons in kept_away.items()},
-        predicted,
-    )
+    scores = 0 if kernel in _FUSED else call.score_bytes
+    return AttentionChoice(kernel, why, "; ".join(dict.fromkeys(changes)), scores, kept_away, predicted)
 
 
-def _mask_hint(kernel: Kernel, call: AttentionCall, meaning: MaskMeaning | None) -> str:
+def _mask_hint(kernel: Kernel, meaning: MaskMeaning, *, learned: bool) -> str:
     """What says the same as the mask at less cost. Even the kernels that take one read it in full, once a head."""
-    if meaning is None or call.mask_grad:
+    if learned:
         return ""
     if meaning.kind == "full":
         return "leave the mask out: it hides nothing"
@@ -170,7 +146,7 @@ def _mask_hint(kernel: Kernel, call: AttentionCall, meaning: MaskMeaning | None)
             "ignored, as they are)"
         )
     if meaning.kind in ("packed", "packed and causal"):
-        said = ", ".join(str(length) for length in meaning.lengths[:4]) + (", ..." if len(meaning.lengths) > 4 else "")
+        said = ", ".join(map(str, meaning.lengths[:4])) + (", ..." if len(meaning.lengths) > 4 else "")
         return (
             f"use perfagent.packed_attention(q, k, v, lengths=[{said}], causal={meaning.kind != 'packed'}): what the mask hides "
             "is then not computed"
@@ -182,15 +158,12 @@ def _mask_hint(kernel: Kernel, call: AttentionCall, meaning: MaskMeaning | None)
     return ""
 
 
-def _check(q: Any, k: Any, v: Any, causal: bool, mask: Any, dropout: float) -> None:
+def _check(q: object, k: object, v: object, causal: bool, mask: object, dropout: float) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{name} must be a tensor of (batch, heads, length, width), not {type(tensor).__name__}")
-        if tensor.dim() < 2 or not tensor.is_floating_point():
-            raise ConfigError(
-                f"{name} must hold numbers with a fraction, as (batch, heads, length, width), and is {tensor.dtype} of "
-                f"{tuple(tensor.shape)}"
-            )
+        if not isinstance(tensor, Tensor) or tensor.dim() < 2 or not tensor.is_floating_point():
+            given = f"{tensor.dtype} of {[*tensor.shape]}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ConfigError(f"{name} must be floating-point numbers (batch, heads, length, width), not {given}")
+    assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)  # noqa: PT018
     if not q.device == k.device == v.device:
         raise ConfigError(f"q, k and v are on {q.device}, {k.device} and {v.device}; bring them to one device")
     if q.shape[-1] != k.shape[-1]:
@@ -201,7 +174,7 @@ def _check(q: Any, k: Any, v: Any, causal: bool, mask: Any, dropout: float) -> N
         )
     if mask is not None and causal:
         raise ConfigError(
-            "mask and causal=True exclude each other in torch; put causality into the mask, or leave the mask out"
+            "mask and causal=True exclude each other in torch; put causality into the mask, or leave it out"
         )
     if mask is not None and not isinstance(mask, Tensor):
         raise ConfigError(f"mask must be a tensor, boolean or added to the scores, not {type(mask).__name__}")
@@ -209,12 +182,18 @@ def _check(q: Any, k: Any, v: Any, causal: bool, mask: Any, dropout: float) -> N
         raise ConfigError(f"dropout is a probability, 0 to 1; got {dropout!r}")
 
 
-def _autocast_dtype(q: Tensor, gpu: Gpu | None) -> torch.dtype | None:
-    """The type that autocast brings query, key, value and an added mask to; None without autocast."""
-    kind = "cuda" if gpu is not None else q.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
+def _torch_s_choice(call: AttentionCall) -> Kernel:
+    if call.device not in ("cpu", "cuda"):
+        return "math"
+    q, k, v = (_cast(tensor, call.dtype) for tensor in call.tensors)
+    mask = None if call.mask is None else _cast(call.mask, call.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of each condition when nothing is left, which `why` says
+        try:
+            number = torch._fused_sdp_choice(q, k, v, mask, call.dropout, call.causal, enable_gqa=call.gqa)
+        except RuntimeError:
+            return "none"
+    return _KERNELS.get(int(number), "math")
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -222,54 +201,3 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
         return tensor
     return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
-
-
-def _described(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    mask: Tensor | None,
-    dropout: float,
-    gqa: bool,
-    dtype: torch.dtype | None,
-    gpu: Gpu | None,
-) -> AttentionCall:
-    def kind(tensor: Tensor) -> torch.dtype:
-        return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
-
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-    return AttentionCall(
-        query=tuple(q.shape),
-        key=tuple(k.shape),
-        value=tuple(v.shape),
-        dtypes=(kind(q), kind(k), kind(v)),
-        device="cuda" if gpu is not None else q.device.type,
-        causal=causal,
-        dropout=dropout,
-        gqa=gqa,
-        grad=wanted,
-        mask=None if mask is None else tuple(mask.shape),
-        mask_stride=1 if mask is None or not mask.dim() else mask.stride(-1),
-        mask_grad=mask is not None and mask.requires_grad,
-        last_strides=(q.stride(-1), k.stride(-1), v.stride(-1)),
-        offsets=(int(q.storage_offset()), int(k.storage_offset()), int(v.storage_offset())),
-    )
-
-
-def _torch_s_choice(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, dropout: float, gqa: bool, dtype: torch.dtype | None
-) -> Kernel:  # fmt: skip
-    if q.device.type not in ("cpu", "cuda"):
-        return "math"
-    choose: Any = torch._fused_sdp_choice
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of each condition when nothing is left, which `why` says
-        try:
-            number = choose(
-                _cast(q, dtype), _cast(k, dtype), _cast(v, dtype), None if mask is None else _cast(mask, dtype), dropout, causal,
-                enable_gqa=gqa,
-            )  # fmt: skip
-        except RuntimeError:
-            return "none"
-    return _KERNELS.get(int(number), "math")

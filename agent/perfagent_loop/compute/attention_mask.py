@@ -50,7 +50,8 @@ def meaning_of(mask: Tensor) -> MaskMeaning:
         return MaskMeaning("causal")
     if bool((keep == used).all()):
         return MaskMeaning("padding", right=_at_the_end(used))
-    if rows == columns and bool(((keep == (lower & used)) | ~_real_rows(used)).all()):
+    # what padding attends to matters to nobody
+    if rows == columns and bool(((keep == (lower & used)) | ~used.transpose(-2, -1)).all()):
         return MaskMeaning("causal and padding", right=_at_the_end(used))
     if rows == columns:
         for kind, inside in (("packed and causal", lower), ("packed", torch.ones_like(lower))):
@@ -72,11 +73,6 @@ def _at_the_end(used: Tensor) -> bool:
     """Whether no key that is seen follows one that is not."""
     flags = used.to(torch.int8).flatten(1)
     return bool((flags[:, 1:] <= flags[:, :-1]).all())
-
-
-def _real_rows(used: Tensor) -> Tensor:
-    """Queries that are no padding themselves: what padding attends to matters to nobody."""
-    return used.transpose(-2, -1)
 
 
 def _documents(keep: Tensor, inside: Tensor) -> tuple[int, ...] | None:
