@@ -6,9 +6,7 @@ DeepSpeed's own classes, so that a file from elsewhere cannot run code. Both cal
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +14,33 @@ import torch
 
 from perfagent.errors import CheckpointError
 
-__all__ = ["reader", "writer"]
+__all__ = ["load_engine", "save_engine"]
 
-TAG = "engine"
-
-
-def writer(engine: Any) -> Callable[[Path], None]:
-    def save(folder: Path) -> None:
-        engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-
-    return save
+_TAG = "engine"
 
 
-def reader(engine: Any) -> Callable[[Path], None]:
-    def load(folder: Path) -> None:
-        with _weights_only(engine.checkpoint_engine):
-            path, _ = engine.load_checkpoint(str(folder), tag=TAG)
-        if path is None:
-            raise CheckpointError(
-                f"{folder} is whole, but DeepSpeed finds nothing for this engine in it: another ZeRO stage or world size?"
-            )
-
-    return load
+def save_engine(engine: Any, folder: Path) -> None:
+    engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
 
-@contextlib.contextmanager
-def _weights_only(files: Any) -> Iterator[None]:
-    """Has DeepSpeed's engine for files load as we do."""
-
-    def load(path: str, map_location: Any = None) -> Any:
-        with torch.serialization.safe_globals(_own_classes()):
-            return torch.load(path, map_location=map_location, weights_only=True)
-
-    files.load = load  # on the object, over its class's method
+def load_engine(engine: Any, folder: Path) -> None:
+    """Raises CheckpointError where the engine's files are for another one."""
+    files = engine.checkpoint_engine
+    files.load = _load  # on the object, over its class's method
     try:
-        yield
+        path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     finally:
         del files.load
+    if path is None:
+        raise CheckpointError(
+            f"{folder} is whole, but DeepSpeed finds nothing for this engine in it: another ZeRO stage or world size?"
+        )
 
 
-def _own_classes() -> list[Any]:
-    """Classes that DeepSpeed's own files hold: data without code."""
+def _load(path: str, map_location: Any = None) -> object:
     scalers = importlib.import_module("deepspeed.runtime.fp16.loss_scaler")
     zero = importlib.import_module("deepspeed.runtime.zero.config")
     fragments = importlib.import_module("deepspeed.utils.tensor_fragment")
-    return [scalers.DynamicLossScaler, scalers.LossScaler, zero.ZeroStageEnum, fragments.fragment_address]
+    own = [scalers.DynamicLossScaler, scalers.LossScaler, zero.ZeroStageEnum, fragments.fragment_address]
+    with torch.serialization.safe_globals(own):
+        return torch.load(path, map_location=map_location, weights_only=True)

@@ -6,10 +6,11 @@ Without a current run only the console gets it. Nothing here raises.
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 
 from perfagent.session import current
 
-__all__ = ["count", "tell"]
+__all__ = ["count", "phase", "tell"]
 
 logger = logging.getLogger("perfagent")
 
@@ -30,3 +31,9 @@ def count(name: str, value: float) -> None:
     run = current()
     if run is not None:
         run.log({name: value})
+
+
+def phase(name: str) -> AbstractContextManager[object]:
+    """Within, the time is that phase of the current run."""
+    run = current()
+    return nullcontext() if run is None else run.phase(name)

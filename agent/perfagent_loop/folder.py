@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Literal
 
 from perfagent.errors import CheckpointError
 from perfagent.wire.quantities import size
@@ -37,13 +38,10 @@ class Folder:
 
     def candidates(self) -> list[tuple[Path, Manifest]]:
         """Complete checkpoints with a readable manifest, the newest first. Their files are not yet verified."""
-        return self._look()[0]
+        return self.look()[0]
 
-    def unreadable(self) -> list[tuple[Path, str]]:
-        """Checkpoints whose manifest is damaged, and why, the highest step first."""
-        return self._look()[1]
-
-    def _look(self) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, str]]]:
+    def look(self) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, str]]]:
+        """The candidates; and checkpoints whose manifest is damaged, and why, the highest step first."""
         good: list[tuple[Path, Manifest]] = []
         bad: list[tuple[Path, str]] = []
         for path in self._named(_COMPLETE):
@@ -99,11 +97,7 @@ class Folder:
 
     def commit(self, tmp: Path, manifest: Manifest) -> Path:
         """Makes `step_N.tmp` the checkpoint `step_N`. Its files must be synced already."""
-        content = manifest.encode()
-        with (tmp / NAME).open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(tmp / NAME, manifest.encode(), "xb")
         for inside in [tmp, *(path for path in tmp.rglob("*") if path.is_dir())]:
             sync_folder(inside)
         final, old = tmp.with_suffix(""), tmp.with_suffix(".old")
@@ -130,10 +124,9 @@ class Folder:
         candidates = [one for one in everything if one[0] not in damaged]
         rated = [one for one in candidates if one[1].metric is not None and one[1].metric == one[1].metric]
         sign = -1.0 if best == "max" else 1.0
-        winner = (
-            min(rated, key=lambda one: (sign * (one[1].metric or 0.0), -one[1].number))[0] if best and rated else None
-        )
-        if winner is not None:
+        winner = None
+        if best and rated:
+            winner = min(rated, key=lambda one: (sign * (one[1].metric or 0.0), -one[1].number))[0]
             self._point("best", winner)
         oldest = candidates[:keep][-1][1].number if len(candidates) >= keep else 0
         for path, manifest in everything:
@@ -146,10 +139,7 @@ class Folder:
 
     def _point(self, name: str, target: Path) -> None:
         new = self.path / f"{name}.tmp"
-        with new.open("w", encoding="ascii") as file:
-            file.write(f"{target.name}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _write(new, f"{target.name}\n".encode("ascii"), "wb")
         new.replace(self.path / name)
         sync_folder(self.path)
 
@@ -162,13 +152,17 @@ class Folder:
             shutil.rmtree(gone)
 
 
+def _write(path: Path, content: bytes, mode: Literal["xb", "wb"]) -> None:
+    with path.open(mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def sync_file(path: Path) -> None:
     """Waits until a file's content is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from perfagent.errors import CheckpointError
 
@@ -47,15 +50,17 @@ class Manifest:
     """
 
     step: int
-    number: int
     kind: str
     world_size: int
     reason: str
-    created: float
-    files: dict[str, FileSum]
+    number: int = 0
+    created: float = 0.0
+    files: dict[str, FileSum] = field(default_factory=dict)
     run: str | None = None
     metric: float | None = None
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(
+        default_factory=lambda: {"torch": str(torch.__version__), "python": sys.version.split()[0]}
+    )
 
     @property
     def total_bytes(self) -> int:

@@ -7,13 +7,14 @@ passed over: an older one would not fit either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from perfagent.errors import CheckpointError
+from perfagent_loop.deepspeed_checkpoint import load_engine
 from perfagent_loop.events import count, tell
 from perfagent_loop.folder import Folder
 from perfagent_loop.manifest import DamagedCheckpoint, Manifest, check_file, check_list
@@ -27,8 +28,7 @@ __all__ = ["newest_whole", "read"]
 def newest_whole(folder: Folder, ranks: Ranks) -> tuple[Path, Manifest, list[Path]] | None:
     """The newest checkpoint that verifies, and the newer ones that do not; None when there is none. Every rank calls
     it."""
-    found = (folder.candidates(), folder.unreadable()) if ranks.first else ([], [])
-    candidates, unreadable = ranks.gather(found)[0]
+    candidates, unreadable = ranks.gather(folder.look() if ranks.first else ([], []))[0]
     damaged = [path for path, _ in unreadable]
     said = [f"{path.name}: {why}" for path, why in unreadable]
     for path, manifest in candidates:
@@ -64,31 +64,51 @@ def _tell_passed_over(said: list[str], used: Path | None, ranks: Ranks) -> None:
 
 
 def read(
-    path: Path,
-    manifest: Manifest,
-    ranks: Ranks,
-    *,
-    into: dict[str, Any] | None,
-    read_engine: Callable[[Path], None] | None,
+    path: Path, manifest: Manifest, ranks: Ranks, *, into: dict[str, Any] | None, engine: Any, kind: str | None
 ) -> dict[str, Any]:
     """The state in a verified checkpoint, tensors on the CPU. Every rank calls it.
 
     into: a state of the same shape, whose sharded tensors are overwritten in place; needed for a sharded checkpoint
-    only. read_engine: has a DeepSpeed engine read its files. Raises CheckpointError when the state does not fit.
+    only. engine: a DeepSpeed engine, which reads its own files. kind: what the model at hand can take, where that is
+    known. Raises CheckpointError when the state does not fit.
     """
-    state = retry(lambda: _load(path / SHARED), what=f"reading {path.name}")
+    _check_kind(path, manifest, engine, kind, ranks)
+    state = _load(path / SHARED)
     own = path / part_of_rank(ranks.rank)
     if own.exists():
-        state.update(retry(lambda: _load(own), what=f"reading {path.name}"))
+        state.update(_load(own))
     else:
         state |= {"rng": None, "sampler": None}  # this rank is new: its random numbers are as the script seeded them
     if ranks.world != manifest.world_size:
         _fit_to_ranks(state, path, manifest, ranks, new=not own.exists())
     if manifest.kind == "sharded":
         state.update(_load_sharded(path, ranks, into))
-    if read_engine is not None:
-        read_engine(path)
+    if engine is not None:
+        load_engine(engine, path)
     return state
+
+
+def _check_kind(path: Path, manifest: Manifest, engine: Any, kind: str | None, ranks: Ranks) -> None:
+    """Raises CheckpointError for a checkpoint of a model that was wrapped in another way."""
+    what = None
+    if manifest.kind == "deepspeed" and engine is None:
+        what = "was saved by a DeepSpeed engine: pass engine=, or give the loop an engine"
+    elif manifest.kind != "deepspeed" and engine is not None:
+        what = "was saved without DeepSpeed: load it without engine="
+    elif manifest.kind == "deepspeed" and manifest.world_size != ranks.world:
+        what = (
+            f"was saved by {manifest.world_size} ranks under DeepSpeed, whose files fit no other number, and here are "
+            f"{ranks.world}: start {manifest.world_size}, or convert it with DeepSpeed's ds_to_universal"
+        )
+    elif kind == "plain" and manifest.kind == "sharded":
+        what = "was saved under FSDP2: wrap the model with perfagent.fsdp(model) here too, on any number of ranks (one will do)"
+    elif kind == "sharded" and manifest.kind == "plain":
+        what = (
+            "was saved from a model that was not sharded: go on with perfagent.ddp(model), or begin anew and load its weights "
+            f"before perfagent.fsdp(model): torch.load('{SHARED}', weights_only=True)['model']"
+        )
+    if what is not None:
+        raise CheckpointError(f"{path} {what}")
 
 
 def _fit_to_ranks(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks, *, new: bool) -> None:
@@ -107,7 +127,8 @@ def _fit_to_ranks(state: dict[str, Any], path: Path, manifest: Manifest, ranks: 
 
 
 def _load(path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    load = functools.partial(torch.load, path, map_location="cpu", weights_only=True)
+    loaded: dict[str, Any] = retry(load, what=f"reading {path.parent.name}")
     return loaded
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
 from perfagent.errors import CheckpointError
+from perfagent_loop.deepspeed_checkpoint import save_engine
 from perfagent_loop.folder import Folder, sync_file
 from perfagent_loop.manifest import FileSum, Manifest, sum_of
 from perfagent_loop.ranks import Ranks
@@ -57,40 +58,26 @@ class Saved:
 def split(state: dict[str, Any], *, sharded: bool) -> Parts:
     """sharded: model and optimizer are spread over the ranks."""
     own = {name: state[name] for name in PER_RANK if name in state}
-    spread: dict[str, Any] | None = (
-        {name: state[name] for name in ("model", "optimizer") if name in state} if sharded else None
-    )
-    shared = {
-        name: value
-        for name, value in state.items()
-        if name not in ("rng", "sampler") and not (spread and name in spread)
-    }
-    return Parts(shared, own, spread)
+    spread: dict[str, Any] = {name: state[name] for name in ("model", "optimizer") if sharded and name in state}
+    shared = {name: value for name, value in state.items() if name not in ("rng", "sampler", *spread)}
+    return Parts(shared, own, spread if sharded else None)
 
 
-def write(
-    parts: Parts,
-    describe: Callable[[int, dict[str, FileSum]], Manifest],
-    *,
-    step: int,
-    folder: Folder,
-    ranks: Ranks,
-    write_engine: Callable[[Path], None] | None = None,
-) -> Saved:
+def write(parts: Parts, draft: Manifest, *, folder: Folder, ranks: Ranks, engine: Any = None) -> Saved:
     """Writes and commits; every rank calls it, with parts that nobody changes meanwhile.
 
-    describe: (number, files) -> manifest. write_engine: writes further files into the folder it is given, on every
-    rank. Raises CheckpointError on every rank when it failed on any; the folder then holds what it held before.
+    draft: the manifest without number and files. engine: a DeepSpeed engine, which writes its part itself. Raises
+    CheckpointError on every rank when it failed on any; the folder then holds what it held before.
     """
     began = time.monotonic()
-    all_or_none = _Stages(step, folder, ranks)
+    all_or_none = _Stages(draft.step, folder, ranks)
     all_or_none(lambda: _check_numbers(parts))
-    tmp, number = _begin(parts, step, folder, ranks)
+    tmp, number = _begin(parts, draft.step, folder, ranks)
     all_or_none.tmp = tmp
-    all_or_none(lambda: _write_parts(parts, tmp, ranks, write_engine))
+    all_or_none(lambda: _write_parts(parts, tmp, ranks, engine))
     sums = all_or_none(lambda: _sums(tmp, folder, ranks))
     files = {name: one for part in ranks.gather(sums) for name, one in part.items()}
-    manifest = describe(number, files)
+    manifest = replace(draft, number=number, files=files, created=time.time())
     all_or_none(lambda: folder.commit(tmp, manifest) if ranks.first else None)
     return Saved(tmp.with_suffix(""), manifest, time.monotonic() - began)
 
@@ -107,7 +94,7 @@ class _Stages:
 
     def __call__(self, stage: Callable[[], T]) -> T:
         result: T | None = None
-        problem: tuple[str, bool] | None = None
+        problem: tuple[str, bool] | None = None  # and whether it may pass
         try:
             result = stage()
         except BaseException as error:
@@ -129,8 +116,7 @@ class _Stages:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an exception is about the process, not about the checkpoint. (DCP's CheckpointException is no
-    Exception.)"""
+    """Whether an exception is about the process, not the checkpoint. (DCP's CheckpointException is no Exception.)"""
     return isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
 
 
@@ -160,7 +146,7 @@ def _begin(parts: Parts, step: int, folder: Folder, ranks: Ranks) -> tuple[Path,
     return path, number
 
 
-def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, write_engine: Callable[[Path], None] | None) -> None:
+def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, engine: Any) -> None:
     if ranks.first:
         _save(parts.shared, tmp / SHARED)
     _save(parts.own, tmp / part_of_rank(ranks.rank))
@@ -168,8 +154,8 @@ def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, write_engine: Callable[[
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(parts.sharded, checkpoint_id=tmp / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
-    if write_engine is not None:
-        write_engine(tmp)
+    if engine is not None:
+        save_engine(engine, tmp)
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

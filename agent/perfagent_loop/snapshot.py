@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent_loop.strategies import local_piece
 
 __all__ = ["Copier", "bytes_of", "check_loadable", "find_nan", "has_shards", "tensors_in"]
 
@@ -62,17 +63,11 @@ def has_shards(state: Any) -> bool:
     return any(hasattr(tensor, "device_mesh") for _, tensor in tensors_in(state))
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's piece of a sharded tensor."""
-    piece: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return piece
-
-
 def bytes_of(state: Any) -> int:
     """Bytes of all tensors; of a sharded one this rank's piece. One that stands in several places counts once."""
     seen: dict[tuple[int, int], int] = {}
     for _, tensor in tensors_in(state):
-        piece = local(tensor)
+        piece = local_piece(tensor)
         seen[piece.data_ptr(), piece.numel()] = piece.numel() * piece.element_size()
     return sum(seen.values())
 
@@ -80,7 +75,7 @@ def bytes_of(state: Any) -> int:
 def find_nan(state: Any) -> str | None:
     """The place of a tensor that holds NaN; None when there is none. Infinities may be meant (masks)."""
     for place, tensor in tensors_in(state):
-        piece = local(tensor)
+        piece = local_piece(tensor)
         # The sum is NaN when a number is, and needs no tensor of truth values; it is NaN of +Inf and -Inf too: look
         # closer.
         if piece.is_floating_point() and bool(piece.sum().isnan()) and bool(piece.isnan().any()):

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad
 from perfagent.errors import ConfigError
 from perfagent_loop.collectives import all_reduce
 
-__all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "strategy_of"]
+__all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "local_piece", "strategy_of"]
 
 logger = logging.getLogger("perfagent")
 
@@ -36,6 +36,8 @@ class Plain:
 
     kind = "plain"
     reduces_early = False
+    engine: Any = None
+    """DeepSpeed's, else None."""
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self.model, self.module = model, module
@@ -58,7 +60,7 @@ class Plain:
         return count
 
     def multiply(self, parameters: Iterable[Tensor], factor: Tensor | float) -> None:
-        gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [local_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
@@ -142,7 +144,7 @@ class FSDP2(Plain):
         # a collective, on every rank
         norms = [_whole(clip_grad._get_total_norm(of_mesh)) for of_mesh in by_mesh.values()]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        torch._foreach_mul_([_local(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_([local_piece(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
     def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -263,9 +265,9 @@ def _refuse_others(module: nn.Module) -> None:
         )
 
 
-def _local(gradient: Any) -> Tensor:
-    """This rank's piece of a sharded gradient; a plain one as it is."""
-    piece: Tensor = getattr(gradient, "_local_tensor", gradient)
+def local_piece(tensor: Tensor) -> Tensor:
+    """This rank's piece of a sharded tensor; a plain one as it is."""
+    piece: Tensor = getattr(tensor, "_local_tensor", tensor)
     return piece
 
 

@@ -182,7 +182,7 @@ def _efficient_on_cuda(call: AttentionCall, gpu: Gpu) -> list[Rule]:
     multiple = max(4 if modern else 1, (8 if half else 4) if tensor_cores else 1)  # of elements, for the matrix units
     width, of_values = call.q.shape[-1], call.v.shape[-1]
     return [
-        _capability("the efficient kernel", gpu, (5, 0)),
+        _capability("the efficient kernel", gpu, (5, 0), "use a torch built for it"),
         _dtypes(call, (torch.float16, torch.float32, torch.bfloat16)[: 3 if modern else 2]),
         (
             bool(width % multiple or of_values % multiple),
@@ -254,9 +254,11 @@ def _widest_in_cudnn(gpu: Gpu, query: int, value: int) -> int:
 # ---- shared conditions
 
 
-def _capability(kernel: str, gpu: Gpu, least: tuple[int, int] = (8, 0)) -> Rule:
+def _capability(
+    kernel: str, gpu: Gpu, least: tuple[int, int] = (8, 0), change: str = "an A100, L4, H100 or later has it"
+) -> Rule:
     why = f"{kernel} needs compute capability {least[0]}.{least[1]} to 12.1, and this is {gpu.said}"
-    return not least <= gpu.capability <= (12, 1), why, "an A100, L4, H100 or later has it"
+    return not least <= gpu.capability <= (12, 1), why, change
 
 
 def _half(call: AttentionCall, gpu: Gpu, kernel: str) -> Rule:
