@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
+from perfagent.session import current
 from perfagent_loop import generators
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.collectives import all_gather, rest
@@ -30,21 +30,13 @@ from perfagent_loop.data.transfer import CopyStream, moved
 from perfagent_loop.randomness import is_same, random_state, restore_random_state
 from perfagent_loop.strategies import Strategy
 
+if TYPE_CHECKING:
+    from perfagent_loop.loop import Loop
+
 __all__ = ["Batches", "length_of", "timed"]
 
 logger = logging.getLogger("perfagent")
 Items = Callable[[Any], Count]
-
-
-class Reading(Protocol):
-    """What reading asks of the loop."""
-
-    def goes_on(self) -> bool:
-        """Whether another window is wanted; asked before each."""
-
-    def discard_window(self) -> None: ...
-
-    def step(self) -> Any: ...
 
 
 class Batches:
@@ -69,7 +61,7 @@ class Batches:
 
     # ---- reading
 
-    def read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Reading) -> Iterator[Any]:
+    def read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Any]:
         """The batches of so many epochs; a window that the loader's end cut short is stepped at that end."""
         try:
             yield from self._read(loader, epochs, items, loop)
@@ -77,7 +69,7 @@ class Batches:
             if self._strategy.world > 1 and self._strategy.device.type == "cpu":
                 rest()  # a script may end with its loop
 
-    def _read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Reading) -> Iterator[Any]:
+    def _read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         self._loader = loader
         if self._window.done:  # the loop before was left in the middle of a window
@@ -100,7 +92,7 @@ class Batches:
                     return
             if self.batch == before == 0:
                 raise ConfigError(
-                    "the loader gave no batch; loop.batches() needs one that can be read once an epoch, not a used-up iterator"
+                    "the loader gave no batch; loop.batches() reads it once an epoch: no used-up iterator"
                 )
             if self._window.done:
                 self._cut_short(length, loop)
@@ -108,12 +100,11 @@ class Batches:
             self.batch = 0
             self._of_call += 1
 
-    def _cut_short(self, length: int | None, loop: Reading) -> None:
+    def _cut_short(self, length: int | None, loop: Loop) -> None:
         """The loader ended before its length, in the middle of a window."""
         if self._strategy.world > 1:
             raise ConfigError(
-                f"the loader said that it has {length} batches and gave {self.batch}, so that the last window's gradients were "
-                "never "
+                f"the loader has a length of {length} batches and gave {self.batch}: the last window's gradients were never "
                 "averaged over the ranks; give it its right length, or no __len__ at all"
             )
         self._window.end = self._window.done
@@ -175,30 +166,25 @@ class Batches:
         steps."""
         self._window.may_differ(False)
         self._last_steps = None
-        length = length_of(loader)
-        if self._strategy.world == 1:
+        length, strategy = length_of(loader), self._strategy
+        if strategy.world == 1:
             return length
-        lengths = self._lengths(-1 if length is None else length)
+        mine = torch.tensor([-1 if length is None else length], device=strategy.device)
+        others = [torch.empty_like(mine) for _ in range(strategy.world)]
+        all_gather(others, mine, group=strategy.group)
+        lengths = [int(one) for one in others]  # sync: once an epoch
         if min(lengths) < 0:
             return None
         size = self._window.size
         windows = {-(-one // size) for one in lengths}
         if len(windows) > 1:
             raise ConfigError(
-                f"the ranks' loaders have {', '.join(map(str, lengths))} batches, so that some would make more steps than "
-                "others and "
-                "wait forever; use a DistributedSampler, or drop_last=True"
+                f"the ranks' loaders have {', '.join(map(str, lengths))} batches: some would make more steps than others, and "
+                "wait for ever; use a DistributedSampler, or drop_last=True"
             )
         if len(set(lengths)) > 1:
             self._last_steps = sum((one - 1) % size + 1 for one in lengths)
         return length
-
-    def _lengths(self, length: int) -> list[int]:
-        strategy = self._strategy
-        mine = torch.tensor([length], device=strategy.device)
-        others = [torch.empty_like(mine) for _ in range(strategy.world)]
-        all_gather(others, mine, group=strategy.group)
-        return [int(one) for one in others]  # sync: once an epoch
 
     # ---- position
 
@@ -209,13 +195,14 @@ class Batches:
     def state(self) -> tuple[dict[str, Any], Any]:
         """The position at the last boundary, and the loader's own state where it has one."""
         epoch, batch, of_call = self._reached
-        position: dict[str, Any] = {
+        drawn = [generators.state_of(one) for one in generators.of_samples(self._loader)]
+        position = {
             "epoch": epoch,
             "batch": batch,
             "epoch_of_call": of_call,
             "epoch_random": self._began,
+            "generators": drawn,
         }
-        position["generators"] = [generators.state_of(one) for one in generators.of_samples(self._loader)]
         return position, self._sampler_state()
 
     def resume(self, position: Mapping[str, Any], sampler: Any, random: dict[str, Any] | None) -> None:
@@ -279,8 +266,7 @@ class Batches:
         seen = sum(1 for _ in itertools.islice(source, self.batch))
         if seen < self.batch and not self._estimated:
             raise ConfigError(
-                f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}; is it the same "
-                "data?"
+                f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}"
             )
         if not is_same(before, random_state()):
             logger.warning("perfagent: %s", _OF_PROCESS)
@@ -304,10 +290,8 @@ def _restore(found: list[Any], states: list[Any]) -> None:
     if len(found) != len(states):
         logger.warning(
             "perfagent: the loader has %d random generators and had %d when the checkpoint was saved: the samples of the rest of "
-            "this epoch differ from an uninterrupted training",
-            len(found),
-            len(states),
-        )
+            "this epoch differ from an uninterrupted training", len(found), len(states),
+        )  # fmt: skip
         return
     generators.restore(found, states)
 
@@ -354,8 +338,7 @@ def _one(batch: Any) -> int:  # noqa: ARG001
 
 
 def _to(device: torch.device) -> Callable[[Any], Any]:
-    """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before, and nothing is read
-    ahead."""
+    """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before."""
     if device.type != "cuda":
         return lambda batch: moved(batch, device)
     stream = CopyStream(device)
@@ -371,16 +354,13 @@ def _tell_epoch(loader: Any, epoch: int) -> None:
 
 def timed(loader: Any) -> Iterator[Any]:
     """Waits for batches are seen in a DataLoader's iterator; of any other iterable the run is asked to time them."""
-    session = sys.modules.get("perfagent.session")
-    run = None if session is None or isinstance(loader, DataLoader) else session.current()
+    run = None if isinstance(loader, DataLoader) else current()
     return iter(loader if run is None else run.batches(loader))
 
 
 def length_of(loader: Any) -> int | None:
     """Batches of an epoch, where the loader knows; not of an iterable dataset, whose length is a guess."""
     if isinstance(loader, DataLoader) and not _is_map_style(loader):
-        return None
-    if not hasattr(loader, "__len__"):
         return None
     try:
         return len(loader)

@@ -47,7 +47,6 @@ __all__ = ["Checkpoint"]
 logger = logging.getLogger("perfagent")
 ARRIVE_S = 10.0
 """How long ranks wait for each other after an exception, before they give up saving."""
-_PREEMPTED = ("preempted", "terminated by SIGTERM")
 
 
 class Checkpoint:
@@ -95,7 +94,7 @@ class Checkpoint:
         self._warned = False
         self._every, self._keep, self._best, self._asynchronous = every, keep, best, asynchronous
         self._tries, self._tolerate = tries, tolerate
-        self._emergency = Emergency(self._exception, _preempted, grace_s=float(grace_s)) if emergency else None
+        self._emergency = Emergency(self._exception, grace_s=float(grace_s)) if emergency else None
         self._agreement: Agreement | None = None
         self._copier: Copier | None = None
         self._loop: weakref.ref[Loop] | None = None
@@ -316,7 +315,9 @@ class Checkpoint:
         """At a loop's first step: what could never be loaded is refused now, not after hours."""
         self._loop = weakref.ref(loop)
         check_loadable(loop.state_dict())
-        self._check_folder()
+        problem = self._ranks.gather(self._folder.obstacle() if self._ranks.first else "")[0]
+        if problem:
+            raise ConfigError(f"no checkpoint can be written into {self._folder.path}: {problem}; name another folder")
         if self._ranks.first:
             self._used_beside(begins=True)
         if self._emergency is not None:
@@ -380,17 +381,6 @@ class Checkpoint:
             self._asynchronous = asynchronous
 
     # ---- details
-
-    def _check_folder(self) -> None:
-        problem = ""
-        if self._ranks.first:
-            try:
-                self._folder.check_writable()
-            except OSError as error:
-                problem = f"{type(error).__name__}: {error}"
-        problem = self._ranks.gather(problem)[0]
-        if problem:
-            raise ConfigError(f"no checkpoint can be written into {self._folder.path}: {problem}; name another folder")
 
     def _used_beside(self, *, begins: bool) -> bool:
         """Whether another process trains in the folder: the user is told once, and the training goes on all the same.
@@ -463,15 +453,3 @@ def _run_of(state: dict[str, Any]) -> str | None:
     place, run = state.get("loop"), current()
     of_loop: str | None = place.get("run_id") if isinstance(place, dict) else None
     return run.id if of_loop is None and run is not None else of_loop
-
-
-def _preempted(interrupting: bool) -> None:
-    """SIGTERM is about to end the process, past the exit handlers: the run ends first."""
-    run = current()
-    if run is None:
-        return
-    with contextlib.suppress(Exception):  # the signal ends the process, whatever becomes of the run
-        if interrupting:  # the rest of an end takes locks that the interrupted code may hold
-            run._sender.close(*_PREEMPTED)
-        else:
-            run._end(*_PREEMPTED)

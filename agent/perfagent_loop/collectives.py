@@ -14,12 +14,23 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["MOST_S", "all_gather", "all_reduce", "let_go", "references", "rest"]
+from perfagent.errors import ConfigError
+
+__all__ = [
+    "MOST_S",
+    "all_gather",
+    "all_reduce",
+    "let_go",
+    "need_group",
+    "rank_of_job",
+    "references",
+    "rest",
+    "world_of_job",
+]
 
 MOST_S = 0.1
 _REST_S = 0.02
@@ -27,14 +38,33 @@ _NAP_S = 2e-5
 """Long enough for another thread to get the interpreter: it takes one nap, seldom two."""
 
 
-def all_reduce(tensor: Tensor, op: Any = None, *, group: Any = None) -> None:
-    """torch.distributed.all_reduce, waited for. op: of dist.ReduceOp, the sum unless said otherwise."""
+def world_of_job() -> int:
+    """Number of ranks; 1 where torch.distributed is not in use."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank_of_job() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def need_group() -> None:
+    """Raises ConfigError where there is no process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
+        )
+
+
+def all_reduce(
+    tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, group: dist.ProcessGroup | None = None
+) -> None:
+    """torch.distributed.all_reduce, waited for."""
     before = references(tensor)
-    dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op is None else op, group=group)
+    dist.all_reduce(tensor, op=op, group=group)
     let_go(tensor, before)
 
 
-def all_gather(into: list[Tensor], tensor: Tensor, *, group: Any = None) -> None:
+def all_gather(into: list[Tensor], tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> None:
     """torch.distributed.all_gather, waited for."""
     tensors = (*into, tensor)
     places = range(len(tensors))

@@ -9,6 +9,7 @@ its first step.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import logging
 import os
 import signal
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from perfagent.session import current
+
 __all__ = ["Emergency"]
 
 logger = logging.getLogger("perfagent")
@@ -28,20 +31,12 @@ class Emergency:
     """Signals and uncaught exceptions of this process.
 
     signum: the signal that came and has not been passed on; 0 for none. on_exception: called with an exception that
-    ends the process, after its traceback is printed. on_termination: called before a signal ends the process by its
-    default action; True where it interrupts code that may hold a lock. grace_s: how long a signal waits for the step to
-    end.
+    ends the process, after its traceback is printed. grace_s: how long a signal waits for the step to end.
     """
 
-    def __init__(
-        self,
-        on_exception: Callable[[BaseException], None],
-        on_termination: Callable[[bool], None],
-        *,
-        grace_s: float,
-    ) -> None:
+    def __init__(self, on_exception: Callable[[BaseException], None], *, grace_s: float) -> None:
         self.signum = 0
-        self._on_exception, self._on_termination, self._grace_s = on_exception, on_termination, grace_s
+        self._on_exception, self._grace_s = on_exception, grace_s
         self._previous: dict[int, Any] = {}
         self._excepthook: Any = None
         self._serial = 0
@@ -84,7 +79,7 @@ class Emergency:
             previous(signum, None)
         elif self.ends_the_process(signum):
             signal.signal(signum, signal.SIG_DFL)  # one more ends it at once
-            self._on_termination(interrupting)
+            _end_run(interrupting=interrupting)
             os.kill(os.getpid(), signum)  # the whole process, as from outside; threads do not outlive it
             signal.pause()
 
@@ -95,7 +90,7 @@ class Emergency:
         self._serial += 1
         if signum:
             if signal.getsignal(signum) == signal.SIG_DFL:
-                self._on_termination(False)
+                _end_run(interrupting=False)
             os.kill(os.getpid(), signum)
 
     def _noted(self, signum: int, _: FrameType | None) -> None:
@@ -115,3 +110,12 @@ class Emergency:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         (self._excepthook or sys.__excepthook__)(kind, error, trace)
         self._on_exception(error)
+
+
+def _end_run(*, interrupting: bool) -> None:
+    """A signal is about to end the process, past the exit handlers: the run ends first. interrupting: code that may hold
+    locks which the rest of an end takes."""
+    run = current()
+    if run is not None:
+        with contextlib.suppress(Exception):  # the signal ends the process, whatever becomes of the run
+            (run._sender.close if interrupting else run._end)("preempted", "terminated by SIGTERM")

@@ -70,11 +70,14 @@ class Folder:
 
     # ---- writing
 
-    def check_writable(self) -> None:
-        """Makes the folder, and a file in it that is gone at once. Raises OSError where that cannot be."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.path):
-            pass
+    def obstacle(self) -> str:
+        """Makes the folder, and a file in it that is gone at once. Returns why that cannot be; empty where it can."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                return ""
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
 
     def begin(self, step: int, expected_bytes: int) -> Path:
         """An empty `step_N.tmp`, after what earlier writers left unfinished is gone.

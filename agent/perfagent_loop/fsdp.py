@@ -6,9 +6,8 @@ all its parameters at once, and cannot overlap the gathering of one layer with t
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from perfagent.errors import ConfigError
+from perfagent_loop.collectives import need_group
 from perfagent_loop.precision import Precision, checked_precision, dtype_of
 
 __all__ = ["blocks_of", "fsdp"]
@@ -39,10 +39,7 @@ def fsdp(
     sharding. reshard_after_forward: False keeps gathered parameters for the backward pass: faster, more memory (ZeRO-2
     rather than 3). offload: shards live in host memory.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError(
-            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
-        )
+    need_group()
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -53,9 +50,8 @@ def fsdp(
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if kinds & {torch.float16, torch.bfloat16} and precision != "fp32":
         raise ConfigError(
-            f"the weights are {' and '.join(sorted(str(kind) for kind in kinds))}: updates smaller than their rounding are "
-            "lost; keep "
-            "them in float32, precision says in what the computation runs"
+            f"the weights are {' and '.join(sorted(map(str, kinds)))}: updates smaller than their rounding are lost; keep them "
+            "in float32, precision says in what the computation runs"
         )
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
     if offload and device == "cpu":
@@ -96,13 +92,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     for child in model.children():
         items = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-        if len(items) > 1 and len({type(item) for item in items}) == 1 and all(_has_parameters(item) for item in items):
+        full = all(next(item.parameters(), None) is not None for item in items)
+        if full and len(items) > 1 and len(set(map(type, items))) == 1:
             found.extend(items)
         else:
             found.extend(blocks_of(child))
     return found
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    parameters: Iterable[nn.Parameter] = module.parameters()
-    return any(True for _ in itertools.islice(parameters, 1))

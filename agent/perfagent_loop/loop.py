@@ -17,8 +17,6 @@ without a word. Nothing waits for the device, save what GradScaler itself waits 
 from __future__ import annotations
 
 import itertools
-import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
@@ -28,12 +26,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from perfagent.errors import ConfigError, Stopped
+from perfagent.session import current
 from perfagent.step.stop import claim
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.batches import Batches
+from perfagent_loop.checks import check_count
 from perfagent_loop.closures import check_optimizer_step
 from perfagent_loop.compute.compiling import compile_in_place
-from perfagent_loop.data.prefetch import Prefetcher
+from perfagent_loop.data.prefetch import unwrapped
 from perfagent_loop.deepspeed_step import EngineStep
 from perfagent_loop.precision import autocast_of, checked_precision, scaler_of
 from perfagent_loop.randomness import random_state, restore_random_state
@@ -41,8 +41,6 @@ from perfagent_loop.stepping import OptimizerStep, StepResult
 from perfagent_loop.strategies import DeepSpeed, Strategy, strategy_of
 
 __all__ = ["Checkpointing", "Loop", "StepResult", "loop"]
-
-logger = logging.getLogger("perfagent")
 
 
 class Checkpointing(Protocol):
@@ -55,64 +53,40 @@ class Checkpointing(Protocol):
         """Loads the newest good checkpoint into the loop, if there is one."""
 
 
-def loop(
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
-    scheduler: Any = None,
-    *,
-    precision: str | None = None,
-    grad_accum: int | None = None,
-    clip_norm: float | None = None,
-    compile: bool | str | Mapping[str, Any] = False,  # noqa: A002 - the documented name
-    checkpoint: Checkpointing | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-) -> Loop:
-    """A loop that trains this model; see the module's text for its use.
+class Loop:
+    """A loop that trains this model; see the module's text for its use. `perfagent.loop` is its name.
 
     model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
-    `deepspeed.initialize`: how ranks communicate follows from its type. optimizer: over the parameters of that model;
-    an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was
-    not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation. precision:
-    fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a window.
-    clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile, or
-    its arguments. scaler: a GradScaler with settings of yours, for fp16.
+    `deepspeed.initialize`: how ranks communicate follows from its type (`strategy`). optimizer: over the parameters of
+    that model; an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step
+    that was not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation.
+    precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a
+    window. clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile,
+    or its arguments. scaler: a GradScaler with settings of yours, for fp16.
+
+    step_count: optimizer steps so far, those that the scaler skipped included; restored by resume().
 
     Raises ConfigError for values that contradict each other or the way in which the model is wrapped.
-    """
-    return Loop(
-        model, optimizer, scheduler, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm, compiled=compile,
-        checkpoint=checkpoint, scaler=scaler,
-    )  # fmt: skip
-
-
-class Loop:
-    """Made by `perfagent.loop`.
-
-    model, optimizer, scheduler, scaler: what is trained and by what. strategy: how ranks communicate (strategies.py).
-    step_count:
-    optimizer steps so far, those that the scaler skipped included; restored by resume().
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None,
-        scheduler: Any,
+        optimizer: Optimizer | None = None,
+        scheduler: Any = None,
         *,
-        precision: str | None,
-        grad_accum: int | None,
-        clip_norm: float | None,
-        compiled: bool | str | Mapping[str, Any],
-        checkpoint: Checkpointing | None,
-        scaler: torch.amp.GradScaler | None,
+        precision: str | None = None,
+        grad_accum: int | None = None,
+        clip_norm: float | None = None,
+        compile: bool | str | Mapping[str, Any] = False,  # noqa: A002 - the documented name
+        checkpoint: Checkpointing | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        if grad_accum is not None and (type(grad_accum) is not int or grad_accum < 1):
+        check_count("grad_accum", grad_accum, "a number of micro-steps", or_none=True)
+        number = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
+        if clip_norm is not None and not (number and clip_norm > 0):
             raise ConfigError(
-                f"grad_accum is the number of micro-steps to one optimizer step, 1 or more; got {grad_accum!r:.80}"
-            )
-        if clip_norm is not None and not (_is_number(clip_norm) and clip_norm > 0):
-            raise ConfigError(
-                f"clip_norm is the largest norm that gradients may have, above 0; got {clip_norm!r:.80}; None does not clip"
+                f"clip_norm is the largest norm of the gradients, above 0, or None; got {clip_norm!r:.80}"
             )
         if checkpoint is not None and not (hasattr(checkpoint, "after_step") and hasattr(checkpoint, "resume")):
             raise ConfigError(f"checkpoint must be a perfagent.Checkpoint, not {type(checkpoint).__name__}")
@@ -142,7 +116,7 @@ class Loop:
         self._stopped = False
         self._forward = _Forward(self._window, self.strategy, autocast)
         self._scale: Callable[[Tensor], Tensor] | None = None if self.scaler is None else self.scaler.scale
-        _compile(model, compiled)
+        _compile(model, compile)
 
     # ---- the verbs
 
@@ -160,19 +134,13 @@ class Loop:
         would say); then a whole window is fetched before it begins, and num_items is not needed. steps: ends when
         step_count is there. Ranks whose loaders would make unequal numbers of steps are refused.
         """
-        if epochs is not None and (type(epochs) is not int or epochs < 0):
-            raise ConfigError(f"epochs must be 0 or more, or None with steps=..., not {epochs!r:.80}")
+        check_count("epochs", epochs, least=0, or_none=True)
         if epochs is None and steps is None:
             raise ConfigError("epochs is None and there is no steps=...: this loop would never end; give one of them")
         if not isinstance(loader, Iterable):
-            raise ConfigError(
-                f"batches() takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
-            )
+            raise ConfigError(f"batches() takes a DataLoader or another iterable, not {type(loader).__name__}")
         self._until = steps
-        # which would hide from us what the loader is; the copies overlap here too
-        while isinstance(loader, Prefetcher):
-            loader = loader.loader
-        return self._batches.read(loader, epochs, items, self)
+        return self._batches.read(unwrapped(loader), epochs, items, self)  # the copies overlap here too
 
     def forward(self, *, last: bool | None = None) -> _Forward:
         """What the forward pass of one micro-step runs in: autocast, and communication only in a window's last one.
@@ -204,13 +172,15 @@ class Loop:
         if window.done < window.end:
             if not window.done:
                 raise ConfigError(
-                    "step() was called without a backward() before it; each micro-step is forward(), backward(), step()"
+                    "step() without a backward() before it; a micro-step is forward(), backward(), step()"
                 )
             return StepResult.WAITING
         if window.trivial:
             result = self._update.step(None)
         else:
-            self._tell_loss(window.loss())
+            loss, run = window.loss(), current()
+            if loss is not None and run is not None:  # what the agent saw going backward is not the window's loss
+                run.log({"loss": loss})
             result = self._update.step(window.factor())
         self.step_count += 1
         window.clear()
@@ -274,10 +244,10 @@ class Loop:
         Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under
         DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.
         """
-        of_model: Any = None
-        of_optimizer: Any = None
-        if not isinstance(self.strategy, DeepSpeed):
-            of_model, of_optimizer = self.strategy.state(self.optimizer)
+        deepspeed = isinstance(self.strategy, DeepSpeed)
+        of_model, of_optimizer = (None, None) if deepspeed else self.strategy.state(self.optimizer)
+        run = current()
+        of_loop = {"step_count": self.step_count, "run_id": None if run is None else run.id}
         position, sampler = self._batches.state()
         return {
             "model": of_model,
@@ -286,17 +256,13 @@ class Loop:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "rng": random_state(),
             "sampler": sampler,
-            "loop": {"step_count": self.step_count, "run_id": _run_id(), "items": self._window.expected, **position},
+            "loop": {**of_loop, "items": self._window.expected, **position},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what state_dict() gave; the next batches() goes on from there."""
-        missing = [
-            name
-            for name in ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
-            if name not in state
-        ]
-        if missing:
+        wanted = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
+        if missing := [name for name in wanted if name not in state]:
             raise ConfigError(
                 f"this is no state of a loop: it has no {', '.join(missing)}; pass what state_dict() gave"
             )
@@ -314,13 +280,6 @@ class Loop:
         self._batches.resume(place, state["sampler"], state["rng"])
         if state["rng"] is not None:
             restore_random_state(state["rng"])
-
-    def _tell_loss(self, loss: Any) -> None:
-        """The weights of this window do not add up to one, so that what the agent saw going backward is not the
-        loss."""
-        run = _current_run()
-        if loss is not None and run is not None:
-            run.log({"loss": loss})
 
 
 class _Forward:
@@ -360,7 +319,7 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
         )
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"optimizer must be a torch optimizer over the model's parameters, not {type(optimizer).__name__}"
+            f"optimizer must be a torch optimizer of the model's parameters, not {type(optimizer).__name__}"
         )
     known = {id(parameter) for parameter in model.parameters()}
     held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -375,14 +334,8 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     )
 
 
-def _is_number(given: Any) -> bool:
-    return isinstance(given, (int, float)) and not isinstance(given, bool)
-
-
 def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:
     """In place: the model keeps its type and the names of its parameters."""
-    if how is False or how is None:
-        return
     if how is True:
         compile_in_place(model)
     elif isinstance(how, str):
@@ -394,15 +347,8 @@ def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:
         compile_in_place(model, mode=how)
     elif isinstance(how, Mapping):
         compile_in_place(model, **how)
-    else:
+    elif how:
         raise ConfigError(f"compile must be True, False, a mode of torch.compile or its arguments, not {how!r:.80}")
 
 
-def _current_run() -> Any:
-    session = sys.modules.get("perfagent.session")
-    return None if session is None else session.current()
-
-
-def _run_id() -> str | None:
-    run = _current_run()
-    return None if run is None else run.id
+loop = Loop

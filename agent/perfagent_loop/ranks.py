@@ -15,20 +15,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from perfagent_loop.collectives import MOST_S, let_go, references
+from perfagent_loop.collectives import MOST_S, let_go, rank_of_job, references, world_of_job
 
-__all__ = ["Agreement", "Ranks", "rank_of_job", "world_of_job"]
+__all__ = ["Agreement", "Ranks"]
 
 T = TypeVar("T")
-
-
-def world_of_job() -> int:
-    """Number of ranks; 1 where torch.distributed is not in use."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def rank_of_job() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 class Ranks:

@@ -12,16 +12,21 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.collectives import all_reduce
+from perfagent_loop.data.transfer import rebuilt, tensors_in
 from perfagent_loop.events import count, tell
+from perfagent_loop.strategies import Data
+
+if TYPE_CHECKING:
+    from perfagent_loop.loop import Loop
 
 __all__ = ["SplitOnOom", "cut", "is_out_of_memory"]
 
@@ -45,7 +50,7 @@ class SplitOnOom:
     it cannot be waited for; find the batch size beforehand there (find_batch_size).
     """
 
-    def __init__(self, loop: Any, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
+    def __init__(self, loop: Loop, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
         if loop.strategy.kind not in ("plain", "ddp"):
             raise ConfigError(
                 f"a batch cannot be split under {loop.strategy.kind}: the forward pass communicates, and the other ranks would "
@@ -53,10 +58,9 @@ class SplitOnOom:
             )
         if loop._window.size != 1:
             raise ConfigError(
-                "splitting takes the place of accumulation: use grad_accum=1, and a batch as large as the whole window"
+                "splitting takes the place of accumulation: use grad_accum=1, and whole windows as batches"
             )
-        if isinstance(most, bool) or not isinstance(most, int) or most < 2:
-            raise ConfigError(f"most is into how many pieces a batch may be cut, 2 or more, not {most!r:.80}")
+        check_count("most", most, "a number of pieces", least=2)
         self._loop, self._most, self._items = loop, most, items or _rows
         self._by_items = items is not None
         self.pieces = 1
@@ -78,7 +82,8 @@ class SplitOnOom:
                 if not is_out_of_memory(problem):
                     raise
                 error = problem.with_traceback(None)  # its frames hold the tensors that filled the memory
-            if not self._any(error is not None):
+            # a collective, which every rank reaches, whatever became of its batch
+            if self._loop.strategy.least(float(error is None)):
                 break
             self._loop.discard_window()
             self._halve(batch, error)
@@ -100,9 +105,10 @@ class SplitOnOom:
         pieces = cut(batch, self.pieces)
         counts = [float(self._items(piece)) for piece in pieces]
         whole = sum(counts) or 1.0  # a batch without any item has no mean: its gradients are 0, not NaN
-        scale: Callable[[Tensor], Tensor] | None = self._loop._scale
+        scale = self._loop._scale
         total: Tensor | None = None
-        with self._quiet():
+        strategy = self._loop.strategy
+        with strategy._wrapper.no_sync() if isinstance(strategy, Data) else nullcontext():  # nothing is communicated
             for piece, items in zip(pieces, counts, strict=True):
                 with self._loop._forward._autocast or nullcontext():
                     loss = compute(piece)
@@ -113,24 +119,8 @@ class SplitOnOom:
         assert total is not None
         return total
 
-    def _quiet(self) -> AbstractContextManager[Any]:
-        """Nothing is communicated inside."""
-        if self._loop.strategy.kind != "ddp":
-            return nullcontext()
-        quiet: AbstractContextManager[Any] = self._loop.strategy._wrapper.no_sync()
-        return quiet
-
-    def _any(self, failed: bool) -> bool:
-        """Whether any rank failed. Sync; a collective, which every rank reaches, whatever became of its batch."""
-        strategy = self._loop.strategy
-        if strategy.world == 1:
-            return failed
-        flag = torch.full((), float(failed), device=strategy.device)
-        all_reduce(flag, op=dist.ReduceOp.MAX, group=strategy.group)
-        return bool(flag)
-
     def _halve(self, batch: Any, error: BaseException | None) -> None:
-        most = min(self._most, self._smallest(_rows(batch)))
+        most = min(self._most, int(self._loop.strategy.least(_rows(batch))))
         if self.pieces >= most:
             raise error or RuntimeError(f"another rank ran out of memory with its batch in {self.pieces} pieces")
         self.pieces = min(2 * self.pieces, most)
@@ -139,14 +129,6 @@ class SplitOnOom:
             torch.cuda.empty_cache()
         tell("out of memory", f"{error or 'on another rank'}; from here on each batch is cut into {self.pieces} pieces")
         count("recovery/pieces", float(self.pieces))
-
-    def _smallest(self, rows: int) -> int:
-        strategy = self._loop.strategy
-        if strategy.world == 1:
-            return rows
-        least = torch.full((), float(rows), device=strategy.device)
-        all_reduce(least, op=dist.ReduceOp.MIN, group=strategy.group)
-        return int(least)
 
     def _average(self) -> None:
         """What DistributedDataParallel would have done in the backward pass: the mean over ranks, some megabytes at a
@@ -185,7 +167,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _rows(batch: Any) -> int:
-    found = {one.shape[0] for one in _tensors(batch) if one.ndim}
+    found = {one.shape[0] for one in tensors_in(batch) if one.ndim}
     if len(found) != 1:
         raise ConfigError(
             f"a batch is split along the first dimension of its tensors, which must be the same in all; it is {sorted(found)}"
@@ -193,25 +175,13 @@ def _rows(batch: Any) -> int:
     return int(found.pop())
 
 
-def _tensors(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return [tensor for one in inside for tensor in _tensors(one)]
-
-
 def _slice(batch: Any, low: int, high: int, rows: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[low:high] if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return {name: _slice(one, low, high, rows) for name, one in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_slice(one, low, high, rows) for one in batch))
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == rows and not any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in batch):
-            return batch[low:high]  # texts, say: one for each row
-        return type(batch)(_slice(one, low, high, rows) for one in batch)
-    return batch
+    listed = isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields") and len(batch) == rows
+    if listed and not any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in batch):
+        return batch[low:high]  # texts, say: one for each row
+    return rebuilt(batch, lambda one: _slice(one, low, high, rows))
 
 
 def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from perfagent.errors import ConfigError
-from perfagent_loop.collectives import all_reduce
+from perfagent_loop.checks import check_module
+from perfagent_loop.collectives import all_reduce, world_of_job
 
 __all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "local_piece", "strategy_of"]
 
@@ -58,6 +59,14 @@ class Plain:
         if self.world > 1:
             all_reduce(count, group=self.group)
         return count
+
+    def least(self, number: float) -> float:
+        """The smallest of this number on all ranks. Sync; a collective."""
+        if self.world == 1:
+            return number
+        least = torch.full((), float(number), dtype=torch.float64, device=self.device)
+        all_reduce(least, op=dist.ReduceOp.MIN, group=self.group)
+        return float(least)
 
     def multiply(self, parameters: Iterable[Tensor], factor: Tensor | float) -> None:
         gradients = [local_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
@@ -156,9 +165,7 @@ class FSDP2(Plain):
     def load(self, optimizer: torch.optim.Optimizer, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
-        set_state_dict(
-            self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer,
-        )  # fmt: skip
+        set_state_dict(self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
 class DeepSpeed(Plain):
@@ -202,10 +209,7 @@ _ENGINE_SAVES = (
 
 def strategy_of(model: Any) -> Strategy:
     """The strategy for a model as the user wrapped it. Raises ConfigError for a type that the loop cannot train."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model must be a torch module or a DeepSpeed engine, not {type(model).__name__}; got {model!r:.60}"
-        )
+    check_module(model)
     engine_module = sys.modules.get("deepspeed.runtime.engine")
     if engine_module is not None and isinstance(model, engine_module.DeepSpeedEngine):
         if not hasattr(type(model), "set_gradient_accumulation_boundary") or type(model).__name__ == "PipelineEngine":
@@ -256,13 +260,11 @@ def _refuse_others(module: nn.Module) -> None:
             raise ConfigError(
                 "the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model) (fully_shard)"
             )
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if several and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
+    if world_of_job() > 1 and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
         logger.warning(
             "perfagent: %d ranks train, but the model is not wrapped: each trains a model of its own; "
-            "perfagent.ddp(model), perfagent.fsdp(model) or deepspeed.initialize brings them together",
-            dist.get_world_size(),
-        )
+            "perfagent.ddp(model), perfagent.fsdp(model) or deepspeed.initialize brings them together", world_of_job(),
+        )  # fmt: skip
 
 
 def local_piece(tensor: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
+from perfagent_loop.collectives import rank_of_job, world_of_job
 from perfagent_loop.data.packing import checked_lengths
 
 __all__ = ["LengthBatchSampler", "longest_first_windows"]
@@ -58,8 +59,7 @@ class LengthBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Which epoch's batches come next. `perfagent.loop` calls it; in a loop of your own, call it before each
         epoch."""
-        if type(epoch) is not int or epoch < 0:
-            raise ConfigError(f"an epoch is counted from 0, not {epoch!r:.80}")
+        check_count("epoch", epoch, least=0)
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -113,13 +113,11 @@ class LengthBatchSampler(Sampler[list[int]]):
         world = self.world_size
         over = len(batches) % world
         if self.drop_last:
-            batches = batches[: len(batches) - over] if over else batches
-            if not batches:
+            if len(batches) == over:
                 raise ConfigError(
-                    f"drop_last leaves no batch for {world} ranks and {len(self.lengths)} samples; use drop_last=False, or "
-                    "smaller batches"
+                    f"drop_last leaves no batch of {len(self.lengths)} samples for {world} ranks; leave it out"
                 )
-            return batches
+            return batches[: len(batches) - over]
         again = itertools.cycle([*batches])
         while len(batches) % world:
             largest = max(range(len(batches)), key=lambda number: len(batches[number]))
@@ -140,11 +138,9 @@ def longest_first_windows(order: list[int], lengths: Sequence[int], window: int)
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return 0, 1
+        return rank_of_job(), world_of_job()
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise ConfigError(
-            f"rank and world_size go together, 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}"
+            f"rank and world_size must be 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}"
         )
     return rank, world_size

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from perfagent.errors import ConfigError
+from perfagent_loop.collectives import rank_of_job, world_of_job
 from perfagent_loop.data.collating import join
 from perfagent_loop.data.packing import pack_stream
 
@@ -59,5 +59,4 @@ def _share() -> tuple[int, int]:
     """Which share of the samples this process reads, and how many shares there are."""
     worker = get_worker_info()
     number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    return rank * workers + number, ranks * workers
+    return rank_of_job() * workers + number, world_of_job() * workers

@@ -20,9 +20,10 @@ from torch.utils.data import get_worker_info
 
 from perfagent.errors import ConfigError
 from perfagent_loop.batches import timed
+from perfagent_loop.checks import check_count
 from perfagent_loop.data.transfer import CopyStream, moved
 
-__all__ = ["Prefetcher", "read_ahead"]
+__all__ = ["Prefetcher", "read_ahead", "unwrapped"]
 
 
 class Prefetcher:
@@ -46,11 +47,8 @@ class Prefetcher:
             raise ConfigError(
                 f"Prefetcher takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
             )
-        if type(ahead) is not int or ahead < 1:
-            raise ConfigError(f"ahead is the number of batches on their way, 1 or more; got {ahead!r:.80}")
-        self.loader = loader
-        self.device = _device(device)
-        self.ahead = ahead
+        check_count("ahead", ahead, "a number of batches on their way")
+        self.loader, self.device, self.ahead = loader, _device(device), ahead
         self._state: Any = None  # of a loader that has one, at the batch that was handed out last
 
     def __len__(self) -> int:
@@ -97,6 +95,13 @@ class Prefetcher:
             yield batch
             del batch
         self._state = None
+
+
+def unwrapped(loader: Any) -> Any:
+    """The loader inside any Prefetchers, which hide what it is."""
+    while isinstance(loader, Prefetcher):
+        loader = loader.loader
+    return loader
 
 
 class _Reading:

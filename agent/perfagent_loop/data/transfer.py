@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CopyStream", "moved"]
+__all__ = ["CopyStream", "moved", "rebuilt", "tensors_in"]
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -30,7 +30,7 @@ def moved(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if hasattr(batch, "to"):
         return _moved_by_itself(batch, device)
-    return _rebuilt(batch, lambda part: moved(part, device))
+    return rebuilt(batch, lambda part: moved(part, device))
 
 
 class CopyStream:
@@ -59,7 +59,7 @@ class CopyStream:
         batch, arrived = sent
         current = torch.cuda.current_stream(self.device)
         current.wait_event(arrived)
-        for tensor in _tensors(batch):
+        for tensor in tensors_in(batch):
             if tensor.device == self.device and not _is_special(tensor):
                 tensor.record_stream(current)
         return _unwrapped(batch, self.device)
@@ -68,9 +68,9 @@ class CopyStream:
         if isinstance(batch, torch.Tensor):
             return _Later(batch) if _is_special(batch) else batch.to(self.device, non_blocking=True)
         if _is_open(batch):
-            if hasattr(batch, "to") and not any(_is_special(tensor) for tensor in _tensors(batch)):
+            if hasattr(batch, "to") and not any(_is_special(tensor) for tensor in tensors_in(batch)):
                 return _moved_by_itself(batch, self.device)
-            return _rebuilt(batch, self._sent)
+            return rebuilt(batch, self._sent)
         return _Later(batch) if hasattr(batch, "to") else batch
 
 
@@ -86,7 +86,7 @@ def _unwrapped(batch: Any, device: torch.device) -> Any:
         return moved(batch.part, device)
     if isinstance(batch, torch.Tensor) or not any(isinstance(part, _Later) for part in _leaves(batch)):
         return batch
-    return _rebuilt(batch, lambda part: _unwrapped(part, device))
+    return rebuilt(batch, lambda part: _unwrapped(part, device))
 
 
 def _is_special(tensor: torch.Tensor) -> bool:
@@ -105,7 +105,7 @@ def _is_open(batch: Any) -> bool:
     return isinstance(batch, (Mapping, Sequence)) or (dataclasses.is_dataclass(batch) and not isinstance(batch, type))
 
 
-def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
+def rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     """The same container with each part changed; what is no container comes back as it is."""
     if isinstance(batch, (str, bytes, bytearray, range, _Later)):
         return batch
@@ -146,5 +146,6 @@ def _leaves(batch: Any) -> Iterator[Any]:
         yield batch
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a batch, in mappings, sequences and dataclasses."""
     return (part for part in _leaves(batch) if isinstance(part, torch.Tensor))
