@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent.signals.batch_values import IGNORED
+from perfagent_loop.checks import check_count
 
-__all__ = ["IGNORED", "join", "pad"]
-
-IGNORED = -100
-"""The label that losses leave out (torch.nn.CrossEntropyLoss's ignore_index)."""
+__all__ = ["join", "pad"]
 
 
 def pad(
@@ -28,11 +27,9 @@ def pad(
     the `attention_mask`, 1 where there is a token.
 
     length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with
-    settings:
-    functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
+    settings: functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
     """
-    if type(multiple_of) is not int or multiple_of < 1:
-        raise ConfigError(f"multiple_of is a number of tokens, 1 or more; got {multiple_of!r:.80}")
+    check_count("multiple_of", multiple_of, "a number of tokens")
     rows = _rows(samples)
     longest = max(len(row["input_ids"]) for row in rows)
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
