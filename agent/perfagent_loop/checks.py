@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from perfagent.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-__all__ = ["check_choice", "check_count", "check_module"]
+__all__ = ["check_choice", "check_count", "check_module", "device_named"]
 
 
 def check_count(name: str, given: object, of: str = "a whole number", *, least: int = 1, or_none: bool = False) -> None:
@@ -36,3 +37,15 @@ def check_module(model: object) -> nn.Module:
     if not isinstance(model, Module):
         raise ConfigError(f"model must be a torch module (torch.nn.Module), not {type(model).__name__}")
     return model
+
+
+def device_named(given: object) -> torch.device:
+    """A device as torch names it."""
+    import torch
+
+    try:
+        return torch.device(given)  # type: ignore[call-overload,no-any-return]
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {given!r:.80}"
+        ) from error

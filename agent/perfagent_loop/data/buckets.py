@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.data.length_batches import LengthBatchSampler, longest_first_windows
 
 __all__ = ["LengthBucketBatchSampler"]
@@ -39,12 +40,11 @@ class LengthBucketBatchSampler(LengthBatchSampler):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if type(batch_size) is not int or batch_size < 1:
-            raise ConfigError(f"batch_size is a number of samples, 1 or more; got {batch_size!r:.80}")
+        check_count("batch_size", batch_size, "a number of samples")
         self.boundaries = None if boundaries is None else [*boundaries]
         if self.boundaries is not None and (not self.boundaries or self.boundaries != sorted(set(self.boundaries))):
             raise ConfigError(
-                f"boundaries are the rising upper lengths of the buckets, such as [128, 512]; got {boundaries!r:.80}"
+                f"boundaries are the rising upper lengths of buckets, as [128, 512]; got {boundaries!r:.80}"
             )
         most = self.boundaries[-1] if self.boundaries else None
         super().__init__(

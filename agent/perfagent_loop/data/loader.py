@@ -20,7 +20,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.errors import ConfigError
-from perfagent.samplers.cgroup import ControlGroup, find
+from perfagent.samplers.cgroup import find
+from perfagent_loop.checks import check_count, device_named
 
 __all__ = ["LoaderSettings", "loader_defaults", "resumable_loader", "usable_cores"]
 
@@ -54,13 +55,9 @@ def loader_defaults(
     `perfagent.find_num_workers`; this is where to begin.
     """
     ranks = ranks_on_node if ranks_on_node is not None else _ranks_on_node(os.environ)
-    if type(ranks) is not int or ranks < 1:
-        raise ConfigError(
-            f"ranks_on_node is the number of training processes on this machine, 1 or more; got {ranks!r:.80}"
-        )
-    if batch_bytes is not None and (type(batch_bytes) is not int or batch_bytes < 1):
-        raise ConfigError(f"batch_bytes is the size of one batch, 1 or more; got {batch_bytes!r:.80}")
-    cuda = _on_cuda(device)
+    check_count("ranks_on_node", ranks, "a number of training processes on this machine")
+    check_count("batch_bytes", batch_bytes, "the size of one batch", or_none=True)
+    cuda = torch.cuda.is_available() if device is None else device_named(device).type == "cuda"
     cores = usable_cores()
     mine = cores / ranks
     why = []
@@ -73,7 +70,7 @@ def loader_defaults(
         why.append(f"{workers} worker{'s' if workers > 1 else ''}: {cores:g} cores may be used here{shared}")
     if isinstance(dataset, IterableDataset) and workers > 1:
         why.append(
-            "the dataset is a stream: it must share itself among workers (get_worker_info), or each sample comes from each"
+            "the dataset is a stream: it must share itself among workers (get_worker_info), or each gives every sample"
         )
     prefetch = 2
     if workers and batch_bytes is not None:
@@ -91,7 +88,7 @@ def loader_defaults(
 def usable_cores() -> float:
     """Cores that this process may use: the smaller of its affinity and its control group's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    group: ControlGroup | None = find()
+    group = find()
     quota = None if group is None else group.cores
     return float(allowed) if quota is None else max(1.0, min(float(allowed), quota))
 
@@ -108,25 +105,14 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
     """
     if importlib.util.find_spec("torchdata") is None:
         raise ConfigError(
-            "a loader that resumes in an epoch of an iterable dataset needs torchdata (pip install torchdata); a "
-            "map-style dataset in a plain DataLoader resumes without it"
+            "a loader that resumes in an epoch of an iterable dataset needs torchdata (pip install torchdata); a map-style "
+            "dataset in a plain DataLoader resumes without it"
         )
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it
         loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
     return loader
-
-
-def _on_cuda(device: Any) -> bool:
-    if device is None:
-        return torch.cuda.is_available()
-    try:
-        return torch.device(device).type == "cuda"
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device is what is trained on, as torch names it ('cuda', 'cpu'); got {device!r:.80}"
-        ) from error
 
 
 def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

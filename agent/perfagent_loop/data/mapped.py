@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from perfagent.errors import ConfigError
 
-__all__ = ["MappedLines", "MappedTokens", "map_tokens"]
+__all__ = ["MappedLines", "MappedTokens", "map_tokens", "place_of"]
 
 _MAGIC = b"pftokens"
 # magic, dtype, CRC of the rest of the head, documents, tokens, CRCs of offsets and tokens
@@ -38,6 +38,7 @@ copied."""
 _LINES_MAGIC = b"pflines1"
 _LINES_HEAD = struct.Struct("<8sQqQI")  # magic, size and mtime of the text, lines, CRC of the offsets
 _CHUNK = 1 << 24
+_ANEW = "write it anew with map_tokens"
 
 
 def map_tokens(
@@ -49,11 +50,8 @@ def map_tokens(
     written and on the disk. Raises ConfigError for an id that the dtype cannot hold, naming the document.
     """
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        raise ConfigError(
-            f"token ids are whole numbers: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32"
-        )
-    path = Path(path)
-    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        raise ConfigError(f"token ids are whole: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32")
+    path, draft = Path(path), _draft_of(Path(path))
     lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     offsets, crc = [0], 0
     try:
@@ -101,20 +99,17 @@ class MappedTokens(Dataset[Tensor]):
         head, self._map = _mapped(self.path, _HEAD.size)
         magic, name, crc, documents, count, index_crc, self._crc = _HEAD.unpack(head)
         if magic != _MAGIC:
-            raise ConfigError(f"{self.path} is no file of tokens; write it with map_tokens")
+            raise ConfigError(f"{self.path} is no file of tokens; {_ANEW}")
         if zlib.crc32(name + head[24:]) != crc:
-            raise ConfigError(
-                f"{self.path} is damaged: its head is not as it was written; write it anew with map_tokens"
-            )
+            raise ConfigError(f"{self.path} is damaged: its head is not as it was written; {_ANEW}")
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         index = -(-(_FIRST + count * dtype.itemsize) // 8) * 8
         if len(self._map) != index + 8 * (documents + 1):
-            raise ConfigError(
-                f"{self.path} has {len(self._map)} bytes and says {index + 8 * (documents + 1)}: it was cut short; write it anew"
-            )
+            wanted = index + 8 * (documents + 1)
+            raise ConfigError(f"{self.path} has {len(self._map)} bytes of {wanted}: it was cut short; {_ANEW}")
         self._offsets = torch.frombuffer(self._map, dtype=torch.int64, count=documents + 1, offset=index)
         if zlib.crc32(memoryview(self._map)[index:]) != index_crc:
-            raise ConfigError(f"{self.path} is damaged: its list of documents is not as it was written; write it anew")
+            raise ConfigError(f"{self.path} is damaged: its list of documents is not as it was written; {_ANEW}")
         self.tokens = (
             torch.frombuffer(self._map, dtype=dtype, count=count, offset=_FIRST)
             if count
@@ -125,7 +120,7 @@ class MappedTokens(Dataset[Tensor]):
         return len(self._offsets) - 1
 
     def __getitem__(self, index: int) -> Tensor:
-        place = _place(index, len(self))
+        place = place_of(index, len(self))
         begin, end = self._offsets[place : place + 2].tolist()
         return self.tokens[begin:end]
 
@@ -141,9 +136,7 @@ class MappedTokens(Dataset[Tensor]):
         for begin in range(_FIRST, end, _CHUNK):
             crc = zlib.crc32(view[begin : min(begin + _CHUNK, end)], crc)
         if crc != self._crc:
-            raise ConfigError(
-                f"{self.path} is damaged: its tokens are not as they were written; write it anew with map_tokens"
-            )
+            raise ConfigError(f"{self.path} is damaged: its tokens are not as they were written; {_ANEW}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -175,20 +168,18 @@ class MappedLines(Dataset[Any]):
     def _open(self) -> None:
         _, self._map = _mapped(self.path, 0)
         told = self.path.stat()
-        self._ends = _read_ends(self.index, told)
-        if self._ends is None:
-            self._ends = _find_ends(self._map)
-            _write_ends(self.index, told, self._ends)
+        ends = _read_ends(self.index, told)
+        if ends is None:
+            _write_ends(self.index, told, ends := _find_ends(self._map))
+        self._ends = ends
 
     def __len__(self) -> int:
-        return len(self._ends)  # type: ignore[arg-type]
+        return len(self._ends)
 
     def __getitem__(self, index: int) -> Any:
-        place = _place(index, len(self))
-        ends = self._ends
-        assert ends is not None
-        begin = int(ends[place - 1]) + 1 if place else 0
-        return self.parse(self._map[begin : int(ends[place])].rstrip(b"\r"))
+        place = place_of(index, len(self))
+        begin = int(self._ends[place - 1]) + 1 if place else 0
+        return self.parse(self._map[begin : int(self._ends[place])].rstrip(b"\r"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "parse": self.parse, "index": self.index}
@@ -198,13 +189,17 @@ class MappedLines(Dataset[Any]):
         self._open()
 
 
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
 def _mapped(path: Path, head: int) -> tuple[bytes, Any]:
     """The first bytes, and the mapping; an empty file, which cannot be mapped, is no bytes."""
     try:
         with path.open("rb") as file:
             first = file.read(head)
             if len(first) < head:
-                raise ConfigError(f"{path} has {len(first)} bytes: it is no file of tokens; write it with map_tokens")
+                raise ConfigError(f"{path} has {len(first)} bytes: it is no file of tokens; {_ANEW}")
             if not os.fstat(file.fileno()).st_size:
                 return first, b""
             flags, rights = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
@@ -213,7 +208,8 @@ def _mapped(path: Path, head: int) -> tuple[bytes, Any]:
         raise ConfigError(f"{path} cannot be mapped: {error.strerror}") from error
 
 
-def _place(index: int, length: int) -> int:
+def place_of(index: int, length: int) -> int:
+    """Counted from 0. Raises IndexError."""
     place = index.__index__()
     if not -length <= place < length:
         raise IndexError(f"sample {place} of {length}")
@@ -242,24 +238,19 @@ def _find_ends(text: Any) -> Tensor:
 def _read_ends(path: Path, text: os.stat_result) -> Tensor | None:
     try:
         content = bytearray(path.read_bytes())
-    except OSError:
+        magic, size, mtime, lines, crc = _LINES_HEAD.unpack_from(content)
+    except (OSError, struct.error):
         return None
-    if len(content) < _LINES_HEAD.size:
-        return None
-    magic, size, mtime, lines, crc = _LINES_HEAD.unpack_from(content)
     body = memoryview(content)[_LINES_HEAD.size :]
-    if (
-        (magic, size, mtime) != (_LINES_MAGIC, text.st_size, text.st_mtime_ns)
-        or len(body) != 8 * lines
-        or zlib.crc32(body) != crc
-    ):
+    same = (magic, size, mtime) == (_LINES_MAGIC, text.st_size, text.st_mtime_ns)
+    if not same or len(body) != 8 * lines or zlib.crc32(body) != crc:
         return None
     return torch.frombuffer(body, dtype=torch.int64) if lines else torch.empty(0, dtype=torch.int64)
 
 
 def _write_ends(path: Path, text: os.stat_result, ends: Tensor) -> None:
     body = _bytes_of(ends)
-    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    draft = _draft_of(path)
     try:
         head = _LINES_HEAD.pack(_LINES_MAGIC, text.st_size, text.st_mtime_ns, len(ends), zlib.crc32(body))
         draft.write_bytes(head + body)

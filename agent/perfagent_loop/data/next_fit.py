@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import bisect
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-
-from perfagent_loop.data.sorted_ints import Integers
 
 __all__ = ["fill_rows"]
 
@@ -28,7 +27,7 @@ _ENOUGH = 1024
 _FULL_ONES = 0.15
 """So many of the full rows are filled anew in a round, beside all that are not."""
 _MOST_DRAWN = 3
-"""Lengths that are drawn in all, for each that there is: 50,000 stay below a second, whatever they are."""
+"""Lengths that are drawn in all, for each that there is: 50,000 stay below a second."""
 
 
 def fill_rows(lengths: Sequence[int], capacity: int, wanted: int) -> list[list[int]]:
@@ -37,7 +36,11 @@ def fill_rows(lengths: Sequence[int], capacity: int, wanted: int) -> list[list[i
     draw = _Draw(_MOST_DRAWN * len(lengths))
     rows = _filled(range(len(lengths)), lengths, capacity, draw)
     while len(rows) > wanted and draw.left > 0:
-        again, others = _apart(rows, lengths, capacity, draw)
+        again: list[list[int]] = []  # the rows that are not full, and some that are
+        others: list[list[int]] = []
+        for row in rows:
+            empty = capacity - sum([lengths[index] for index in row])
+            (again if empty * 100 > capacity or draw.random() < _FULL_ONES else others).append(row)
         better = _filled((index for row in again for index in row), lengths, capacity, draw)
         if len(better) <= len(again):
             rows = others + better
@@ -52,26 +55,14 @@ class _Draw(random.Random):
         self.left = left
 
 
-def _apart(
-    rows: list[list[int]], lengths: Sequence[int], capacity: int, draw: _Draw
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The rows that are not full with some that are, and the others."""
-    again: list[list[int]] = []
-    others: list[list[int]] = []
-    for row in rows:
-        empty = capacity - sum([lengths[index] for index in row])
-        (again if empty * 100 > capacity or draw.random() < _FULL_ONES else others).append(row)
-    return again, others
-
-
 def _filled(indices: Iterable[int], lengths: Sequence[int], capacity: int, draw: _Draw) -> list[list[int]]:
-    at: dict[int, list[int]] = {}
+    at: dict[int, list[int]] = defaultdict(list)
     for index in indices:
-        at.setdefault(lengths[index], []).append(index)
+        at[lengths[index]].append(index)
     left = _Left({length: len(those) for length, those in at.items()}, draw)
     rows: list[list[int]] = []
-    while (longest := left.largest_to(capacity)) is not None:
-        row = left.row_from(longest, capacity)
+    while left.lengths:
+        row = left.row_from(left.lengths[-1], capacity)
         again = min(len(at[length]) // row.count(length) for length in {*row})  # as often as there are such lengths
         for length in {*row}:
             left.take(length, again * row.count(length))
@@ -80,28 +71,20 @@ def _filled(indices: Iterable[int], lengths: Sequence[int], capacity: int, draw:
 
 
 class _Left:
-    """How many of each length no row has yet."""
+    """The lengths that no row has yet, rising, each once."""
 
     def __init__(self, counts: dict[int, int], draw: _Draw) -> None:
         self._counts, self._draw = counts, draw
-        self._values = sorted(counts)
-        self._there = Integers(len(self._values))  # places in the values, so that rows of any length are as quick
-        for place in range(len(self._values)):
-            self._there.add(place)
-
-    def largest_to(self, most: int) -> int | None:
-        place = bisect.bisect_right(self._values, most) - 1
-        found = self._there.largest_to(place) if place >= 0 else None
-        return None if found is None else self._values[found]
+        self.lengths = sorted(counts)
 
     def take(self, length: int, count: int = 1) -> None:
         self._counts[length] -= count
         if not self._counts[length]:
-            self._there.discard(bisect.bisect_left(self._values, length))
+            del self.lengths[bisect.bisect_left(self.lengths, length)]
 
     def _back(self, length: int) -> None:
         if not self._counts[length]:
-            self._there.add(bisect.bisect_left(self._values, length))
+            bisect.insort(self.lengths, length)
         self._counts[length] += 1
 
     def row_from(self, longest: int, capacity: int) -> list[int]:
@@ -121,14 +104,11 @@ class _Left:
     def _drawn(self, room: int) -> tuple[list[int], int]:
         """Lengths that go into the room, and what is left of it."""
         chosen: list[int] = []
-        while (first := self._there.smallest_from(0)) is not None and (smallest := self._values[first]) <= room:
-            last = self.largest_to(room)
-            assert last is not None
-            if last != room and room >= 2 * smallest:
-                end = bisect.bisect_right(self._values, room - smallest)
-                place = self._there.largest_to(first + int((end - first) * self._draw.random()))
-                assert place is not None
-                last = self._values[place]
+        lengths = self.lengths
+        while lengths and (smallest := lengths[0]) <= room:
+            last = lengths[bisect.bisect_right(lengths, room) - 1]
+            if last != room and room >= 2 * smallest:  # as long as another will fit
+                last = lengths[int(bisect.bisect_right(lengths, room - smallest) * self._draw.random())]
             self.take(last)
             chosen.append(last)
             room -= last

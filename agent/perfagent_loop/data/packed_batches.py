@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.data.length_batches import LengthBatchSampler
 from perfagent_loop.data.packing import pack
 
@@ -35,10 +35,7 @@ class PackedBatchSampler(LengthBatchSampler):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if type(window) is not int or window < 1:
-            raise ConfigError(
-                f"window is the number of samples that are packed together, 1 or more; got {window!r:.80}"
-            )
+        check_count("window", window, "a number of samples that are packed together")
         super().__init__(
             lengths, most=capacity, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size
         )

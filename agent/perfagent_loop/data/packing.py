@@ -4,8 +4,8 @@ Best-fit decreasing: the longest first, each into the fullest row that still tak
 fewest rows possible plus one (Johnson et al., "Worst-Case Performance Bounds for Simple One-Dimensional Packing
 Algorithms", SIAM J. Comput. 3(4), 1974); with lengths of text it is about the fewest, where next fit leaves rows 83 %
 full. Where more than one part in a hundred is empty, rows are filled one by one as well (next_fit.py), and the fewer
-are taken. Rows are found by their free room in a set of integers (sorted_ints.py), so that 50,000 lengths take a
-fraction of a second in plain Python.
+are taken. Rows are found by their free room in a sorted list, so that 50,000 lengths take a fraction of a second in plain
+Python.
 
 A packed row holds several documents. A model must not attend from one to the next: give it `position_ids` and the
 lengths (collating.py makes both), and attend by `perfagent_loop.compute.packed`.
@@ -13,13 +13,16 @@ lengths (collating.py makes both), and attend by `perfagent_loop.compute.packed`
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.data.next_fit import fill_rows
-from perfagent_loop.data.sorted_ints import Integers
 
 __all__ = ["checked_lengths", "fill", "pack", "pack_stream"]
 
@@ -35,7 +38,7 @@ def pack(lengths: Sequence[int] | Any, capacity: int) -> list[list[int]]:
     lengths: tokens of each sequence, 1 or more; a list, a tensor or an array. capacity: tokens of a row. Deterministic:
     the same lengths give the same rows. Raises ConfigError for a length below 1 or above the capacity.
     """
-    numbers = checked_lengths(lengths, checked_capacity(capacity))
+    numbers = checked_lengths(lengths, capacity)
     rows = _best_fit_decreasing(numbers, capacity)
     fewest = max(-(-sum(numbers) // capacity), sum(1 for one in numbers if 2 * one > capacity))
     wanted = max(fewest, int(sum(numbers) / _FULL / capacity))
@@ -45,30 +48,26 @@ def pack(lengths: Sequence[int] | Any, capacity: int) -> list[list[int]]:
 
 
 def _best_fit_decreasing(numbers: list[int], capacity: int) -> list[list[int]]:
-    order = sorted(range(len(numbers)), key=numbers.__getitem__, reverse=True)
     rows: list[list[int]] = []
-    free = Integers(capacity)
-    with_room: dict[int, list[int]] = {}  # rows by free room
-    for index in order:
+    with_room: dict[int, list[int]] = defaultdict(list)  # rows by free room
+    rooms: list[int] = []  # rising, each once
+    for index in sorted(range(len(numbers)), key=numbers.__getitem__, reverse=True):
         length = numbers[index]
-        room = free.smallest_from(length)
-        if room is None:
-            row = len(rows)
+        place = bisect.bisect_left(rooms, length)
+        if place == len(rooms):
+            row, room = len(rows), capacity
             rows.append([index])
-            room = capacity
         else:
-            same = with_room[room]
-            row = same.pop()
+            room = rooms[place]
+            row = with_room[room].pop()
             rows[row].append(index)
-            if not same:
-                del with_room[room]
-                free.discard(room)
+            if not with_room[room]:
+                del rooms[place]
         left = room - length
         if left:
-            same = with_room.setdefault(left, [])
-            if not same:
-                free.add(left)
-            same.append(row)
+            if not with_room[left]:
+                bisect.insort(rooms, left)
+            with_room[left].append(row)
     return rows
 
 
@@ -82,9 +81,8 @@ def pack_stream(
     docs/data.md. Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is
     longer than the capacity, with its place in the stream.
     """
-    if type(window) is not int or window < 1:
-        raise ConfigError(f"window is the number of items in hand, 1 or more; got {window!r:.80}")
-    checked_capacity(capacity)
+    check_count("window", window, "a number of items in hand")
+    check_count("capacity", capacity, "a number of tokens")
     measure = length_of if length is None else length
     source = iter(items)
     held: list[Item] = []
@@ -126,52 +124,39 @@ def length_of(item: Any) -> int:
     """Tokens of a sample: of its "input_ids" where it is a mapping, else its own length."""
     if hasattr(item, "keys"):
         if "input_ids" not in item:
-            raise ConfigError(
-                f"a sample with {', '.join(map(str, item))[:200]} has no 'input_ids': say what counts with length="
-            )
+            names = ", ".join(map(str, item))[:200]
+            raise ConfigError(f"a sample with {names} has no 'input_ids': say what counts with length=")
         item = item["input_ids"]
     if not isinstance(item, Sized):
         raise ConfigError(f"the length of {type(item).__name__} is not known: say it with length=")
     return len(item)
 
 
-def checked_capacity(capacity: Any) -> int:
-    """Raises ConfigError for anything but a whole number from 1 up."""
-    if type(capacity) is not int or capacity < 1:
-        raise ConfigError(f"the capacity is a number of tokens, 1 or more; got {capacity!r:.80}")
-    return capacity
-
-
 def checked_lengths(lengths: Any, most: int | None = None) -> list[int]:
     """As a list of plain integers from 1 to most. Raises ConfigError for anything else."""
-    if most is not None:
-        checked_capacity(most)
+    check_count("capacity", most, "a number of tokens", or_none=True)
     numbers = lengths.tolist() if hasattr(lengths, "tolist") else lengths
     if not isinstance(numbers, Iterable):
         raise ConfigError(f"lengths are a list, tensor or array of whole numbers, one a sample; got {lengths!r:.80}")
     numbers = [*numbers]
     for index, one in enumerate(numbers):
-        if type(one) is not int:
-            try:
-                numbers[index] = one.__index__()
-            except AttributeError:
-                raise ConfigError(f"lengths are whole numbers of tokens; number {index} is {one!r:.80}") from None
+        try:
+            numbers[index] = operator.index(one)
+        except TypeError:
+            raise ConfigError(f"lengths are whole numbers of tokens; number {index} is {one!r:.80}") from None
     _refuse(numbers, most)
     return numbers
 
 
 def _refuse(numbers: list[int], most: int | None, begin: int = 0) -> None:
-    if not numbers:
-        return
-    if min(numbers) < 1:
+    over = [index for index, one in enumerate(numbers) if most is not None and one > most]
+    if numbers and min(numbers) < 1:
         index = next(index for index, one in enumerate(numbers) if one < 1)
         raise ConfigError(
             f"length {begin + index} is {numbers[index]}: leave out what is empty before it is batched or packed"
         )
-    if most is not None and max(numbers) > most:
-        index = next(index for index, one in enumerate(numbers) if one > most)
-        over = sum(1 for one in numbers if one > most)
+    if over:
         raise ConfigError(
-            f"length {begin + index} is {numbers[index]}, above the {most} tokens that there is room for ({over} of "
+            f"length {begin + over[0]} is {numbers[over[0]]}, above the {most} tokens that there is room for ({len(over)} of "
             f"{len(numbers)} are); truncate or split what is longer, or leave it out"
         )

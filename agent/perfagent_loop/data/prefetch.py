@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 
 from perfagent.errors import ConfigError
 from perfagent_loop.batches import timed
-from perfagent_loop.checks import check_count
+from perfagent_loop.checks import check_count, device_named
 from perfagent_loop.data.transfer import CopyStream, moved
 
 __all__ = ["Prefetcher", "read_ahead", "unwrapped"]
@@ -139,12 +139,7 @@ def read_ahead(source: Iterator[Any], send: Callable[[Any], Any], ahead: int) ->
 def _device(wanted: torch.device | str | int | None) -> torch.device:
     if wanted is None:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {wanted!r:.80}"
-        ) from error
+    device = device_named(wanted)
     if device.type != "cuda":
         return device
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.data.length_batches import LengthBatchSampler, longest_first_windows
 
 __all__ = ["TokenBudgetBatchSampler"]
@@ -42,8 +43,7 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
         world_size: int | None = None,
     ) -> None:
         for name, value in (("max_tokens", max_tokens), ("multiple_of", multiple_of), ("max_samples", max_samples)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name} is a whole number, 1 or more; got {value!r:.80}")
+            check_count(name, value, or_none=name == "max_samples")
         most = max_tokens // multiple_of * multiple_of
         if not most:
             raise ConfigError(
