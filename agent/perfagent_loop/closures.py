@@ -5,13 +5,14 @@ within its step.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
 from perfagent.errors import ConfigError
 
-__all__ = ["check_optimizer_step", "wanted_by_step"]
+__all__ = ["check_optimizer_step", "wanted_by", "wanted_by_step"]
 
 
 def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
@@ -28,11 +29,13 @@ def wanted_by_step(stepped: Any) -> str:
     """The first argument without which its step() cannot be called; empty where there is none."""
     # some schedulers put a function over that of the optimizer's object
     by_class = getattr(type(stepped), "step", None)
+    return wanted_by(stepped.step) if by_class is None else wanted_by(by_class, stepped)
+
+
+def wanted_by(function: Callable[..., object], *given: object) -> str:
+    """The first argument that a function wants beside those that are given; empty where there is none."""
     try:
-        if by_class is None:
-            inspect.signature(stepped.step).bind()
-        else:
-            inspect.signature(by_class).bind(stepped)
+        inspect.signature(function).bind(*given)
     except TypeError as error:
         return str(error).partition("argument: ")[2] or "arguments"
     except ValueError:  # of C code, which does not say

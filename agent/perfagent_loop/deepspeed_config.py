@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice
 from perfagent_loop.extension_lock import stale_locks
 from perfagent_loop.precision import Precision, checked_precision
 
@@ -56,10 +57,8 @@ def zero_config(
         if given is not None and not _is_dict(given):
             example = '{"wall_clock_breakdown": True}' if name == "overrides" else '{"type": "...", "params": {...}}'
             raise ConfigError(f"{name} must be a dict such as {example}, not {given!r:.80}")
-    if device not in (None, "cuda", "cpu"):
-        raise ConfigError(f"device must be 'cuda', 'cpu' or None, which finds it, not {device!r:.80}")
-    if offload is not None and offload not in get_args(Offload):
-        raise ConfigError(f"offload must be 'optimizer', 'all' or None, not {offload!r:.80}")
+    check_choice("device", device, ("cuda", "cpu"), or_none=True)
+    check_choice("offload", offload, get_args(Offload), or_none=True)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -110,8 +109,7 @@ def zero_conflicts(
         for lock in stale_locks():
             yield (
                 f"{_said(lock)} was left by a build that was killed: DeepSpeed would wait for it for ever, in silence; delete "
-                "the folder "
-                f"{_said(lock.parent)}"
+                f"the folder {_said(lock.parent)}"
             )
 
 
@@ -144,18 +142,21 @@ def _precision(precision: Precision, *, autocast: bool) -> dict[str, Any]:
     if precision == "fp32":
         if autocast:
             raise ConfigError(
-                "autocast runs in half precision, and precision is 'fp32': say precision='bf16', or leave autocast out"
+                "autocast is half precision, and precision is 'fp32': say precision='bf16', or leave it out"
             )
         return {}
     if autocast:
         return {"torch_autocast": {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision]}}
     if precision == "bf16":
         return {"bf16": {"enabled": True}}
-    return {
-        "fp16": {
-            "enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
-            "min_loss_scale": 1, }
-    }  # fmt: skip
+    scale = {
+        "loss_scale": 0,
+        "initial_scale_power": 16,
+        "loss_scale_window": 1000,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    }
+    return {"fp16": {"enabled": True, **scale}}
 
 
 def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,15 +170,13 @@ def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def _is_dict(given: Any) -> bool:
+def _is_dict(given: object) -> bool:
     return isinstance(given, Mapping)
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[str]:
-    for name, example in (
-        ("zero_optimization", '{"stage": 2}'),
-        *((name, '{"enabled": true}') for name in ("bf16", "fp16", "amp", "torch_autocast")),
-    ):
+    for name in ("zero_optimization", "bf16", "fp16", "amp", "torch_autocast"):
+        example = '{"stage": 2}' if name == "zero_optimization" else '{"enabled": true}'
         section = config.get(name)
         if section is not None and not isinstance(section, Mapping):
             yield f"{name} is {section!r:.60}; it must be an object such as {example}"
@@ -200,8 +199,7 @@ def _autos(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
         if value == "auto" and isinstance(value, str):
             yield (
                 f'{path}{key} is "auto", which only the Trainer of transformers fills in; DeepSpeed itself takes it for a '
-                "value: write "
-                "a number, or leave it out"
+                "value: write a number, or leave it out"
             )
         elif isinstance(value, Mapping):
             yield from _autos(value, f"{path}{key}.")
@@ -212,10 +210,7 @@ def _precisions(config: Mapping[str, Any], device: str) -> Iterator[str]:
     amp, autocast = _enabled(config, "amp"), _enabled(config, "torch_autocast")
     half = "bf16" if bf16 else "fp16"
     if bf16 and fp16:
-        yield (
-            "bf16 and fp16 are both enabled, and the weights can be in one only: enable bf16 on Ampere GPUs and later, fp16 "
-            "before"
-        )
+        yield "bf16 and fp16 are both enabled, and the weights can be in one only: bf16 on Ampere GPUs and later, fp16 before"
     if amp and (bf16 or fp16):
         yield f"amp is laid over {half}: DeepSpeed keeps weights and activations in {half} already; remove amp"
     if amp and _zero(config).get("stage", 0):
@@ -227,15 +222,9 @@ def _precisions(config: Mapping[str, Any], device: str) -> Iterator[str]:
 
 
 def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]:
-    micro, steps, whole = (
-        config.get(name)
-        for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
-    )
-    for name, value in (
-        ("train_micro_batch_size_per_gpu", micro),
-        ("gradient_accumulation_steps", steps),
-        ("train_batch_size", whole),
-    ):
+    names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    micro, steps, whole = (config.get(name) for name in names)
+    for name, value in zip(names, (micro, steps, whole), strict=True):
         if value is not None and value != "auto" and (type(value) is not int or value < 1):
             yield f"{name} is {value!r:.60}; it must be a whole number, 1 or more"
             return
@@ -244,16 +233,12 @@ def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]
             "neither train_micro_batch_size_per_gpu nor train_batch_size is there, and DeepSpeed needs one; write the samples "
             "of a micro-step"
         )
-    if (
-        world_size
-        and type(micro) is int
-        and type(steps) is int
-        and type(whole) is int
-        and micro * steps * world_size != whole
-    ):
+    ranks = world_size or 1
+    product = micro * steps * ranks if type(micro) is int and type(steps) is int else None
+    if world_size and product and whole not in (None, "auto", product):
         yield (
-            f"train_batch_size is {whole}, but {micro} samples x {steps} micro-steps x {world_size} ranks are "
-            f"{micro * steps * world_size}; leave train_batch_size out"
+            f"train_batch_size is {whole}, but {micro} samples x {steps} micro-steps x {ranks} ranks are {product}; leave "
+            "train_batch_size out"
         )
     clip = config.get("gradient_clipping")
     if clip is not None and clip != "auto" and not (isinstance(clip, (int, float)) and clip >= 0):
@@ -263,34 +248,29 @@ def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]
 def _offloads(config: Mapping[str, Any], device: str) -> Iterator[str]:
     zero = _zero(config)
     stage = zero.get("stage", 0)
-    for old, new in (
-        ("cpu_offload", "offload_optimizer"),
-        ("cpu_offload_params", "offload_param"),
-        ("cpu_offload_param", "offload_param"),
-    ):
+    renamed = {
+        "cpu_offload": "offload_optimizer",
+        "cpu_offload_params": "offload_param",
+        "cpu_offload_param": "offload_param",
+    }
+    for old, new in renamed.items():
         if old in zero:
             yield f'zero_optimization.{old} is an old name that is ignored or refused; write "{new}": {{"device": "cpu"}}'
     offloads = [name for name in ("offload_optimizer", "offload_param") if _goes_away(zero.get(name))]
     if "offload_param" in offloads and stage != 3:
-        yield (
-            f"offload_param needs stage 3, in which parameters are divided, and the stage is {stage}; use stage 3, or "
-            "offload_optimizer alone"
-        )
+        yield f"offload_param needs stage 3, and the stage is {stage}; use stage 3, or offload_optimizer alone"
     if "offload_optimizer" in offloads and stage == 0:
         yield "offload_optimizer needs stage 1, 2 or 3, and the stage is 0"
     if offloads and device == "cpu":
-        yield (
-            f"{' and '.join(offloads)}: everything is in host memory already, and DeepSpeed would compile C++ for minutes; "
-            "leave it out"
-        )
+        yield f"{' and '.join(offloads)}: all is in host memory already, and DeepSpeed would compile C++; leave it out"
     for name in offloads:
         target = zero[name]
         if target.get("device") == "nvme" and not target.get("nvme_path"):
             yield f"{name} goes to nvme and has no nvme_path: write a folder on a local disk"
         if target.get("device") == "nvme" and stage != 3:
             yield f"{name} to nvme needs stage 3, and the stage is {stage}; offload to cpu instead"
-    client = "optimizer" not in config
-    if "offload_optimizer" in offloads and client and config.get("zero_force_ds_cpu_optimizer", True):
+    forced = config.get("zero_force_ds_cpu_optimizer", True)
+    if "offload_optimizer" in offloads and "optimizer" not in config and forced:
         yield (
             'offload_optimizer with a torch optimizer of yours is refused by DeepSpeed unless "zero_force_ds_cpu_optimizer" '
             "is false"
@@ -314,11 +294,9 @@ def _stages(config: Mapping[str, Any]) -> Iterator[str]:
     if "stage3_gather_fp16_weights_on_model_save" in zero:
         yield "stage3_gather_fp16_weights_on_model_save is called stage3_gather_16bit_weights_on_model_save today"
     for key in ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
-        value = zero.get(key)
-        if (
-            value is not None
-            and value != "auto"
-            and not (isinstance(value, (int, float)) and value >= (key == "reduce_bucket_size"))
+        value = zero.get(key, "auto")
+        if value not in (None, "auto") and not (
+            isinstance(value, (int, float)) and value >= (key == "reduce_bucket_size")
         ):
             yield f"zero_optimization.{key} is {value!r:.60}; it is a number of elements, such as 200000000"
 
@@ -328,21 +306,15 @@ def _optimizers(config: Mapping[str, Any], device: str) -> Iterator[str]:
     if optimizer is None:
         return
     if not isinstance(optimizer, Mapping) or not isinstance(optimizer.get("type"), str):
-        yield (
-            'optimizer must be {"type": "AdamW", "params": {...}}, or be left out where a torch optimizer is passed to initialize'
-        )
+        yield 'optimizer must be {"type": "AdamW", "params": {...}}, or left out where initialize gets a torch optimizer'
         return
     if device == "cpu" and optimizer["type"].lower() in _ADAM and not _torch_adam(optimizer):
         yield (
             f'optimizer {optimizer["type"]} on a CPU compiles C++ for minutes before the first step; add "torch_adam": true to '
-            "its params, "
-            "or pass a torch optimizer to initialize"
+            "its params, or pass a torch optimizer to initialize"
         )
-    if (
-        _torch_adam(optimizer)
-        and _goes_away(_zero(config).get("offload_optimizer"))
-        and config.get("zero_force_ds_cpu_optimizer", True)
-    ):
+    forced = config.get("zero_force_ds_cpu_optimizer", True)
+    if _torch_adam(optimizer) and forced and _goes_away(_zero(config).get("offload_optimizer")):
         yield 'torch_adam with offload_optimizer is refused by DeepSpeed unless "zero_force_ds_cpu_optimizer" is false'
 
 
@@ -355,9 +327,8 @@ def _compiles(config: Mapping[str, Any], device: str) -> bool:
     """Whether DeepSpeed will compile an extension, or load one that it compiled."""
     optimizer = config.get("optimizer")
     adam = isinstance(optimizer, Mapping) and str(optimizer.get("type")).lower() in _ADAM and not _torch_adam(optimizer)
-    return (
-        device == "cpu" or adam or _goes_away(_zero(config).get("offload_optimizer"))
-    )  # on a CPU: its shared-memory communication
+    # on a CPU: its shared-memory communication
+    return device == "cpu" or adam or _goes_away(_zero(config).get("offload_optimizer"))
 
 
 def _said(path: Path) -> str:

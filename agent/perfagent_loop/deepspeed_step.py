@@ -40,18 +40,6 @@ class EngineStep:
         self.grad_accum = int(engine.gradient_accumulation_steps())
         self.optimizer = engine.optimizer
         self._scheduler = None if scheduler is engine.lr_scheduler else moved_by_windows(scheduler)
-        self._check(strategy, optimizer, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm)
-
-    def _check(
-        self,
-        strategy: DeepSpeed,
-        optimizer: Any,
-        *,
-        precision: str | None,
-        grad_accum: int | None,
-        clip_norm: float | None,
-    ) -> None:
-        engine = self._engine
         if engine.optimizer is None:
             raise ConfigError(
                 "the engine has no optimizer, so there is nothing to step; pass one to deepspeed.initialize"
@@ -63,22 +51,19 @@ class EngineStep:
         own = strategy.precision
         if precision is not None and checked_precision(precision) != own:
             raise ConfigError(
-                f"precision is {precision!r} and the engine computes in {own}: autocast must not be laid over it; leave "
-                "precision out "
+                f"precision is {precision!r} and the engine computes in {own}: autocast must not be laid over it; leave it out "
                 f"here and say zero_config(..., precision={precision!r})"
             )
         if grad_accum is not None and grad_accum != self.grad_accum:
             raise ConfigError(
                 f"grad_accum is {grad_accum} and the engine's gradient_accumulation_steps {self.grad_accum}; leave it out here, "
-                "or say "
-                f"zero_config(..., grad_accum={grad_accum})"
+                f"or say zero_config(..., grad_accum={grad_accum})"
             )
         clips = float(engine.gradient_clipping() or 0.0)
         if clip_norm is not None and float(clip_norm) != clips:
             raise ConfigError(
                 f"clip_norm is {clip_norm} and the engine's gradient_clipping {clips}: only the engine can clip gradients that "
-                "lie on "
-                f"many ranks; say zero_config(..., clip_norm={clip_norm})"
+                f"lie on many ranks; say zero_config(..., clip_norm={clip_norm})"
             )
 
     def backward(self, loss: Tensor) -> None:
@@ -90,9 +75,7 @@ class EngineStep:
 
     def step(self, factor: Count | None) -> StepResult:
         if factor is not None:
-            raise ConfigError(
-                "the window was shorter than it was said to be, and DeepSpeed has averaged its gradients already"
-            )
+            raise ConfigError("the window was cut short, and DeepSpeed has averaged its gradients already")
         engine = self._engine
         skipped_before = engine.skipped_steps
         engine.step()

@@ -7,9 +7,11 @@ without a word and without end (huggingface/transformers issue 26015; torch.util
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 __all__ = ["extensions_folder", "stale_locks"]
@@ -27,11 +29,13 @@ def extensions_folder() -> Path:
     if named:
         return Path(named)
     cuda, hip = torch.version.cuda, torch.version.hip
-    build = (
-        f"rocm{hip.replace('.', '')}" if hip is not None else "cpu" if cuda is None else f"cu{cuda.replace('.', '')}"
-    )
+    build = f"rocm{hip}" if hip is not None else "cpu" if cuda is None else f"cu{cuda}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "torch_extensions" / f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}_{build}"
+    return (
+        cache
+        / "torch_extensions"
+        / f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}_{build.replace('.', '')}"
+    )
 
 
 def stale_locks(folder: Path | None = None) -> list[Path]:
@@ -42,26 +46,17 @@ def stale_locks(folder: Path | None = None) -> list[Path]:
 
 
 def _quiet(folder: Path) -> bool:
-    newest = 0.0
-    for path in folder.iterdir():
-        try:
-            newest = max(newest, path.stat().st_mtime)
-        except FileNotFoundError:
-            continue
-    return time.time() - newest > QUIET_S
+    return time.time() - max((found.st_mtime for found in _stats(folder.iterdir())), default=0.0) > QUIET_S
 
 
 def _held(lock: Path) -> bool:
-    """Whether a process has it open: a builder does, from beginning to end."""
-    try:
-        wanted = lock.stat()
-    except FileNotFoundError:
-        return True  # released in this moment
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            found = descriptor.stat()
-        except OSError:  # of another user, or gone
-            continue
-        if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-            return True
-    return False
+    """Whether a process has it open: a builder does, from beginning to end. Or it was released in this moment."""
+    wanted = next(_stats([lock]), None)
+    return wanted is None or any(os.path.samestat(wanted, found) for found in _stats(Path("/proc").glob("[0-9]*/fd/*")))
+
+
+def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Of those that are there, and not another user's."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield path.stat()

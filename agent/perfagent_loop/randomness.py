@@ -11,20 +11,24 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_same", "random_state", "restore_random_state"]
+__all__ = ["cuda_in_use", "is_same", "random_state", "restore_random_state"]
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has begun to use a CUDA device."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, numpy's (where it is imported), torch's and each CUDA device's generator; to be saved with weights_only
-    in mind:
-    tensors, numbers, tuples and strings."""
+    """Python's, numpy's (where it is imported), torch's and each CUDA device's generator, as tensors, numbers, lists and
+    text, which weights_only=True loads again."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kind, keys, place, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [str(kind), [int(key) for key in keys], int(place), int(has_gauss), float(cached)]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if cuda_in_use():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

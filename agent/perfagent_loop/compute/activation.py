@@ -18,7 +18,6 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_module
 from perfagent_loop.compute.recompute_state import Kept, contexts
 from perfagent_loop.fsdp import blocks_of
 
@@ -68,8 +68,7 @@ def checkpoint_activations(
     of which the results of matrix products, convolutions and attention stay in memory and only the cheap rest is
     computed again; or a function of (name, module) that says which modules. Blocks are the items of every list of like
     modules, such as a transformer's layers. keep: operators (torch.ops.aten...) whose results stay, instead of those of
-    "selective". preserve_rng:
-    False saves the reading of the generators' states, for a model that draws nothing at random in its blocks.
+    "selective". preserve_rng: False saves the reading of the generators' states, for blocks that draw nothing at random.
 
     Raises ConfigError where nothing would be checkpointed, or something twice, or where a kept result would be
     overwritten by a module with inplace=True (by a function such as relu_, torch says so in the backward pass).
@@ -100,27 +99,19 @@ def dear_operators() -> list[Any]:
     """What "selective" keeps: operators whose results take long to compute for the memory that they fill."""
     aten: Any = torch.ops.aten
     names = (
-        "mm.default", "addmm.default", "bmm.default", "baddbmm.default", "_scaled_mm.default", "_grouped_mm.default",
-        "convolution.default", "linear.default",
-        "_scaled_dot_product_flash_attention.default", "_scaled_dot_product_efficient_attention.default",
-        "_scaled_dot_product_cudnn_attention.default", "_scaled_dot_product_flash_attention_for_cpu.default",
-        "_flash_attention_forward.default", "_efficient_attention_forward.default",
-    )  # fmt: skip
-    found = []
-    for name in names:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(aten, packet, None), overload, None)
-        if operator is not None:
-            found.append(operator)
-    return found
+        "mm addmm bmm baddbmm _scaled_mm _grouped_mm convolution linear _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
+        "_flash_attention_forward _efficient_attention_forward"
+    )
+    operators = (getattr(getattr(aten, name, None), "default", None) for name in names.split())
+    return [operator for operator in operators if operator is not None]
 
 
 # ---- which blocks
 
 
-def _chosen(model: Any, mode: Any) -> list[tuple[str, nn.Module]]:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
+def _chosen(model: nn.Module, mode: str | Choose) -> list[tuple[str, nn.Module]]:
+    check_module(model)
     if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
         raise ConfigError(
             "the model checkpoints its layers itself already (gradient_checkpointing_enable); leave one of the two out: "
@@ -128,9 +119,7 @@ def _chosen(model: Any, mode: Any) -> list[tuple[str, nn.Module]]:
         )
     names = {id(module): name for name, module in model.named_modules()}
     if callable(mode):
-        chosen = [
-            (name, module) for name, module in model.named_modules() if module is not model and mode(name, module)
-        ]
+        chosen = [(name, one) for name, one in model.named_modules() if one is not model and mode(name, one)]
     else:
         blocks = blocks_of(nn.ModuleList([model]))
         chosen = [(names[id(block)], block) for block in blocks[:: _stride(mode)]]
@@ -141,9 +130,7 @@ def _chosen(model: Any, mode: Any) -> list[tuple[str, nn.Module]]:
                 "checkpoint_activations(model, lambda name, module: isinstance(module, Block))"
             )
     if not chosen:
-        raise ConfigError(
-            "the function of mode chose no module; it is called with the name and the module, and says True or False"
-        )
+        raise ConfigError("the function of mode chose no module; it gets name and module, and returns True or False")
     _check_each(chosen)
     return chosen
 
@@ -158,7 +145,7 @@ def _check_each(chosen: list[tuple[str, nn.Module]]) -> None:
             )
         if vars(module).get(_SETTINGS) is not None:
             raise ConfigError(
-                f"{name} is checkpointed already; call what checkpoint_activations returned to take it out first"
+                f"{name} is checkpointed already; call what checkpoint_activations returned to take it out"
             )
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(f"{name} is compiled already; call checkpoint_activations before compile")
@@ -204,9 +191,8 @@ def _forward_without_rng(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _checkpointed(self, args, kwargs, preserve_rng=False)
 
 
-_forward.__name__ = _forward_without_rng.__name__ = (
-    "forward"  # pickle writes a method as (object, name): the class's own is found
-)
+# pickle writes a method as (object, name): the class's own is found
+_forward.__name__ = _forward_without_rng.__name__ = "forward"
 
 
 def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, preserve_rng: bool) -> Any:
@@ -216,37 +202,22 @@ def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, 
         return plain(*args, **kwargs)
     if any(kwargs.get(name) is not None for name in _CACHES) or kwargs.get("use_cache"):
         kwargs = _without_cache(block, kwargs)
-    context = (
-        _compiled_contexts(settings) if torch.compiler.is_compiling() else _contexts(block, settings, preserve_rng)
-    )
+    selective = functools.partial(_selective, list(settings.keep)) if settings.keep else None
+    context: dict[str, Any] = {}
+    if not torch.compiler.is_compiling():
+        context["context_fn"] = functools.partial(contexts, block, settings.kept, selective, preserve_rng=preserve_rng)
+    elif selective is not None:  # the compiler computes operators again, not the block: state moves once by itself
+        context["context_fn"] = selective
     return checkpoint(
         functools.partial(plain, **kwargs), *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context
     )
 
 
-def _contexts(block: nn.Module, settings: _Settings, preserve_rng: bool) -> dict[str, Any]:
-    def both() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        selective = _selective(list(settings.keep)) if settings.keep else None
-        return contexts(block, settings.kept, selective, preserve_rng=preserve_rng)
-
-    return {"context_fn": both}
-
-
-def _compiled_contexts(settings: _Settings) -> dict[str, Any]:
-    """What the compiler understands: it computes operators again, not the block, so that state moves once by itself."""
-    if not settings.keep:
-        return {}
-    return {"context_fn": functools.partial(_selective, list(settings.keep))}
-
-
 def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A cache of keys and values would be filled a second time by the second computation; training needs none."""
     kwargs = dict(kwargs)
-    for name in _CACHES:
-        cache = kwargs.get(name)
-        if cache is None:
-            continue
-        length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+    for name in [name for name in _CACHES if kwargs.get(name) is not None]:
+        length = kwargs[name].get_seq_length() if hasattr(kwargs[name], "get_seq_length") else 0
         if length:
             raise ConfigError(
                 f"{type(block).__name__} is checkpointed and was given {name} with {length} positions in it, which it would fill "

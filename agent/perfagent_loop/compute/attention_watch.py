@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_module
 from perfagent_loop.compute.attention import AttentionChoice, best_attention
 
 __all__ = ["SeenAttention", "SeenCall", "watch_attention"]
@@ -72,8 +72,8 @@ def watch_attention(model: nn.Module | None = None, *, warn: bool = True) -> Ite
     model: is asked whether its attention is written by hand (transformers: attn_implementation="eager"), where there is
     no call to see. warn: False leaves it to you to print what was seen.
     """
-    if model is not None and not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module or be left out, not {type(model).__name__}")
+    if model is not None:
+        check_module(model)
     seen = SeenAttention()
     with _Watch(seen):
         yield seen

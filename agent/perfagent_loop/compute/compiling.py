@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice, check_module
 from perfagent_loop.fsdp import blocks_of
 
 __all__ = ["MODES", "CompileMode", "compile_in_place", "compile_model", "uncompile_model"]
@@ -100,13 +101,9 @@ def uncompile_model(model: nn.Module) -> None:
 
 def _check(model: Any, mode: Any, backend: str) -> None:
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        raise ConfigError(
-            "the model is what torch.compile returned; pass the model that was given to torch.compile instead"
-        )
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
-    if mode not in MODES:
-        raise ConfigError(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
+        raise ConfigError("the model is what torch.compile returned; pass the model that torch.compile was given")
+    check_module(model)
+    check_choice("mode", mode, MODES)
     done = [name or "the model" for name, module in model.named_modules() if module._compiled_call_impl is not None]
     if done:
         raise ConfigError(f"{done[0]} is compiled already; call uncompile_model first to compile it in another way")
@@ -123,9 +120,7 @@ def _check_compiler(device: torch.device) -> None:
     """What inductor needs to write machine code for this device."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError(
-                "torch.compile writes Triton for a GPU, and triton is not installed; install the triton of your torch"
-            )
+            raise ConfigError("torch.compile writes Triton for a GPU: install the triton of your torch")
         if torch.cuda.get_device_capability(device) < (7, 0):
             name = torch.cuda.get_device_name(device)
             raise ConfigError(f"Triton needs compute capability 7.0, and {name} is older; train without compile")

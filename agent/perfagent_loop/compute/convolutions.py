@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count, check_module
 
 __all__ = ["ConvolutionChoice", "cudnn_benchmark"]
 
@@ -39,10 +40,8 @@ def cudnn_benchmark(model: nn.Module, *, same_shapes: bool, limit: int | None = 
     Raises ConfigError where torch.use_deterministic_algorithms or cudnn.deterministic is on: a search picks what is
     fastest on the day, so that two runs may differ in their last bits.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise ConfigError(f"limit is a number of algorithms to try, 0 for all; got {limit!r:.80}")
+    check_module(model)
+    check_count("limit", limit, "a number of algorithms to try, 0 for all", least=0, or_none=True)
     found = [module for module in model.modules() if isinstance(module, _CONVOLUTIONS)]
     choice = _choice(found, same_shapes)
     if choice.enabled and (torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic):
@@ -61,9 +60,7 @@ def _choice(found: Sequence[nn.Module], same_shapes: bool) -> ConvolutionChoice:
         return ConvolutionChoice(False, "the model has no convolutions, and cuDNN searches for nothing else")
     on_gpu = [module for module in found if next(module.parameters()).is_cuda]
     if not on_gpu:
-        return ConvolutionChoice(
-            False, f"its {len(found)} convolutions are not on a GPU, and cuDNN computes nowhere else"
-        )
+        return ConvolutionChoice(False, f"its {len(found)} convolutions are not on a GPU, where alone cuDNN computes")
     if not same_shapes:
         return ConvolutionChoice(
             False,

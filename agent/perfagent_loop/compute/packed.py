@@ -8,6 +8,7 @@ definition that the others are tested against; its work grows with the square of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice
 
 __all__ = ["PackedMethod", "block_diagonal_mask", "cumulative_lengths", "lengths_of_positions", "packed_attention"]
 
@@ -36,16 +38,14 @@ def packed_attention(
 
     q, k, v: (tokens, heads, width), the documents one after the other; k and v may have fewer heads, a divisor of q's.
     Rows of a batch are put one behind the other: x.flatten(0, 1) of (rows, tokens, heads, width), with the lengths of
-    all rows. lengths:
-    tokens of each document, in order; they add up to all tokens (padding at the end is a document of its own). causal:
-    within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module; "auto" is varlen where
-    it runs, else each, which for lengths on a GPU waits for them: give a list.
+    all rows. lengths: tokens of each document, in order; they add up to all tokens (padding at the end is a document of
+    its own). causal: within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module; "auto"
+    is varlen where it runs, else each, which for lengths on a GPU waits for them: give a list.
 
     Raises ConfigError for lengths or shapes that do not fit, and for varlen where there is no such kernel.
     """
     counts = _checked(q, k, v, lengths)
-    if method not in get_args(PackedMethod):
-        raise ConfigError(f"method must be one of {', '.join(get_args(PackedMethod))}, not {method!r:.80}")
+    check_choice("method", method, get_args(PackedMethod))
     obstacle = _varlen_obstacle(q)
     if method == "varlen" and obstacle:
         raise ConfigError(f"the variable-length kernel cannot run: {obstacle}; use method='auto'")
@@ -81,9 +81,7 @@ def lengths_of_positions(positions: Tensor) -> list[int]:
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().flatten().tolist()
     if not begins or begins[0] != 0:
-        raise ConfigError(
-            "positions must begin with 0, and again with 0 in each document; these are not positions of packed rows"
-        )
+        raise ConfigError("positions must begin with 0, and again in each document; these are not of packed rows")
     return [end - begin for begin, end in zip(begins, [*begins[1:], flat.numel()], strict=True)]
 
 
@@ -106,19 +104,16 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, sc
 
 def _each(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scale: float | None) -> Tensor:
     """Document by document; neighbors of one length go together in one call."""
-    parts = []
-    begin = place = 0
-    while place < len(counts):
-        length, alike = counts[place], 1
-        while place + alike < len(counts) and counts[place + alike] == length:
-            alike += 1
+    parts, begin = [], 0
+    for length, those in itertools.groupby(counts):
+        alike = len([*those])
         piece = slice(begin, begin + length * alike)
         query, key, value = (t[piece].reshape(alike, length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         done = scaled_dot_product_attention(
             query, key, value, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         parts.append(done.transpose(1, 2).flatten(0, 1))
-        begin, place = piece.stop, place + alike
+        begin = piece.stop
     return torch.cat(parts)
 
 
@@ -153,7 +148,7 @@ def _counts(lengths: Any) -> list[int]:
     counts = lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
     if not counts or not all(type(count) is int and count > 0 for count in counts):
         raise ConfigError(
-            f"lengths are the tokens of each document, one or more each; got {counts!r:.80}; leave out empty documents"
+            f"lengths are the tokens of each document, 1 or more; got {counts!r:.80}; leave out empty ones"
         )
     return counts
 

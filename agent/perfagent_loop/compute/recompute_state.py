@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import random
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -45,34 +46,22 @@ class Kept:
 
 
 def contexts(
-    block: nn.Module, kept: Kept, selective: tuple[Context, Context] | None, *, preserve_rng: bool
+    block: nn.Module, kept: Kept, selective: Callable[[], tuple[Context, Context]] | None, *, preserve_rng: bool
 ) -> tuple[Context, Context]:
-    """The contexts of the first and of the second computation of one call. selective: those of selective
+    """The contexts of the first and of the second computation of one call. selective: makes those of selective
     checkpointing."""
     before = _Before(block, kept, preserve_rng)
     again = _Again(before)
     if selective is None:
         return before, again
-    return _Both(before, selective[0]), _Both(again, selective[1])
+    first, second = selective()
+    return _both(before, first), _both(again, second)
 
 
-class _Both:
-    """One context inside another."""
-
-    def __init__(self, outer: Context, inner: Context) -> None:
-        self._outer, self._inner = outer, inner
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(self._outer)
-            stack.enter_context(self._inner)
-            self._stack = stack.pop_all()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._stack.__exit__(kind, error, trace)
+@contextmanager
+def _both(outer: Context, inner: Context) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 class _Before:

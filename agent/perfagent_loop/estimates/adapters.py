@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice, check_count
 
 __all__ = ["QUANTIZATIONS", "Quantization", "add_lora", "checked_adapters", "quantized_bytes"]
 
@@ -24,10 +25,8 @@ QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 def checked_adapters(lora: Any, quantize: Any) -> None:
     """Raises ConfigError for a rank or a quantization that does not exist, or one without the other."""
-    if lora is not None and (type(lora) is not int or lora < 1):
-        raise ConfigError(f"lora is the rank of the adapters, such as 8 or 64, not {lora!r:.60}")
-    if quantize is not None and quantize not in QUANTIZATIONS:
-        raise ConfigError(f"quantize must be one of {', '.join(QUANTIZATIONS)}, not {quantize!r:.60}")
+    check_count("lora", lora, "the rank of the adapters", or_none=True)
+    check_choice("quantize", quantize, QUANTIZATIONS, or_none=True)
     if quantize is not None and lora is None:
         raise ConfigError(f"quantize={quantize!r} keeps weights that cannot be trained themselves; add lora=8 (a rank)")
 
@@ -47,8 +46,7 @@ def add_lora(
     """Freezes a model (a copy) and puts adapters beside its linear layers; answers their names.
 
     targets: the last part of their names; all linear layers but the output layer when None, as peft's "all-linear".
-    account:
-    keeps the books of what is made.
+    account: keeps the books of what is made.
     """
     chosen = [*_chosen(model, targets)]
     if not chosen:

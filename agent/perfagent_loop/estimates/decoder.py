@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 
 __all__ = ["Decoder", "DecoderShape", "shape_of"]
 
@@ -31,9 +32,7 @@ class DecoderShape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
+            check_count(name, getattr(self, name))
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} cannot be divided by {self.heads} heads")
 
@@ -45,9 +44,8 @@ def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
         raise ConfigError(f"{parameters} parameters are no language model; give 1M or more")
     best: tuple[float, DecoderShape] | None = None
     for layers in range(1, 200):
-        exact = (
-            ((vocabulary / 12) ** 2 + parameters * layers / 12) ** 0.5 - vocabulary / 12
-        ) / layers  # of the quadratic equation
+        twelfth = vocabulary / 12
+        exact = ((twelfth**2 + parameters * layers / 12) ** 0.5 - twelfth) / layers  # of the quadratic equation
         width = max(1, round(exact / _STEP)) * _STEP
         off = abs(12 * layers * width**2 + 2 * vocabulary * width - parameters) / parameters
         shaped = abs(width / layers / _RATIO - 1)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent_loop.compute.activation import checkpoint_activations
+from perfagent_loop.data.transfer import tensors_in
 from perfagent_loop.estimates.adapters import Quantization, add_lora
 from perfagent_loop.estimates.live_memory import CUDA_BLOCK, Account
 from perfagent_loop.estimates.meta_copy import Twin
@@ -76,7 +78,7 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
             adapted = add_lora(model, plan.lora, plan.lora_targets, plan.quantize, account)
             twin.forget()  # what was quantized is gone
         if plan.checkpointing is not False:
-            _checkpoint(model, plan.checkpointing)
+            checkpoint_activations(model, "all" if plan.checkpointing is True else plan.checkpointing)
         with account.making("inputs"):
             batch = twin.batch(plan.batch, dtype)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -127,10 +129,8 @@ class _Step(ExitStack):
         saved = 0
         for _ in range(self._plan.grad_accum):
             account.phase = "forward"
-            with (
-                autocast_of("fp32" if self._plan.zero_stage else self._plan.precision, self._plan.device)
-                or nullcontext()
-            ):
+            precision: Precision = "fp32" if self._plan.zero_stage else self._plan.precision
+            with autocast_of(precision, self._plan.device) or nullcontext():
                 loss = call(self._model, self._batch, self._plan.loss)
             saved = account.live("activations")
             account.phase = "backward"
@@ -172,8 +172,9 @@ def call(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None
         output = model(batch)
     found = loss(output, batch) if loss is not None else _loss_of(output, batch)
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ConfigError(
-            f"the loss must be one number that requires a gradient, not {_described(found)}; pass loss=lambda output, batch: ..."
+            f"the loss must be one number that has a gradient, not {what}; pass loss=lambda output, batch: ..."
         )
     return found
 
@@ -197,10 +198,10 @@ def _loss_of(output: Any, batch: Any) -> Tensor:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    tensors = [one for one in _flat(output) if one.is_floating_point() and one.requires_grad]
+    tensors = [one for one in tensors_in(output) if one.is_floating_point() and one.requires_grad]
     if not tensors:
         raise ConfigError(
-            "the model's output holds no tensor that requires a gradient; pass loss=lambda output, batch: ..."
+            "the model's output has no tensor that requires a gradient; pass loss=lambda output, batch: ..."
         )
     scalars = [one for one in tensors if one.numel() == 1]
     if scalars:
@@ -215,23 +216,6 @@ def _loss_of(output: Any, batch: Any) -> Tensor:
         if target.dtype == torch.int64 and (first.shape[0], *first.shape[2:]) == tuple(target.shape):
             return functional.cross_entropy(first, target)
     return first.float().mean()
-
-
-def _flat(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
-    return [tensor for one in inside for tensor in _flat(one)]
-
-
-def _described(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-def _checkpoint(model: nn.Module, mode: Any) -> None:
-    from perfagent_loop.compute.activation import checkpoint_activations
-
-    checkpoint_activations(model, "all" if mode is True else mode)
 
 
 def _several_at_once(optimizer: torch.optim.Optimizer) -> None:

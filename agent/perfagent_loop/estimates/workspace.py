@@ -3,8 +3,7 @@
 Recurrent layers take most: on a CPU oneDNN keeps a workspace for the backward pass, several times the layer's output,
 on CUDA cuDNN keeps a reserve. oneDNN is asked: the real operation runs over a few time steps, and its workspace grows
 evenly with their number. Convolutions on a CPU: see convolutions.py. Losses that are reduced to one number keep the
-memory of all numbers on a CPU:
-the result is the front of it.
+memory of all numbers on a CPU: the result is the front of it.
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ class Scratch:
         """Calls the operation. torch 2.11 to 2.13 have no fake version of cuDNN's backward pass."""
         if func is _CUDNN_BACKWARD and isinstance(args[0], FakeTensor):
             return _cudnn_gradients(*args)
-        return self.filled(func, args, func(*args, **kwargs))
-
-    def filled(self, func: Any, args: tuple[Any, ...], result: Any) -> Any:
-        """The result with the workspace that the real operation would return; as it is where it has one."""
+        result = func(
+            *args, **kwargs
+        )  # and now the workspace that the real operation would return, where there is none
         if func is _ONEDNN and isinstance(result[3], FakeTensor) and not result[3].numel():
             return (*result[:3], torch.empty(self._workspace(args), dtype=torch.uint8, device=result[3].device))
         if func is _CUDNN and isinstance(result[3], FakeTensor) and not result[3].numel() and args[12]:
@@ -66,9 +64,7 @@ class Scratch:
     def bytes_within(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
         """What the operation allocates and frees again before it ends: reordered weights, and gates before their
         non-linearity."""
-        if func is _ONEDNN:
-            return _gates(*args[:5])
-        if func is _ONEDNN_BACKWARD:
+        if func in (_ONEDNN, _ONEDNN_BACKWARD):
             return _gates(*args[:5])
         if func is _CONVOLUTION and args[0].device.type == "cpu":
             return self._convolutions.forward(args[0], args[1], args[3:9], result)

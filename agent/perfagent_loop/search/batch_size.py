@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from perfagent.errors import ConfigError
-from perfagent_loop.collectives import all_reduce
+from perfagent_loop.checks import check_count
+from perfagent_loop.collectives import all_reduce, world_of_job
+from perfagent_loop.randomness import cuda_in_use
 from perfagent_loop.search.host_memory import HostMemory
 from perfagent_loop.search.trial_state import release_memory, restoring_state
 from perfagent_loop.split_on_oom import is_out_of_memory
@@ -66,12 +68,9 @@ def search_batch_size(
 ) -> tuple[int, list[BatchTrial]]:
     """The answer, and what was tried on the way."""
     if not callable(step):
-        raise ConfigError(
-            f"step must be a function of a batch size that runs one training step, not {type(step).__name__}"
-        )
-    for name, value in (("start", start), ("limit", limit)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of samples, 1 or more, not {value!r:.60}")
+        raise ConfigError(f"step must be a function of a batch size that runs one step, not {type(step).__name__}")
+    check_count("start", start, "a number of samples")
+    check_count("limit", limit, "a number of samples")
     if limit < start:
         raise ConfigError(f"limit is {limit}, below start, which is {start}")
     with restoring_state(step, restore):
@@ -79,18 +78,11 @@ def search_batch_size(
         if not search.fits(start, times=2):
             raise ConfigError(
                 f"a step with a batch of {start} does not fit; use checkpointing, a lower precision or a smaller model "
-                "(`perfagent estimate` shows what takes the memory)"
-                + ("" if start == 1 else f", or start below {start}")
+                f"(`perfagent estimate` shows what takes the memory){'' if start == 1 else f', or start below {start}'}"
             )
         low, high = start, limit + 1
-        while low < limit and high > limit:
-            size = min(2 * low, limit)
-            if search.fits(size):
-                low = size
-            else:
-                high = size
         while high - low > 1:
-            size = (low + high) // 2
+            size = min(2 * low, limit) if high > limit else (low + high) // 2
             if search.fits(size):
                 low = size
             else:
@@ -104,12 +96,11 @@ class _Search:
     def __init__(self, step: Callable[[int], Any], group: Any) -> None:
         self._step, self._group = step, group
         self.trials: list[BatchTrial] = []
-        self._host = None if _on_cuda() else HostMemory()
+        self._host = None if cuda_in_use() else HostMemory()
 
     def fits(self, size: int, *, times: int = 1) -> bool:
-        peak: int | None = None
-        failed = self._host is not None and self._host.would_not_hold(size, HOST_SHARE)
-        if not failed:
+        failed, peak = True, None
+        if self._host is None or not self._host.would_not_hold(size, HOST_SHARE):
             failed, peak = self._try(size, times)
         fits = not self._any(failed)
         self.trials.append(BatchTrial(size, fits, peak if fits else None))
@@ -129,31 +120,23 @@ class _Search:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            _forget(error)
-            del error
+            at_fault: BaseException | None = error
+            while at_fault is not None:  # the frames of a traceback hold the tensors that filled the memory
+                at_fault.__traceback__ = None
+                at_fault = at_fault.__cause__ or at_fault.__context__
+            del error, at_fault
             release_memory()
             return True, None
         if self._host is None:
-            self._host = None if _on_cuda() else HostMemory()
+            self._host = None if cuda_in_use() else HostMemory()
             return False, torch.cuda.max_memory_allocated()
         return False, self._host.end(size)
 
     def _any(self, failed: bool) -> bool:
         """Whether any rank failed. A collective: every rank tries the same sizes in the same order."""
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self._group) == 1:
+        if world_of_job() == 1 or dist.get_world_size(self._group) == 1:
             return failed
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         flag = torch.full((), float(failed), device=device)
         all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(flag)
-
-
-def _on_cuda() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _forget(error: BaseException | None) -> None:
-    """The frames of a traceback hold the tensors that filled the memory."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__

@@ -30,11 +30,11 @@ class HostMemory:
         """A trial begins: the kernel's mark of the peak goes down to what is resident now."""
         with suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
-        self._before = _status("VmRSS") or 0
+        self._before = _kilobytes(_STATUS, "VmRSS") or 0
 
     def end(self, size: int) -> int | None:
         """The trial of a batch of this size fitted; the peak of the process in bytes."""
-        peak = _status("VmHWM")
+        peak = _kilobytes(_STATUS, "VmHWM")
         if peak is not None:
             self._took[size] = max(0, peak - self._before)
         return peak
@@ -54,13 +54,10 @@ class HostMemory:
 
 
 def available_bytes() -> int | None:
-    """What can still be taken without swapping, by the host and by this process's control group; None where neither
-    says."""
+    """What the host and this process's control group have left without swapping; None where neither says."""
     found: list[int] = []
-    with suppress(OSError, TypeError):
-        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-        if match is not None:
-            found.append(int(match[1]) * 1024)
+    if (of_host := _kilobytes(Path("/proc/meminfo"), "MemAvailable")) is not None:
+        found.append(of_host)
     group = cgroup.find()
     if group is not None and group.limit_bytes is not None and group.limit_bytes < cgroup.UNLIMITED:
         used = group.used_bytes()
@@ -69,9 +66,10 @@ def available_bytes() -> int | None:
     return min(found) if found else None
 
 
-def _status(name: str) -> int | None:
+def _kilobytes(path: Path, name: str) -> int | None:
+    """A line `name: 12 kB`, in bytes."""
     try:
-        text = _STATUS.read_text(encoding="ascii", errors="replace")
+        text = path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
     match = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -18,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from perfagent.errors import ConfigError
 from perfagent.session import inert
+from perfagent_loop.checks import check_count
+from perfagent_loop.closures import wanted_by
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.search.job_file import check_job_file
 
@@ -44,17 +45,13 @@ class TuningJob:
     def __post_init__(self) -> None:
         for name, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
             if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}"
-                )
+                raise ConfigError(f"{name} must be a torch {kind.__name__}, not {type(getattr(self, name)).__name__}")
         if not callable(self.loss):
             raise ConfigError("loss must be a function of the model and a batch that returns one number")
         if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):
             raise ConfigError("dataset must have a length, above 0, and items by index")
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ConfigError(f"batch_size must be 1 or more, not {self.batch_size!r:.60}")
-        if type(self.num_workers) is not int or self.num_workers < 0:
-            raise ConfigError(f"num_workers must be 0 or more, not {self.num_workers!r:.60}")
+        check_count("batch_size", self.batch_size)
+        check_count("num_workers", self.num_workers, least=0)
         checked_precision(self.precision)
 
     @property
@@ -82,10 +79,8 @@ class TuningJob:
 
     def batch(self, size: int) -> Any:
         """A batch of the first samples; they come again where the dataset has fewer."""
-        collate = self.loader(workers=0).collate_fn
-        assert collate is not None
-        samples = [self.dataset[number % len(self.dataset)] for number in range(size)]  # type: ignore[arg-type]
-        return collate(samples)
+        collate: Any = self.loader(workers=0).collate_fn
+        return collate([self.dataset[number % len(self.dataset)] for number in range(size)])  # type: ignore[arg-type]
 
 
 class _WithLoss(nn.Module):
@@ -102,9 +97,7 @@ def checked_loss(found: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         without = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
-        raise ConfigError(
-            f"loss(model, batch) returned {what}{without}; it must be one number, a tensor that has a gradient"
-        )
+        raise ConfigError(f"loss(model, batch) returned {what}{without}; it must be one number that has a gradient")
     return found
 
 
@@ -120,9 +113,7 @@ def job_from(text: str) -> Any:
     name = name or "job"
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(
-            f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function returns a TuningJob"
-        )
+        raise ConfigError(f"there is no file {path!r:.200}; give FILE.py:FUNCTION, whose function returns a TuningJob")
     check_job_file(file, name)
     spec = importlib.util.spec_from_file_location(f"perfagent_job_{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -134,21 +125,17 @@ def job_from(text: str) -> Any:
         spec.loader.exec_module(module)
         make = getattr(module, name, None)
         if not callable(make):
-            raise ConfigError(
-                f"{path}: {name} is a {type(make).__name__}; it must be a function that returns a TuningJob"
-            )
-        if _needs_arguments(make):
+            raise ConfigError(f"{path}: {name} is a {type(make).__name__}, not a function that returns a TuningJob")
+        if wanted_by(make):
             raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
         made = make()
     if isinstance(made, Mapping) and "model" in made and "dataset" in made:
         known = {one.name for one in fields(TuningJob)}
-        strangers = sorted(set(made) - known)
-        if strangers:
+        if strangers := sorted(set(made) - known):
             raise ConfigError(
-                f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}"
+                f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has {', '.join(sorted(known))}"
             )
-        missing = sorted({"model", "optimizer", "dataset", "loss"} - set(made))
-        if missing:
+        if missing := sorted({"model", "optimizer", "dataset", "loss"} - set(made)):
             raise ConfigError(f"{name} returns no {', '.join(missing)}")
         return TuningJob(**made)
     return made
@@ -164,20 +151,8 @@ def _without_arguments(file: Path) -> Iterator[None]:
         sys.argv = before
 
 
-def _needs_arguments(make: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(make).bind()
-    except TypeError:
-        return True
-    except ValueError:  # it does not tell
-        return False
-    return False
-
-
 def demo_job() -> TuningJob:
     """The training of `perfagent demo`: a GPT of half a million parameters over the bytes of Python's own sources."""
     file = importlib.util.find_spec("perfagent_tools.demo.tuning_job")
-    assert file is not None
-    assert file.origin is not None
-    job: TuningJob = job_from(file.origin)
+    job: TuningJob = job_from(file.origin or "" if file is not None else "")
     return job

@@ -9,16 +9,16 @@ memory from the trials.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -26,10 +26,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from perfagent.errors import ConfigError
 from perfagent.step.suspend import unwatched
-from perfagent_loop.randomness import random_state, restore_random_state
+from perfagent_loop.collectives import world_of_job
+from perfagent_loop.randomness import cuda_in_use, random_state, restore_random_state
 
 __all__ = ["SavedState", "release_memory", "restoring_state"]
 
+State: TypeAlias = dict[Tensor, dict[str, Any]]
 _DEPTH = 3
 """How many references in a row are followed from the step function."""
 
@@ -41,7 +43,7 @@ class SavedState:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._modes: dict[int, tuple[nn.Module, bool]] = {}
-        self._optimizers: dict[int, tuple[torch.optim.Optimizer, dict[str, Any]]] = {}
+        self._optimizers: dict[int, tuple[torch.optim.Optimizer, State, list[dict[str, Any]]]] = {}
         self._others: dict[int, tuple[Any, Any]] = {}
         self._random = random_state()
 
@@ -67,7 +69,7 @@ class SavedState:
         groups = [
             _copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups
         ]
-        self._optimizers[id(optimizer)] = (optimizer, {"state": state, "groups": groups})
+        self._optimizers[id(optimizer)] = optimizer, state, groups
 
     def stateful(self, item: Any) -> None:
         """Any object with state_dict() and load_state_dict()."""
@@ -92,8 +94,13 @@ class SavedState:
                 parameter.grad = gradient.to(parameter.device)
             else:
                 parameter.grad.copy_(gradient)
-        for optimizer, before in self._optimizers.values():
-            _restore_optimizer(optimizer, before)
+        for optimizer, of_parameters, groups in self._optimizers.values():
+            for parameter in [one for one in optimizer.state if one not in of_parameters]:
+                del optimizer.state[parameter]
+            for parameter, values in of_parameters.items():
+                _restore_values(optimizer.state[parameter], values)
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                _restore_values(group, values)
         for module, training in self._modes.values():
             module.training = training
         restore_random_state(self._random)
@@ -117,7 +124,7 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
     for item in also:
         if not _has_state(item):
             raise ConfigError(
-                f"restore takes objects with state_dict() and load_state_dict(); {type(item).__name__} lacks them"
+                f"restore takes objects with state_dict() and load_state_dict(), not {type(item).__name__}"
             )
         saved.stateful(item)
     for item in _reachable(step):
@@ -127,10 +134,8 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
         _refuse_communication(module)
         saved.module(module)
 
-    def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        saved.optimizer(optimizer)
-
-    handles = [register_module_forward_pre_hook(before_forward), register_optimizer_step_pre_hook(before_step)]
+    of_step = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: saved.optimizer(optimizer))
+    handles = [register_module_forward_pre_hook(before_forward), of_step]
     try:
         with unwatched():
             yield saved
@@ -144,36 +149,20 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
 def release_memory() -> None:
     """Collects reference cycles and returns the free blocks of the allocators, so that no fragments stay behind."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if cuda_in_use():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    _trim()
+    if _trim is not None:
+        _trim(0)
 
 
-@functools.cache
-def _trimmer() -> Callable[[int], int] | None:
-    import ctypes
-
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):  # not glibc
-        return None
-    return trim
-
-
-def _trim() -> None:
-    trim = _trimmer()
-    if trim is not None:
-        trim(0)
+_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Of glibc alone."""
 
 
 def _refuse_communication(module: nn.Module) -> None:
-    if (
-        isinstance(module, DistributedDataParallel)
-        and module.require_backward_grad_sync
-        and dist.is_initialized()
-        and dist.get_world_size() > 1
-    ):
+    communicates = isinstance(module, DistributedDataParallel) and module.require_backward_grad_sync
+    if communicates and world_of_job() > 1:
         raise ConfigError(
             "the step communicates (DistributedDataParallel): ranks would wait for ever for one that ran out of memory; "
             "let the step use model.module, or run inside model.no_sync()"
@@ -191,29 +180,16 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, before: dict[str, Any]) -> None:
-    for parameter in list(optimizer.state):
-        if parameter not in before["state"]:
-            del optimizer.state[parameter]
-    for parameter, saved in before["state"].items():
-        state = optimizer.state[parameter]
-        for name in [name for name in state if name not in saved]:
-            del state[name]
-        for name, value in saved.items():
-            state[name] = _restored(state.get(name), value)
-    for group, saved in zip(optimizer.param_groups, before["groups"], strict=True):
-        for name in [name for name in group if name != "params" and name not in saved]:
-            del group[name]
-        for name, value in saved.items():
-            group[name] = _restored(group.get(name), value)
-
-
-def _restored(now: Any, before: Any) -> Any:
-    """The old value, in the tensor that holds the new one where the shapes agree."""
-    if isinstance(before, Tensor) and isinstance(now, Tensor) and now.shape == before.shape:
-        now.copy_(before)
-        return now
-    return before
+def _restore_values(now: dict[str, Any], before: dict[str, Any]) -> None:
+    """The old values, in the tensors that hold the new ones where the shapes agree."""
+    for name in [name for name in now if name != "params" and name not in before]:
+        del now[name]
+    for name, value in before.items():
+        held = now.get(name)
+        if isinstance(value, Tensor) and isinstance(held, Tensor) and held.shape == value.shape:
+            held.copy_(value)
+        else:
+            now[name] = value
 
 
 def _reachable(step: Any) -> Iterator[Any]:
@@ -242,7 +218,7 @@ def _references(item: Any) -> list[Any]:
         return [] if (item.__module__ or "").startswith("torch.") else _references_of_function(item)
     if isinstance(item, (list, tuple)):
         return list(item[:100])
-    if isinstance(item, Mapping) and type(item) is dict:
+    if type(item) is dict:
         return list(item.values())[:100]
     if inspect.ismodule(item) or inspect.isclass(item) or isinstance(item, (nn.Module, torch.optim.Optimizer, Tensor)):
         return []

@@ -6,6 +6,7 @@ down slows both. What is changed is put back at the end: the answer is a report,
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.estimates.meta_copy import mapped
 from perfagent_loop.precision import Precision, autocast_of
 from perfagent_loop.search.batch_size import search_batch_size
@@ -119,20 +121,18 @@ def tune(
     """
     if not isinstance(job, TuningJob):
         raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")
-    for name, value in (("steps", steps), ("rounds", rounds)):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
-    if largest_batch is not None and (type(largest_batch) is not int or largest_batch < 1):
-        raise ConfigError(f"largest_batch is a number of samples, 1 or more, not {largest_batch!r:.60}")
+    check_count("steps", steps)
+    check_count("rounds", rounds)
+    check_count("largest_batch", largest_batch, "a number of samples", or_none=True)
     given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
     load = _load()
     with restoring_state(job.loss, [job.model, job.optimizer]):
         search = _Search(job, given, steps, rounds, told)
         search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
         if search.best == given:
-            as_given, gain_pct = search.first or search.measured(given), 0.0
+            as_given, gain_pct = search.first or search.in_turns(given, given)[0], 0.0
         else:
-            as_given, best = search.in_turns(given, search.best, empty=True)
+            as_given, best = search.in_turns(given, search.best)
             gain_pct = 100 * (best / as_given - 1)
     spread_pct = statistics.median(step.spread_pct for step in search.done) if search.done else 0.0
     return TuningReport(as_given, search.done, search.best, gain_pct, load, spread_pct)
@@ -153,9 +153,8 @@ class _Search:
             self._try("pin_memory=True", pin_memory=True)
         if self.best.precision == "fp32" and _computes_bf16(self._job.device):
             self._try("precision='bf16'", "computes in half precision: compare the loss curves", precision="bf16")
-        if type(self._job.optimizer) in _FUSED and not any(
-            group.get("fused") for group in self._job.optimizer.param_groups
-        ):
+        optimizer = self._job.optimizer
+        if type(optimizer) in _FUSED and not any(group.get("fused") for group in optimizer.param_groups):
             self._try("optimizer: fused=True", fused_optimizer=True)
         if any(isinstance(module, nn.Conv2d) for module in self._job.model.modules()):
             self._try("model.to(memory_format=torch.channels_last)", channels_last=True)
@@ -163,9 +162,9 @@ class _Search:
             self._try("torch.compile", compiled=True)
         self._batches(largest_batch)
 
-    def in_turns(self, one: Setting, other: Setting, *, empty: bool = False) -> tuple[float, float]:
+    def in_turns(self, one: Setting, other: Setting) -> tuple[float, float]:
         """Samples a second of two settings, medians over the rounds."""
-        rates = self._rounds_of(one, other, empty=empty)
+        rates = self._rounds_of(one, other, empty=True)
         return statistics.median(rates[0]), statistics.median(rates[1])
 
     def _rounds_of(self, one: Setting, other: Setting, *, empty: bool) -> tuple[list[float], list[float]]:
@@ -180,10 +179,6 @@ class _Search:
                     break
         return rates
 
-    def measured(self, setting: Setting) -> float:
-        """Samples a second of one setting."""
-        return self.in_turns(setting, setting)[0]
-
     def _try(self, change: str, remark: str = "", *, empty: bool = False, **changed: Any) -> bool:
         candidate = replace(self.best, **changed)
         rates = self._rounds_of(self.best, candidate, empty=empty)
@@ -193,13 +188,12 @@ class _Search:
             self.first = before
         if not why_not:
             self.best = candidate
-        self._tell(TuningStep(change, before, after, not why_not, why_not or remark, max(map(_spread_pct, rates))))
-        return not why_not
-
-    def _tell(self, step: TuningStep) -> None:
+        spread_pct = max(100 * (max(side) - min(side)) / statistics.median(side) for side in rates)
+        step = TuningStep(change, before, after, not why_not, why_not or remark, spread_pct)
         self.done.append(step)
         if self._told is not None:
             self._told(step)
+        return not why_not
 
     def _workers(self) -> None:
         job = self._job
@@ -208,14 +202,9 @@ class _Search:
         )
         if found == self.best.num_workers:
             return
-        alone = {trial.workers: trial.seconds for trial in trials}
-        seconds = alone.get(found) or 0.0
-        self._try(
-            f"num_workers={found}",
-            f"the loader alone: {job.batch_size / seconds:,.0f} samples/s",
-            empty=True,
-            num_workers=found,
-        )
+        seconds = next(trial.seconds for trial in trials if trial.workers == found) or math.inf
+        remark = f"the loader alone: {job.batch_size / seconds:,.0f} samples/s"
+        self._try(f"num_workers={found}", remark, empty=True, num_workers=found)
 
     def _batches(self, largest: int | None) -> None:
         """Larger batches change what is learned in a step; that is said, not decided."""
@@ -225,12 +214,8 @@ class _Search:
             return
         with _Training(self._job, self.best) as training:
             fits, _ = search_batch_size(training.step_of, first, largest)
-        size = 2 * first
-        while size <= fits:
-            if not self._try(
-                f"batch_size={size}", "fewer, larger steps: look at the learning rate again", batch_size=size
-            ):
-                break
+        size, remark = 2 * first, "fewer, larger steps: look at the learning rate again"
+        while size <= fits and self._try(f"batch_size={size}", remark, batch_size=size):
             size *= 2
 
 
@@ -243,10 +228,6 @@ def _left_out(without: list[float], with_it: list[float]) -> str:
         return f"gains less than {100 * LEAST_GAIN:.0f} %"
     behind = sum(other <= first for first, other in zip(without, with_it, strict=True))
     return f"slower in {behind} of {len(without)} rounds: noise" if behind else ""
-
-
-def _spread_pct(rates: list[float]) -> float:
-    return 100 * (max(rates) - min(rates)) / statistics.median(rates)
 
 
 def _load() -> float | None:
@@ -292,9 +273,8 @@ class _Training:
 
     def warm(self, *, empty: bool) -> None:
         """Two steps that are not counted; more where the queue of the workers is to be emptied."""
-        self._job.model.to(
-            memory_format=torch.channels_last if self._setting.channels_last else torch.contiguous_format
-        )  # type: ignore[call-overload]
+        layout = torch.channels_last if self._setting.channels_last else torch.contiguous_format
+        self._job.model.to(memory_format=layout)  # type: ignore[call-overload]
         ahead = 2 * self._setting.num_workers if empty else 0
         for _ in range(2 + ahead):
             self._step(self._next())
@@ -317,8 +297,7 @@ class _Training:
         """A step with a batch of any size, of samples that are read once."""
         while len(self._samples) < size:
             self._samples.append(self._job.dataset[len(self._samples)])
-        collate = self._loader.collate_fn
-        assert collate is not None
+        collate: Any = self._loader.collate_fn
         self._step(collate(self._samples[:size]))
 
     def _next(self) -> Any:

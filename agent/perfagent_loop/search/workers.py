@@ -107,13 +107,8 @@ def _fewest(trials: Sequence[WorkersTrial], step_s: float | None) -> int:
 
 def _candidates(given: Sequence[int] | None) -> list[int]:
     if given is None:
-        most = max(
-            8, 2 * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-        )
-        found = [0, 1]
-        while found[-1] * 2 <= most:
-            found.append(found[-1] * 2)
-        return found
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return [0, *(2**power for power in range(max(8, 2 * cores).bit_length()))]
     if not given or any(type(one) is not int or one < 0 for one in given):
         raise ConfigError(f"candidates must be numbers of workers, 0 or more, such as [0, 2, 4, 8], not {given!r:.80}")
     return sorted(set(given))
@@ -144,7 +139,8 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
         loader = make_loader(workers)
         source = _Endless(loader)
     try:
-        for _ in range(_ahead(loader, workers)):
+        # batches that were begun while the processes started are there at once and would flatter the rate
+        for _ in range(1 + workers * (getattr(loader, "prefetch_factor", None) or 0)):
             source.next()
         begin = time.perf_counter()
         count = 0
@@ -154,11 +150,6 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
         return (time.perf_counter() - begin) / count
     finally:
         source.close()
-
-
-def _ahead(loader: Any, workers: int) -> int:
-    """Batches that were begun while the processes started: they are there at once and would flatter the rate."""
-    return 1 + workers * (getattr(loader, "prefetch_factor", None) or 0)
 
 
 class _Endless:
