@@ -30,8 +30,7 @@ from perfagent.step.suspend import unwatched
 from perfagent_loop.checks import check_choice, check_count
 from perfagent_loop.emergency import Emergency
 from perfagent_loop.events import count, phase, tell
-from perfagent_loop.folder import Folder
-from perfagent_loop.folder_use import FolderUse, folder_use
+from perfagent_loop.folder import Folder, FolderUse, folder_use
 from perfagent_loop.manifest import Manifest
 from perfagent_loop.ranks import Agreement, Ranks
 from perfagent_loop.resume import newest_whole, read

@@ -30,8 +30,7 @@ from perfagent.session import current
 from perfagent.step.stop import claim
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.batches import Batches
-from perfagent_loop.checks import check_count
-from perfagent_loop.closures import check_optimizer_step
+from perfagent_loop.checks import check_count, check_optimizer_step
 from perfagent_loop.compute.compiling import compile_in_place
 from perfagent_loop.data.prefetch import unwrapped
 from perfagent_loop.deepspeed_step import EngineStep

@@ -142,12 +142,13 @@ class SplitOnOom:
                 if parameter.grad is None:  # unused here, perhaps not on another rank
                     parameter.grad = torch.zeros_like(parameter)
                 held.append(parameter.grad)
-        for bucket in _buckets(held):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        utils: Any = torch._utils
+        for bucket in utils._take_tensors(held, _AT_ONCE_BYTES):
+            flat = utils._flatten_dense_tensors(bucket)
             all_reduce(flat, group=strategy.group)
             flat /= strategy.world
-            for gradient, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-                gradient.copy_(mean.view_as(gradient))
+            for gradient, mean in zip(bucket, utils._unflatten_dense_tensors(flat, bucket), strict=True):
+                gradient.copy_(mean)
 
 
 def cut(batch: Any, pieces: int) -> list[Any]:
@@ -182,17 +183,3 @@ def _slice(batch: Any, low: int, high: int, rows: int) -> Any:
     if listed and not any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in batch):
         return batch[low:high]  # texts, say: one for each row
     return rebuilt(batch, lambda one: _slice(one, low, high, rows))
-
-
-def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
-    """Of one type each, at most some megabytes."""
-    buckets: list[list[Tensor]] = []
-    size = 0
-    for gradient in sorted(gradients, key=lambda one: str(one.dtype)):
-        count_bytes = gradient.numel() * gradient.element_size()
-        if not buckets or buckets[-1][0].dtype != gradient.dtype or size + count_bytes > _AT_ONCE_BYTES:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(gradient)
-        size += count_bytes
-    return buckets

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from perfagent.errors import ConfigError
 from perfagent_loop.accumulation import Count
-from perfagent_loop.closures import wanted_by_step
+from perfagent_loop.checks import wanted_by_step
 from perfagent_loop.strategies import Strategy
 
 __all__ = ["OptimizerStep", "StepResult", "moved_by_windows"]

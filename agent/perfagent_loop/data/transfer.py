@@ -37,7 +37,7 @@ class CopyStream:
     """Copies batches to one CUDA device beside what it computes.
 
     `send` begins a copy and returns at once; `receive` makes the current stream wait for it (the host does not) and
-    gives the batch. What holds tensors that cannot be found from outside, or that are sparse or nested, is copied on
+    gives the batch. A batch with tensors that cannot be found from outside, or that are sparse or nested, is copied on
     the current stream.
     """
 
@@ -49,7 +49,7 @@ class CopyStream:
     def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """The batch on its way, and the event behind its copies."""
         with torch.cuda.stream(self._stream):
-            sent = self._sent(batch)
+            sent = _Later(batch) if _goes_later(batch) else moved(batch, self.device)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
         return sent, arrived
@@ -57,40 +57,31 @@ class CopyStream:
     def receive(self, sent: tuple[Any, torch.cuda.Event]) -> Any:
         """The batch, for work on the stream that is current now."""
         batch, arrived = sent
+        if isinstance(batch, _Later):
+            return moved(batch.batch, self.device)
         current = torch.cuda.current_stream(self.device)
         current.wait_event(arrived)
         for tensor in tensors_in(batch):
-            if tensor.device == self.device and not _is_special(tensor):
+            if tensor.device == self.device:
                 tensor.record_stream(current)
-        return _unwrapped(batch, self.device)
-
-    def _sent(self, batch: Any) -> Any:
-        if isinstance(batch, torch.Tensor):
-            return _Later(batch) if _is_special(batch) else batch.to(self.device, non_blocking=True)
-        if _is_open(batch):
-            if hasattr(batch, "to") and not any(_is_special(tensor) for tensor in tensors_in(batch)):
-                return _moved_by_itself(batch, self.device)
-            return rebuilt(batch, self._sent)
-        return _Later(batch) if hasattr(batch, "to") else batch
+        return batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Later:
-    """A part of a batch that is copied on the stream that uses it."""
+    """A batch that is copied on the stream that uses it."""
 
-    part: Any
-
-
-def _unwrapped(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, _Later):
-        return moved(batch.part, device)
-    if isinstance(batch, torch.Tensor) or not any(isinstance(part, _Later) for part in _leaves(batch)):
-        return batch
-    return rebuilt(batch, lambda part: _unwrapped(part, device))
+    batch: Any
 
 
-def _is_special(tensor: torch.Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.is_nested
+def _goes_later(batch: Any) -> bool:
+    """Whether it holds tensors that are sparse or nested, or that cannot be found from outside."""
+    return any(
+        hasattr(part, "to")
+        if not isinstance(part, torch.Tensor)
+        else part.layout is not torch.strided or part.is_nested
+        for part in _leaves(batch)
+    )
 
 
 def _moved_by_itself(batch: Any, device: torch.device) -> Any:
@@ -100,14 +91,9 @@ def _moved_by_itself(batch: Any, device: torch.device) -> Any:
         return batch.to(device)
 
 
-def _is_open(batch: Any) -> bool:
-    """Whether its parts can be seen from outside."""
-    return isinstance(batch, (Mapping, Sequence)) or (dataclasses.is_dataclass(batch) and not isinstance(batch, type))
-
-
 def rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     """The same container with each part changed; what is no container comes back as it is."""
-    if isinstance(batch, (str, bytes, bytearray, range, _Later)):
+    if isinstance(batch, (str, bytes, bytearray, range)):
         return batch
     if isinstance(batch, Mapping):
         parts = {name: change(value) for name, value in batch.items()}
@@ -131,7 +117,7 @@ def rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, (str, bytes, bytearray, range, torch.Tensor, _Later)):
+    if isinstance(batch, (str, bytes, bytearray, range, torch.Tensor)):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():

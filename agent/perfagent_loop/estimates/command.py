@@ -121,8 +121,7 @@ class _Given:
             self._job(arguments)
 
     def _decoder(self, arguments: argparse.Namespace) -> None:
-        from perfagent_loop.estimates.decoder import Decoder, DecoderShape, shape_of
-        from perfagent_loop.estimates.sizes import count_read
+        from perfagent_loop.estimates.decoder import Decoder, DecoderShape, count_read, shape_of
 
         given = {name: getattr(arguments, name) for name in ("layers", "width", "heads", "vocabulary")}
         if arguments.parameters is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_count
 
-__all__ = ["Decoder", "DecoderShape", "shape_of"]
+__all__ = ["Decoder", "DecoderShape", "count_read", "shape_of"]
 
 _RATIO = 128
 """Width over layers of published decoders from 1 to 70 billion parameters (Kaplan et al., 2020, find 20 to 200 equally
@@ -35,6 +36,17 @@ class DecoderShape:
             check_count(name, getattr(self, name))
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} cannot be divided by {self.heads} heads")
+
+
+_TIMES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def count_read(text: str) -> int:
+    """A count such as 7B, 1.3e9 or 350M. Raises ConfigError."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmbgt]?)", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise ConfigError(f"{text!r:.60} is no count; write it as 7B, 350M or 1.3e9")
+    return round(float(match[1]) * _TIMES[match[2]])
 
 
 def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from perfagent.errors import ConfigError
-from perfagent_loop.closures import check_optimizer_step
+from perfagent_loop.checks import check_optimizer_step
 from perfagent_loop.estimates.meta_copy import Twin
 
 __all__ = ["AdamW8bit", "optimizer_for"]

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perfagent.errors import ConfigError
 from perfagent.session import inert
-from perfagent_loop.checks import check_count
-from perfagent_loop.closures import wanted_by
+from perfagent_loop.checks import check_count, wanted_by
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.search.job_file import check_job_file
 
