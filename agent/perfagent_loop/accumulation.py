@@ -32,8 +32,7 @@ class Window:
     """The window in progress. Counts on a device are never read on the host.
 
     size: micro-steps of a full one. done: micro-steps whose backward pass is over. end: micro-steps of this one, as far
-    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps and cannot know by
-    how many.
+    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps.
     """
 
     __slots__ = (
@@ -84,8 +83,7 @@ class Window:
         self.trivial = False
 
     def is_whole(self) -> None:
-        """The gradients are those of the window's mean, however they came about, and nothing is left to be
-        multiplied."""
+        """The gradients are those of the window's mean already: nothing is left to be multiplied."""
         self.done = self.end = self._base = 1
         self._total, self._items, self._loss = None, None, None
 
@@ -136,8 +134,7 @@ class Window:
         return self._strategy.total(count.clone()) if isinstance(count, Tensor) else count
 
     def _refuse_unequal(self, num_items: Count) -> None:
-        """Gradients are averaged before the window is known: then every micro-batch of every rank must have the same
-        count."""
+        """Gradients that are averaged before the window is known need one count in all micro-batches of all ranks."""
         count = float(num_items)  # sync: waits for a count that is on a device
         if self._constant is None:
             low, high = self._strategy.least(count), -self._strategy.least(-count)
@@ -179,8 +176,7 @@ class Window:
         return factor
 
     def loss(self) -> Any:
-        """The mean loss over the items of this rank, where the weights of the window do not add up to one; else
-        None."""
+        """The mean loss over this rank's items, where the window's weights do not add up to one; else None."""
         return None if self._loss is None or self._items is None else self._loss / _at_least_one(self._items)
 
     def _number(self, count: Count) -> Tensor:

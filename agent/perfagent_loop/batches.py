@@ -1,14 +1,11 @@
-"""The loader's batches, one after the other: where windows end, what they hold, on which device, and from where to go
-on.
+"""The loader's batches: where windows end, what they hold, on which device, and from where to go on.
 
 The loop must know a window's last micro-step before its forward pass. A loader that can say its length is simply
-counted; of others one batch more is fetched. With `items`, a whole window is fetched before its first batch is handed
-out.
+counted; of others one batch more is fetched. With `items`, a whole window is fetched first.
 
 To go on in the middle of an epoch, the random generators are put back to where they were when it began, the loader is
 started, as many batches are passed over as had been seen, and the generators are put to where they were then. Batches
-of a map-style DataLoader are passed over without loading them; a loader with a state of its own (torchdata's
-StatefulDataLoader) is given that.
+of a map-style DataLoader are passed over without loading them; a torchdata StatefulDataLoader gets its state.
 """
 
 from __future__ import annotations
@@ -162,7 +159,7 @@ class Batches:
     # ---- lengths
 
     def _agree(self, loader: Any) -> int | None:
-        """The batches of an epoch, None where the loader cannot say. Ranks exchange it, as each must make as many
+        """The batches of an epoch, None where the loader cannot say. A collective: ranks must make equally many
         steps."""
         self._window.may_differ(False)
         self._last_steps = None

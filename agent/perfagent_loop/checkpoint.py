@@ -118,8 +118,7 @@ class Checkpoint:
         engine: Any = None,
         reason: str = "asked",
     ) -> None:
-        """Saves a state under a step; every rank calls it. Waits for the save before, and with asynchronous=False for
-        this one.
+        """Saves a state under a step; every rank calls it. Waits for the save before.
 
         state: tensors, numbers, text and containers of them; "rng", "sampler" and "loop" are each rank's own, sharded
         tensors (DTensor) below "model" and "optimizer" are saved in pieces, all else is rank 0's. metric: what `best`
@@ -203,8 +202,7 @@ class Checkpoint:
     def load_latest(
         self, into: dict[str, Any] | None = None, *, engine: Any = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole, tensors on the CPU; None without one. Every rank calls
-        it.
+        """Step and state of the newest whole checkpoint, tensors on the CPU; None without one. A collective.
 
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
         engine that takes its part itself. Loading never runs code from a file (weights_only).
@@ -244,8 +242,7 @@ class Checkpoint:
             self.save_loop(loop, reason="every")
 
     def save_loop(self, loop: Loop, *, metric: float | None = None, reason: str = "asked") -> None:
-        """Saves a loop between two steps; every rank calls it. A failure is an alert, and after `tolerate` in a row it
-        raises."""
+        """Saves a loop between two steps. A collective. A failure is an alert; after `tolerate` in a row it raises."""
         with self._tolerated():
             self.wait()  # the save before, which went on beside the training
         with self._tolerated():
@@ -265,8 +262,7 @@ class Checkpoint:
             self.wait()
 
     def resume(self, loop: Loop) -> int | None:
-        """Loads the newest whole checkpoint into a loop; its step, or None when training begins afresh. Every rank
-        calls it."""
+        """Loads the newest whole checkpoint into a loop; returns its step, or None without one. A collective."""
         with unwatched():  # loading a sharded optimizer steps it once without effect (torch's get_state_dict)
             found = self._load_for(loop)
             if found is None:
@@ -293,10 +289,9 @@ class Checkpoint:
         return manifest.step
 
     def roll_back(self, loop: Loop) -> int | None:
-        """Weights, optimizer, scheduler and scaler of the newest whole checkpoint; the loop goes on with its data and
-        its count.
+        """Loads weights, optimizer, scheduler and scaler of the newest whole checkpoint; data and step count go on.
 
-        The step of that checkpoint, or None when there is none. Every rank calls it.
+        Returns the step of that checkpoint, or None without one. A collective.
         """
         with phase("checkpoint"), unwatched():
             found = self._load_for(loop)

@@ -62,8 +62,7 @@ def device_named(given: object) -> torch.device:
 
 
 def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
-    """Raises ConfigError for an optimizer that computes the loss itself, several times a step. instead: what is to be
-    done."""
+    """Raises ConfigError for an optimizer that computes the loss itself. instead: what to do."""
     wanted = wanted_by_step(optimizer)
     if wanted:
         raise ConfigError(

@@ -91,8 +91,7 @@ def comm_hook(
 
     hook: fp16 and bf16 halve the traffic by rounding; powersgd sends factors of that rank with error feedback (Vogels
     et al., "PowerSGD", 2019) from step start_iter on, batched_powersgd those of whole buckets, fp16_powersgd rounds the
-    factors too. One hook a model, registered once before training. Raises ConfigError where a hook cannot work, instead
-    of hanging there.
+    factors too. One hook a model, before training. Raises ConfigError where a hook cannot work.
     """
     inner: Any = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):

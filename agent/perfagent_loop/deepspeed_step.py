@@ -1,5 +1,4 @@
-"""The end of a window under DeepSpeed: the engine scales, clips, steps and schedules; the loop says when, and checks
-who says what.
+"""The end of a window under DeepSpeed: the engine scales, clips, steps and schedules; the loop says when.
 
 Options that exist in two places and are obeyed in one are the commonest complaint about DeepSpeed behind another
 trainer (huggingface/accelerate issues 1970, 3369, 3807). Here they must agree.

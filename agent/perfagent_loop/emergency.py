@@ -2,8 +2,7 @@
 
 The handler of a signal only notes it; the loop saves at the end of the step at hand, and then the signal does what it
 would have done: the user's own handler is called, or the process ends by it. A second signal, or a step that does not
-end within the grace time, goes through at once. Nothing is installed before a loop that was given a checkpoint has made
-its first step.
+end within the grace time, goes through at once. Nothing is installed before a loop's first step.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class Emergency:
         return self._previous.get(signum) in (None, signal.SIG_DFL)
 
     def pass_on(self, signum: int, *, interrupting: bool = False) -> None:
-        """The signal does now what it would have done without us. Returns when that was nothing, or a handler that
-        returns."""
+        """The signal does now what it would have done without us; returns where that is nothing or a handler."""
         self.signum = 0
         self._serial += 1  # the grace time of this one is over
         previous = self._previous.get(signum)
@@ -84,8 +82,7 @@ class Emergency:
             signal.pause()
 
     def release(self) -> None:
-        """After remove(): a signal that came after the last step does now what it would have done, as nobody looks for
-        it."""
+        """After remove(): a signal that came after the last step does now what it would have done."""
         signum, self.signum = self.signum, 0
         self._serial += 1
         if signum:
@@ -113,8 +110,8 @@ class Emergency:
 
 
 def _end_run(*, interrupting: bool) -> None:
-    """A signal is about to end the process, past the exit handlers: the run ends first. interrupting: code that may hold
-    locks which the rest of an end takes."""
+    """A signal is about to end the process, past the exit handlers: the run ends first. interrupting: code that may
+    hold locks which the rest of an end takes."""
     run = current()
     if run is not None:
         with contextlib.suppress(Exception):  # the signal ends the process, whatever becomes of the run

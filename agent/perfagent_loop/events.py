@@ -16,8 +16,8 @@ logger = logging.getLogger("perfagent")
 
 
 def tell(title: str, text: str, *, level: str = "warning", shown: bool = False) -> None:
-    """An alert event of the current run, and the same in the log. level: info, warning or critical. shown: on the
-    console, though it is info."""
+    """An alert of the current run and in the log. level: info, warning or critical. shown: on the console all the
+    same."""
     line = f"perfagent: {title}: {text}" if text else f"perfagent: {title}"
     loud = "warning" if shown else level
     logger.log({"info": logging.INFO, "critical": logging.ERROR}.get(loud, logging.WARNING), "%s", line)

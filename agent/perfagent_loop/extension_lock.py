@@ -17,8 +17,7 @@ from pathlib import Path
 __all__ = ["extensions_folder", "stale_locks"]
 
 QUIET_S = 60.0
-"""A lock that no process here holds may be that of another container or machine, while something in its folder still
-changes."""
+"""While its folder still changes, a lock that no process here holds may be of another container or machine."""
 
 
 def extensions_folder() -> Path:
@@ -39,8 +38,7 @@ def extensions_folder() -> Path:
 
 
 def stale_locks(folder: Path | None = None) -> list[Path]:
-    """The locks below `folder` that no process of this machine has open, and beside which nothing has changed for a
-    minute."""
+    """The locks below `folder` that no process here has open, and beside which nothing changed for a minute."""
     folder = extensions_folder() if folder is None else folder
     return [lock for lock in sorted(folder.glob("*/lock")) if _quiet(lock.parent) and not _held(lock)]
 

@@ -121,11 +121,9 @@ class Folder:
         return final
 
     def retain(self, keep: int, best: str | None, damaged: Collection[Path] = ()) -> Path | None:
-        """Keeps the newest `keep` checkpoints and, with best "min" or "max", the one of the best metric; returns that
-        one.
+        """Keeps the newest `keep` checkpoints and, with best "min" or "max", the best one, which it returns.
 
-        damaged: some that were found not to be whole. They are none of the `keep`, and go when that many newer ones are
-        there.
+        damaged: some that are not whole; they do not count, and go when `keep` newer ones are there.
         """
         everything = self.candidates()
         candidates = [one for one in everything if one[0] not in damaged]

@@ -87,8 +87,7 @@ def _chosen(model: nn.Module, kinds: Sequence[type[nn.Module]] | None) -> list[n
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The items of the outermost lists of two or more like modules with parameters: the layers of a transformer,
-    say."""
+    """The items of the outermost lists of like modules with parameters, such as the layers of a transformer."""
     found: list[nn.Module] = []
     for child in model.children():
         items = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []

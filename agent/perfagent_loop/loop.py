@@ -1,5 +1,4 @@
-"""The training loop: precision, accumulation, clipping, schedule, position and state, over the model as the user
-wrapped it.
+"""The training loop: precision, accumulation, clipping, schedule, position and state.
 
     loop = perfagent.loop(model, optimizer, scheduler, precision="bf16", grad_accum=8, clip_norm=1.0)
     loop.resume()
@@ -57,11 +56,11 @@ class Loop:
 
     model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
     `deepspeed.initialize`: how ranks communicate follows from its type (`strategy`). optimizer: over the parameters of
-    that model; an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step
-    that was not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation.
-    precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a
-    window. clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile,
-    or its arguments. scaler: a GradScaler with settings of yours, for fp16.
+    that model; an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer
+    step that was not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an
+    evaluation. precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum:
+    micro-steps of a window. clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a
+    mode of torch.compile, or its arguments. scaler: a GradScaler with settings of yours, for fp16.
 
     step_count: optimizer steps so far, those that the scaler skipped included; restored by resume().
 
@@ -151,8 +150,7 @@ class Loop:
         return self._forward
 
     def backward(self, loss: Tensor, num_items: Count | None = None) -> None:
-        """The backward pass of one micro-step. loss: the mean over the micro-batch's num_items items (tokens, samples;
-        default 1).
+        """The backward pass of one micro-step. loss: the mean over num_items items (tokens, samples; default 1).
 
         num_items may be a tensor on the device. All micro-steps of a run give it, or none.
         """
@@ -165,8 +163,7 @@ class Loop:
         window.done += 1
 
     def step(self) -> StepResult:
-        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule. Before it:
-        nothing."""
+        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule."""
         window = self._window
         if window.done < window.end:
             if not window.done:
@@ -192,8 +189,7 @@ class Loop:
         return result
 
     def _stop(self, why: str) -> None:
-        """The run is stopped from afar, after this step of all ranks: batches() ends; other loops are left at the end of
-        the next step."""
+        """The run is stopped from afar: batches() ends; other loops are left at the end of the next step."""
         if self._stopped:
             raise Stopped(f"perfagent: stopped after step {self.step_count:,}: {why}")
         self._stopped = True
@@ -237,8 +233,7 @@ class Loop:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, as of the last optimizer step; of this rank alone where "rng" and
-        "sampler" are concerned.
+        """All that the next step depends on, as of the last optimizer step; "rng" and "sampler" are this rank's.
 
         Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under
         DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.

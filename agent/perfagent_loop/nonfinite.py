@@ -1,9 +1,8 @@
 """Handles a step whose gradients hold NaN or Inf: leave it out, go back, or go on more slowly.
 
 The gradients are looked at before the optimizer uses them, so the weights stay good. All ranks decide alike: gradients
-that were averaged are the same on each, and of sharded ones the ranks put their findings together. The data goes on:
-the batches that did it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1, which went back some
-hundred steps.
+that were averaged are the same on each, and of sharded ones the ranks put their findings together. The batches that did
+it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ class NonFiniteGradients(PerfagentError):  # noqa: N818 - it says what was found
 
 
 class NanPolicy:
-    """Steps a loop, unless the gradients of the window hold NaN or Inf: call `policy.step(loop)` where `loop.step()`
-    stood.
+    """Steps a loop unless its gradients hold NaN or Inf: call `policy.step(loop)` instead of `loop.step()`.
 
     action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by
     `factor`; "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole

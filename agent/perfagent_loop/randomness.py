@@ -20,8 +20,8 @@ def cuda_in_use() -> bool:
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, numpy's (where it is imported), torch's and each CUDA device's generator, as tensors, numbers, lists and
-    text, which weights_only=True loads again."""
+    """Python's, numpy's (where it is imported), torch's and each CUDA device's generator, as tensors, numbers, lists
+    and text, which weights_only=True loads again."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
     numpy = sys.modules.get("numpy")

@@ -1,5 +1,4 @@
-"""Lets the ranks of a job agree, over groups of our own on gloo, so that no saving thread ever meets the training's
-collectives.
+"""Lets the ranks of a job agree, over gloo groups of our own: no saving thread meets the training's collectives.
 
 Collectives of one group must come in the same order on every rank, so each thread that talks has a group to itself.
 """
@@ -48,8 +47,7 @@ class Ranks:
         return answers
 
     def all_arrive(self, within_s: float) -> bool:
-        """Whether every rank comes here in time, for moments in which some may be gone. A group that failed is not used
-        again."""
+        """Whether every rank comes here in time. A group that failed is not used again."""
         if self.group is None:
             return True
         try:

@@ -26,8 +26,7 @@ __all__ = ["newest_whole", "read"]
 
 
 def newest_whole(folder: Folder, ranks: Ranks) -> tuple[Path, Manifest, list[Path]] | None:
-    """The newest checkpoint that verifies, and the newer ones that do not; None when there is none. Every rank calls
-    it."""
+    """The newest checkpoint that verifies, and the newer ones that do not; None without one. A collective."""
     candidates, unreadable = ranks.gather(folder.look() if ranks.first else ([], []))[0]
     damaged = [path for path, _ in unreadable]
     said = [f"{path.name}: {why}" for path, why in unreadable]

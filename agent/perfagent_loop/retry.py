@@ -1,8 +1,7 @@
 """Another try, for errors that pass by themselves and for nothing else.
 
 A file system that is remounted, a network file server that answers late, an interrupted call: these are tried again a
-few times, with pauses that double. A full disk, a missing right, a wrong path, and every error of the program itself
-are raised at once.
+few times, with pauses that double. A full disk, a missing right and errors of the program are raised at once.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ def retry(
     pause: Callable[[float], None] = time.sleep,
     seeded: random.Random | None = None,
 ) -> T:
-    """The result of `call`, after at most so many tries; what is not transient is raised at once, the last failure as
-    it is.
+    """The result of `call`, after at most so many tries; what is not transient is raised at once.
 
-    what: named in the run's events. pause: waits so many seconds. Example: `rows = retry(lambda: read(path),
-    what="reading")`.
+    what: named in the run's events. pause: waits so many seconds.
     """
     check_count("tries", tries)
     for number, wait_s in enumerate(pauses(tries, first_s=first_s, longest_s=longest_s, seeded=seeded), 1):

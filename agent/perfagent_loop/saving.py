@@ -28,8 +28,7 @@ __all__ = ["ENGINE", "PER_RANK", "SHARDED", "SHARED", "Parts", "Saved", "is_fata
 
 T = TypeVar("T")
 PER_RANK = ("rng", "sampler", "loop")
-"""Entries of a state that each rank has for itself; rank 0's "loop" is in the shared part too, for ranks that come
-anew."""
+"""Entries of a state that each rank has for itself; rank 0's "loop" is shared too, for new ranks."""
 SHARED, SHARDED, ENGINE = "shared.pt", "sharded", "engine"
 
 

@@ -1,5 +1,4 @@
-"""Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU while the training
-waits.
+"""Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU.
 
 Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else.
 A state that holds more is refused when it is saved, by its place, and not when it is needed.
@@ -86,8 +85,7 @@ def find_nan(state: Any) -> str | None:
 class Copier:
     """Copies states to the CPU, into the same memory each time: the second copy of a state is faster than the first.
 
-    It keeps as much host memory as a state has bytes, pinned where the state comes from a GPU. A copy is overwritten by
-    the next.
+    It keeps as much host memory as a state has bytes, pinned on a machine with GPUs. The next copy overwrites it.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,7 @@
 Forward and backward pass run without any communication; then the ranks exchange whether one of them ran out of memory,
 and only when none did are the gradients averaged. A rank that retried alone would leave the others waiting in a
 collective for ever (mosaicml/composer issues 1319 and 3510). So the whole window is tried again on all ranks, in twice
-as many pieces, from gradients that are zero. The mean of the pieces, weighed by their items, is the gradient of the
-whole batch.
+as many pieces, from gradients that are zero.
 """
 
 from __future__ import annotations
@@ -66,11 +65,9 @@ class SplitOnOom:
         self.pieces = 1
 
     def backward(self, batch: Any, compute: Callable[[Any], Tensor]) -> Tensor:
-        """Fills the gradients for one batch; answers its mean loss on this rank, detached. compute: the mean loss of a
-        piece.
+        """Fills the gradients for one batch; returns its mean loss on this rank. compute: the mean loss of a piece.
 
-        Raises the out-of-memory error of this rank (or RuntimeError for that of another) when `most` pieces do not fit
-        either.
+        Raises the out-of-memory error of this rank, or RuntimeError for another's, when `most` pieces do not fit.
         """
         share = self._share(batch)
         while True:
@@ -131,8 +128,7 @@ class SplitOnOom:
         count("recovery/pieces", float(self.pieces))
 
     def _average(self) -> None:
-        """What DistributedDataParallel would have done in the backward pass: the mean over ranks, some megabytes at a
-        time."""
+        """The mean of the gradients over ranks, some megabytes at a time, which DDP takes in the backward pass."""
         strategy = self._loop.strategy
         if strategy.world == 1:
             return

@@ -1,8 +1,6 @@
-"""The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule. In this
-order.
+"""The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule.
 
-Clipping before unscaling clips to the loss scale; clipping after the step does nothing. Both are among the commonest
-mistakes.
+The order matters: clipping before unscaling clips to the loss scale, and after the step it does nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """The scaler left the weights as they are, since gradients were not finite. With a fused optimizer, reading it
-        waits."""
+        """The scaler left the weights as they are: gradients were not finite. With a fused optimizer, this waits."""
         return bool(self._found_inf)
 
     def __repr__(self) -> str:
@@ -52,8 +49,7 @@ StepResult.WAITING = StepResult(stepped=False)
 class OptimizerStep:
     """Steps a torch optimizer over the gradients of one window.
 
-    under_way: from the optimizer's first change of a weight until the loop has counted the step; what lies between
-    cannot be gone on from.
+    under_way: from the optimizer's first change of a weight until the loop has counted the step.
     """
 
     def __init__(
@@ -118,8 +114,7 @@ class OptimizerStep:
         return StepResult(stepped=True, grad_norm=norm, found_inf=found_inf)
 
     def _decided_on_device(self, scaler: Any) -> Tensor | bool:
-        """A fused optimizer is always called, and skips in its kernel: only the device knows, and it is not asked
-        here."""
+        """A fused optimizer skips in its kernel: only the device knows, and it is not asked here."""
         found = [*scaler._found_inf_per_device(self._optimizer).values()]
         return sum(one.to(found[0].device, non_blocking=True) for one in found) if found else False
 
@@ -131,8 +126,7 @@ _STEPPED = StepResult(stepped=True)
 
 
 def moved_by_windows(scheduler: Any) -> Any:
-    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps after an
-    evaluation.
+    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps.
 
     Raises ConfigError for what has no step() that can be called once an optimizer step.
     """

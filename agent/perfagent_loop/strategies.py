@@ -48,8 +48,7 @@ class Plain:
         self.world = 1
 
     def communicate(self, *, last: bool) -> None:
-        """Called before each forward pass. last: gradients are averaged over the ranks in the backward pass that
-        follows."""
+        """Called before each forward pass. last: the backward pass that follows averages gradients over the ranks."""
 
     def forget(self) -> None:
         """A window is thrown away: so is what the strategy keeps of its gradients, beside those of the parameters."""
@@ -74,8 +73,7 @@ class Plain:
             torch._foreach_mul_(gradients, factor)
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clips to the norm of all gradients of all ranks, and answers it: a number on the device that nobody has
-        waited for."""
+        """Clips to the norm of all gradients of all ranks, and returns it: a number on the device, not waited for."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,5 +1,4 @@
-"""Activation checkpointing: blocks of the model keep only their inputs, and compute the rest again when the backward
-pass comes.
+"""Activation checkpointing: blocks keep only their inputs, and compute the rest again in the backward pass.
 
 Memory for time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). torch's
 `checkpoint(use_reentrant=False)` does it; here it is put round a model's blocks from outside, and what torch leaves to

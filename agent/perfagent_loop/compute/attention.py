@@ -1,12 +1,8 @@
-"""`best_attention`: the kernel that a call of scaled_dot_product_attention will run, why, and what to change for a
-better one.
+"""`best_attention`: which kernel a call of scaled_dot_product_attention will run, why, and what to change.
 
 The kernel is not guessed: where the tensors are, torch is asked by the function that its own dispatch uses
 (`torch._fused_sdp_choice`), after what autocast will do to them. The reasons come from attention_rules.py. For a GPU
 that is not here, `gpu=Gpu(capability=(9, 0))` answers by the rules alone.
-
-Which length of sequence makes which kernel worthwhile is a matter of the machine: `perfagent bench attention` measures
-it.
 """
 
 from __future__ import annotations
@@ -35,10 +31,9 @@ class AttentionChoice:
     """kernel: flash, efficient, cudnn (fused: scores are never written to memory), math (matrix products with all
     scores in memory), explicit (the same, in the model's own code), or none (torch will raise, or there is nothing to
     compute). why: the reason, in a sentence. change: what to do for a faster kernel or a smaller call; empty where
-    there is nothing. score_bytes: memory of one matrix of scores, of which math keeps about two for the backward pass; 0
-    for fused kernels. obstacles: what keeps each kernel away that torch would have preferred. predicted: by the rules for
-    another GPU, not by torch on this machine.
-    """
+    there is nothing. score_bytes: memory of one matrix of scores, of which math keeps about two for the backward pass;
+    0 for fused kernels. obstacles: what keeps each kernel away that torch would have preferred. predicted: by the rules
+    for another GPU, not by torch on this machine."""
 
     kernel: Kernel
     why: str
@@ -74,8 +69,7 @@ def best_attention(
     meta device will do with `gpu`. causal, mask, dropout, gqa: its is_causal, attn_mask, dropout_p and enable_gqa.
     weights: the model needs the attention weights themselves. gpu: answer for this GPU instead of the tensors' device.
 
-    Nothing is computed but a look at the mask; on a GPU that look waits for it. Raises ConfigError for what torch would
-    refuse.
+    On a GPU, reading the mask waits for it. Raises ConfigError for what torch would refuse.
     """
     _check(q, k, v, causal, mask, dropout)
     kind = "cuda" if gpu is not None else q.device.type

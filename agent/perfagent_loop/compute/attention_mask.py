@@ -1,5 +1,4 @@
-"""Reads what a mask says from its shape and numbers: nothing, causality, padding, packed documents, or something of its
-own.
+"""Reads what an attention mask says: nothing, causality, padding, packed documents, or something of its own.
 
 Kernels that take no mask are the fast ones, and most masks in use say what a flag or a list of lengths says as well.
 Reading a mask on a GPU waits for it: this is for looking once, not for every step.
@@ -33,8 +32,7 @@ class MaskMeaning:
 
 
 def meaning_of(mask: Tensor) -> MaskMeaning:
-    """mask: of scaled_dot_product_attention, boolean (True takes part) or added to the scores; two to four
-    dimensions."""
+    """mask: of scaled_dot_product_attention, boolean (True takes part) or added to the scores; 2 to 4 dimensions."""
     if mask.dim() < 2 or mask.numel() > LARGEST or mask.numel() == 0 or mask.is_meta:
         return MaskMeaning("unread")
     keep = _kept(mask.detach())

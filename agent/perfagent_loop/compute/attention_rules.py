@@ -2,8 +2,8 @@
 
 These are the conditions of torch 2.11 to 2.13 (where they differ, by its version), one by one: on the CPU those of
 aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp}, on CUDA those of .../cuda/sdp_utils.cpp. torch itself names no
-reason for a GPU that is not here, and none on the CPU. Where the tensors' device is at hand, `best_attention` asks torch
-for its choice, and tests compare the two.
+reason for a GPU that is not here, and none on the CPU. Where the tensors' device is at hand, `best_attention` asks
+torch for its choice, and tests compare the two.
 
 Not described: nested tensors, ROCm, and FlashAttention 3 or 4 put in place by `activate_flash_attention_impl`.
 """
@@ -21,8 +21,8 @@ __all__ = ["AttentionCall", "Gpu", "Kernel", "Obstacle", "default_order", "obsta
 
 Kernel = Literal["flash", "efficient", "cudnn", "math", "explicit", "none"]
 _WIDE_IN_CUDNN = (2, 11)
-"""Up to this torch, cuDNN on Hopper takes heads up to 256 wide and any dropout (seen in 2.11 on an H200); later ones ask
-for a newer cuDNN, and for dropout in steps of 1/16."""
+"""Up to this torch, cuDNN on Hopper takes heads up to 256 wide and any dropout (seen in 2.11 on an H200); later ones
+ask for a newer cuDNN, and for dropout in steps of 1/16."""
 
 
 def _version(text: str | None) -> tuple[int, int]:
@@ -113,8 +113,7 @@ def default_order(gpu: Gpu | None) -> list[Kernel]:
 
 
 def obstacles(kernel: Kernel, call: AttentionCall, gpu: Gpu | None) -> tuple[Obstacle, ...]:
-    """All that keeps this kernel from taking the call, in this process (torch.nn.attention.sdpa_kernel); nothing where it
-    can."""
+    """All that keeps this kernel from taking the call, the process's sdpa_kernel among it; nothing where it can."""
     cuda = torch.backends.cuda
     allowed = {
         "flash": cuda.flash_sdp_enabled, "efficient": cuda.mem_efficient_sdp_enabled, "math": cuda.math_sdp_enabled,

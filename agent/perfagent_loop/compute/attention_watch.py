@@ -1,5 +1,4 @@
-"""Which kernel each attention of a model runs, seen from outside during one pass of yours, and a warning for the slow
-ones.
+"""Records which kernel each attention of a model runs during one pass of yours, and warns of the slow ones.
 
     with perfagent.watch_attention(model) as seen:
         loss = model(**batch).loss
@@ -47,8 +46,7 @@ class SeenCall:
 
 @dataclass(slots=True)
 class SeenAttention:
-    """What was seen. calls: by kind, in order of appearance; slow: those that run no fused kernel, with something to
-    change."""
+    """calls: what was seen, by kind, in order of appearance; slow: those that run no fused kernel."""
 
     calls: list[SeenCall] = field(default_factory=list)
 

@@ -74,8 +74,7 @@ def compile_model(
 
 def compile_in_place(module: nn.Module, **options: Any) -> None:
     """`Module.compile`, which by itself compiles nothing of a module whose class is torch's own (nn.Sequential, say):
-    torch leaves frames of its own files alone. A frame of ours round such a module is one that it takes; torch.compile
-    has one, too.
+    torch leaves frames of its own files alone. It takes a frame of ours round such a module.
 
     options: of torch.compile.
     """

@@ -1,8 +1,7 @@
 """cuDNN's search for the fastest convolution (`torch.backends.cudnn.benchmark`), where it helps, and why not elsewhere.
 
 With it on, cuDNN times its algorithms for each new shape of a convolution, in the first step that has the shape: a gain
-where the same shapes come again, a loss where each batch brings new ones. It concerns convolutions on NVIDIA GPUs, and
-nothing else.
+where the same shapes come again, a loss where each batch brings new ones.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionChoice:
-    """enabled: whether cuDNN searches now. why: the reason. change: what else would make convolutions faster, or
-    nothing."""
+    """enabled: whether cuDNN searches now. why: the reason. change: what else would make them faster."""
 
     enabled: bool
     why: str

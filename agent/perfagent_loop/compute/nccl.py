@@ -36,8 +36,7 @@ _INTERFACE = {"ethernet": "NCCL_SOCKET_IFNAME", "infiniband": "NCCL_IB_HCA", "ro
 
 @dataclass(frozen=True, slots=True)
 class NcclCorrection:
-    """name, value: as found. instead: name and value that do today what was meant; None where nothing need be set. why:
-    a sentence."""
+    """name, value: as found. instead: what does today what was meant; None where nothing need be set."""
 
     name: str
     value: str
@@ -52,15 +51,13 @@ class NcclCorrection:
 def nccl_preset(
     name: NcclPreset = "default", *, interface: str | None = None, apply: bool = True, **more: str | int
 ) -> dict[str, str]:
-    """The variables of a preset, and with `apply` into os.environ: before torch.distributed.init_process_group in every
-    rank.
+    """The variables of a preset; with `apply` set in os.environ, in every rank before init_process_group.
 
     name: default (a rank whose collective failed or hangs is ended, which is torch's own default said aloud); ethernet
     (TCP, not looking for InfiniBand); infiniband and roce (never falling back to TCP in silence, patient with large
     fabrics: 2 minutes); no-p2p (GPUs of a host whose peer-to-peer traffic hangs, as under some virtual machines and
     IOMMU settings); debug (what NCCL chose, and the last 2000 collectives written down at a timeout). interface:
-    network interfaces by name ("eth0" or "mlx5_0"), exactly those. more: further variables; old names are corrected as
-    check_nccl_environment does.
+    network interfaces by name ("eth0" or "mlx5_0"), exactly those. more: further variables; old names are corrected.
 
     What the environment says already is left as it is. Raises ConfigError for an unknown preset or variable.
     """

@@ -39,8 +39,8 @@ def packed_attention(
     q, k, v: (tokens, heads, width), the documents one after the other; k and v may have fewer heads, a divisor of q's.
     Rows of a batch are put one behind the other: x.flatten(0, 1) of (rows, tokens, heads, width), with the lengths of
     all rows. lengths: tokens of each document, in order; they add up to all tokens (padding at the end is a document of
-    its own). causal: within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module; "auto"
-    is varlen where it runs, else each, which for lengths on a GPU waits for them: give a list.
+    its own). causal: within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module;
+    "auto" is varlen where it runs, else each, which for lengths on a GPU waits for them: give a list.
 
     Raises ConfigError for lengths or shapes that do not fit, and for varlen where there is no such kernel.
     """
@@ -76,8 +76,7 @@ def cumulative_lengths(lengths: Sequence[int] | Tensor, *, device: torch.device 
 
 
 def lengths_of_positions(positions: Tensor) -> list[int]:
-    """Lengths of the documents from the tokens' positions, which begin anew at 0 in each: (tokens,) or (rows,
-    tokens)."""
+    """Lengths of the documents from positions, which begin at 0 in each: (tokens,) or (rows, tokens)."""
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().flatten().tolist()
     if not begins or begins[0] != 0:

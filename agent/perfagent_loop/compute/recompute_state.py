@@ -6,8 +6,7 @@ from Python's or numpy's generator would draw something else. Both are put back 
 
 What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once):
 batch norm changes its statistics without a new version of the tensor, and reading a generator takes longer than a small
-layer. What did not move then is not copied again; a block that draws only now and then from Python's or numpy's
-generator needs torch's instead.
+layer. What did not move then is not copied again; a block that draws only now and then needs torch's generator.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Moving(NamedTuple):
 
 
 class Kept:
-    """Remembers what a block's forward passes change. moving: by which of the block's modules were in training mode;
-    empty before the first pass."""
+    """What a block's forward passes change, by which of its modules are in training mode; learned in the first pass."""
 
     __slots__ = ("moving",)
 
@@ -48,8 +46,7 @@ class Kept:
 def contexts(
     block: nn.Module, kept: Kept, selective: Callable[[], tuple[Context, Context]] | None, *, preserve_rng: bool
 ) -> tuple[Context, Context]:
-    """The contexts of the first and of the second computation of one call. selective: makes those of selective
-    checkpointing."""
+    """The contexts of a call's first and second computation. selective: makes those of selective checkpointing."""
     before = _Before(block, kept, preserve_rng)
     again = _Again(before)
     if selective is None:

@@ -52,8 +52,7 @@ def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0
     `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it
     belongs to another one. `lengths` (one a sample) and `cu_seqlens` (their running sum from 0, int32) say where
     samples end, for attention that stays within them. capacity: fills the row up to so many tokens by pad_id, as one
-    more sample without labels, so that all rows have one shape. As a collate_fn with settings: functools.partial(join,
-    capacity=...).
+    more sample without labels, so that all rows have one shape.
     """
     rows = _rows(samples)
     lengths = [len(row["input_ids"]) for row in rows]

@@ -105,8 +105,7 @@ def inspect_batches(
     be. pad_id: tells padding where there is no attention_mask. ignored: the label that the loss leaves out.
 
     Tensors are found by name (input_ids, labels, attention_mask, loss_mask and a few more) in mappings; of a pair, the
-    second is taken for the labels. An error that the loader raises is part of the report. Nothing is counted as data
-    wait of the run.
+    second is taken for the labels. An error that the loader raises is part of the report.
     """
     check_count("batches", batches)
     if isinstance(loader, Iterator) or not isinstance(loader, Iterable):
@@ -139,8 +138,7 @@ _END = object()
 
 @contextlib.contextmanager
 def _as_found(loader: Any) -> Iterator[Any]:
-    """Gives what to read instead of the loader; puts back all that reading changes, and keeps it out of the run's data
-    wait."""
+    """Gives what to read instead of the loader, outside of the run's data wait; puts back all that reading changes."""
     random, own = random_state(), [*generators.of_reading(loader), *generators.of_samples(loader)]
     drawn = [generators.state_of(one) for one in own]
     parts = [loader]

@@ -26,8 +26,7 @@ from perfagent_loop.data.packing import checked_lengths, pack
 __all__ = ["LengthBatchSampler", "LengthBucketBatchSampler", "PackedBatchSampler", "TokenBudgetBatchSampler"]
 
 _BUCKETS_WINDOW, _BUDGET_WINDOW = 50, 100
-"""How many batches lie in one window sorted by length: enough that neighbors are alike, few enough that epochs
-differ."""
+"""Batches in one window sorted by length: enough that neighbors are alike, few enough that epochs differ."""
 
 
 class Common(TypedDict, total=False):
@@ -73,8 +72,7 @@ class LengthBatchSampler(Sampler[list[int]]):
         self._planned: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's batches come next. `perfagent.loop` calls it; in a loop of your own, call it before each
-        epoch."""
+        """Which epoch's batches come next; `perfagent.loop` calls it before each epoch."""
         check_count("epoch", epoch, least=0)
         self.epoch = epoch
 
@@ -150,11 +148,9 @@ class LengthBucketBatchSampler(LengthBatchSampler):
 
     Without boundaries, a window of 50 batches drawn at random is sorted by length and cut. boundaries: the upper
     lengths of buckets, as [128, 512]; a batch then holds samples of one bucket, which gives few different shapes when
-    each is padded to its bucket's upper length (`bound_of`): torch.compile makes one graph a shape. Every bucket's last
-    batch may be smaller.
+    each is padded to its bucket's upper length (`bound_of`): torch.compile makes one graph a shape.
 
-    lengths, shuffle, seed, drop_last, rank, world_size: see LengthBatchSampler. Raises ConfigError for a length above
-    the last boundary.
+    lengths, common: see LengthBatchSampler. Raises ConfigError for a length above the last boundary.
     """
 
     def __init__(
@@ -203,9 +199,8 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
     A sum of lengths without the padding would let one long sample among many short ones take many times the memory.
 
     lengths: of each sample. max_tokens: of a batch, samples times the longest of them. max_samples: of a batch,
-    besides. multiple_of: to what lengths are padded (8 or 64 for tensor cores). shuffle, seed, drop_last, rank,
-    world_size: see LengthBatchSampler. Batches have different numbers of samples: tell `loop.backward` how many items
-    each loss is a mean of.
+    besides. multiple_of: to what lengths are padded (8 or 64 for tensor cores). common: see LengthBatchSampler. Batches
+    differ in samples: give `loop.backward` num_items.
 
     Raises ConfigError where a sample alone is over the budget.
     """
@@ -255,7 +250,7 @@ class PackedBatchSampler(LengthBatchSampler):
         DataLoader(dataset, batch_sampler=PackedBatchSampler(lengths, 8192), collate_fn=join)
 
     lengths: of each sample. capacity: tokens of a row. window: samples that are packed together, drawn at random each
-    epoch; more fill better, fewer mix better. shuffle, seed, drop_last, rank, world_size: see LengthBatchSampler.
+    epoch; more fill better, fewer mix better. common: see LengthBatchSampler.
 
     Raises ConfigError for a sample that is longer than a row.
     """
@@ -286,8 +281,7 @@ class PackedBatchSampler(LengthBatchSampler):
 
 
 def _longest_first(order: list[int], lengths: Sequence[int], window: int) -> Iterator[list[int]]:
-    """Windows of the order, each sorted by length, longest first: what is near has nearly one length, what is far is
-    random."""
+    """Windows of the order, each sorted by length, longest first."""
     for begin in range(0, len(order), window):
         yield sorted(order[begin : begin + window], key=lengths.__getitem__, reverse=True)
 

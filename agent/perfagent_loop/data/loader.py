@@ -1,8 +1,7 @@
 """What a DataLoader is given on this machine, and one that goes on in the middle of an epoch.
 
 Cores are those that this process may use (its affinity and its control group's quota, which os.cpu_count() knows
-nothing of), shared by the ranks of the node. In a container with 2 of 64 cores, 8 workers a rank stand in each other's
-way.
+nothing of), shared by the ranks of the node.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
 
     It knows where every worker is, so that a checkpoint of `perfagent.loop` goes on after the last batch that was
     trained on, also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a
-    map-style dataset needs none of this: the loop passes over what was seen without loading it. Must be resumed with
-    the same num_workers.
+    map-style dataset needs none of this. Must be resumed with the same num_workers.
 
     Raises ConfigError without torchdata.
     """

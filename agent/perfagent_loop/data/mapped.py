@@ -1,9 +1,7 @@
-"""Datasets in files that are mapped into memory: no copy a process, nothing read before it is used, any number of
-workers.
+"""Datasets in files that are mapped into memory: no copy a process, and nothing is read before it is used.
 
-The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into a tensor
-that came from it changes that process's copy, never the file. Only the path goes to a worker, which maps the file
-itself.
+The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into its
+tensors never changes the file. A worker gets the path and maps the file itself.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ _MAGIC = b"pftokens"
 _HEAD = struct.Struct("<8s12sIQQII")
 _FIRST = 64
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE: or the kernel refuses to map a file that is larger than the memory, though no page of it is ever
-copied."""
+"""MAP_NORESERVE: without it the kernel refuses a file larger than the memory, though it copies no page."""
 _LINES_MAGIC = b"pflines1"
 _LINES_HEAD = struct.Struct("<8sQqQI")  # magic, size and mtime of the text, lines, CRC of the offsets
 _CHUNK = 1 << 24
@@ -87,8 +84,7 @@ class MappedTokens(Dataset[Tensor]):
     """Documents of token ids in a file that map_tokens wrote: `dataset[i]` is a tensor that lies in the mapping.
 
     lengths: of each document, for the samplers. tokens: all of them in a row, for windows that run over documents'
-    ends. Raises ConfigError for a file that is none of ours, cut short, or damaged where it says what it holds;
-    `verify()` reads all of it.
+    ends. Raises ConfigError for a file that is not ours, cut short, or damaged in its head; `verify()` reads all.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

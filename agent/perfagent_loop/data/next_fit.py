@@ -31,8 +31,7 @@ _MOST_DRAWN = 3
 
 
 def fill_rows(lengths: Sequence[int], capacity: int, wanted: int) -> list[list[int]]:
-    """Indices of the lengths (1 to capacity each) by row, every index once. Stops looking for better ones at `wanted`
-    rows."""
+    """Indices of the lengths (1 to capacity each) by row, every index once. Stops at `wanted` rows."""
     draw = _Draw(_MOST_DRAWN * len(lengths))
     rows = _filled(range(len(lengths)), lengths, capacity, draw)
     while len(rows) > wanted and draw.left > 0:

@@ -17,8 +17,7 @@ __all__ = ["PackedStream"]
 
 
 class PackedStream(IterableDataset[Any]):
-    """Rows of at most `capacity` tokens, packed as the samples come: `DataLoader(PackedStream(samples, 8192),
-    batch_size=None)`.
+    """Rows packed as the samples come: `DataLoader(PackedStream(samples, 8192), batch_size=None)`.
 
     source: an IterableDataset, which shares itself among workers and ranks as it always must; or a map-style dataset or
     another iterable that can be read again, of which each worker of each rank takes every n-th sample. length, window:

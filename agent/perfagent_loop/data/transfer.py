@@ -2,9 +2,8 @@
 
 A copy on the stream that computes waits for all that was queued there before. On a stream of its own it runs beside it;
 the computing stream then waits for the copy alone, and the allocator learns that the tensors are in use there
-(record_stream):
-without that their memory could be handed out to the next copy while a kernel still reads them. Only copies from pinned
-memory overlap; others are correct and take as long as before.
+(record_stream): without that their memory could be handed out to the next copy while a kernel still reads them. Only
+copies from pinned memory overlap; others are correct and take as long as before.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class CopyStream:
     """Copies batches to one CUDA device beside what it computes.
 
     `send` begins a copy and returns at once; `receive` makes the current stream wait for it (the host does not) and
-    gives the batch. A batch with tensors that cannot be found from outside, or that are sparse or nested, is copied on
-    the current stream.
+    gives the batch. One with tensors that are hidden, sparse or nested is copied on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:

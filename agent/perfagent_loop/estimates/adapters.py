@@ -1,8 +1,7 @@
 """LoRA and quantized weights as they occupy memory: stand-ins put into a copy of the model, which is then simulated.
 
 LoRA (Hu et al., 2021): W stays as it is, B·A of a small rank is trained. Quantized weights (QLoRA, Dettmers et al.,
-2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes, and once more in the
-backward pass.
+2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes.
 """
 
 from __future__ import annotations
@@ -118,8 +117,7 @@ class _Adapted(nn.Module):
 
 
 class _Expanded(torch.autograd.Function):
-    """A product with a quantized matrix: expanded for the product, thrown away, expanded again for the backward
-    pass."""
+    """A product with a quantized matrix, which is expanded in the forward pass and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, shape: torch.Size, across: bool) -> Tensor:

@@ -1,5 +1,4 @@
-"""`perfagent estimate`: what a training will hold in memory, from a file that describes it or from a number of
-parameters."""
+"""`perfagent estimate`: the memory of a training, from a file that describes it or a number of parameters."""
 
 from __future__ import annotations
 

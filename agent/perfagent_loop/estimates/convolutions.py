@@ -145,8 +145,7 @@ def _blocked(tensor: Tensor) -> int:
 
 
 def _columns(inputs: Tensor, weight: Tensor, output: Tensor, options: _Options, backend: str) -> int:
-    """The matrix with a row for every place of the kernel: of one group; of all samples, or of one where it is
-    dilated."""
+    """The matrix with a row for each place of the kernel: of one group, and of one sample where it is dilated."""
     kernel = weight.shape[2:]
     if options.transposed:  # the places are those of the input, the channels those of the output
         channels, places = output.shape[1], math.prod(inputs.shape[2:])

@@ -15,8 +15,7 @@ from perfagent_loop.checks import check_count
 __all__ = ["Decoder", "DecoderShape", "count_read", "shape_of"]
 
 _RATIO = 128
-"""Width over layers of published decoders from 1 to 70 billion parameters (Kaplan et al., 2020, find 20 to 200 equally
-good)."""
+"""Width over layers of published decoders (Kaplan et al., 2020, find 20 to 200 equally good)."""
 _STEP = 128
 _MOST_OFF = 0.5
 """Small ones come in coarse steps: of 1 million, a third more or less."""
@@ -50,8 +49,7 @@ def count_read(text: str) -> int:
 
 
 def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
-    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice. ConfigError where there is
-    none."""
+    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice. Raises ConfigError."""
     if parameters < 10**6:
         raise ConfigError(f"{parameters} parameters are no language model; give 1M or more")
     best: tuple[float, DecoderShape] | None = None

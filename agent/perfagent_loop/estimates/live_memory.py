@@ -32,8 +32,7 @@ CUDA_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The bytes alive just after something was allocated, by part; `activations` are all tensors that are nothing
-    else."""
+    """Bytes alive just after an allocation, by part; `activations` are all tensors that are nothing else."""
 
     step: int
     phase: Phase
@@ -84,8 +83,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part = before
 
     def belongs(self, tensor: Tensor, part: Part) -> None:
-        """A tensor turned out to be of this part (a gradient, once it is one). A sparse one stays what its values
-        were."""
+        """A tensor turned out to be of this part, such as a gradient. A sparse one stays what its values were."""
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()._cdata

@@ -3,8 +3,8 @@
 The step is simulated on tensors without contents (live_memory.py). A rule of thumb says where most of it comes from:
 training with Adam takes 16 to 18 bytes a parameter before the first activation. In float32: 4 the weight, 4 its
 gradient, 8 the two moments. In mixed precision: 2 and 2 in half precision, and 12 for a float32 weight and the moments
-(Rajbhandari et al., "ZeRO", 2020, section 3); autocast over float32 weights keeps 2 more while a step lasts, a copy of
-each weight in half precision.
+(Rajbhandari et al., "ZeRO", 2020, section 3); autocast over float32 weights keeps 2 more, a half-precision copy of each
+weight.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ __all__ = ["MemoryEstimate", "estimate_memory"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Bytes on one rank. The parts are what each takes at its largest; they are not all there at the same moment, so
-    that their sum is more than the total. What is there at the largest moment is in `at_peak`, whose sum is the
-    total."""
+    that their sum is more than the total. `at_peak` is what is there at the largest moment: its sum is the total."""
 
     total_bytes: int
     """The largest sum of all that is alive at once, in every step but the first."""
@@ -134,8 +133,7 @@ def estimate_memory(
     Gradients are taken to be cleared before the next forward pass. Not in the figure: the CUDA context (some 0.5 GB),
     libraries of communication, fragmentation, and what an operation uses inside itself.
 
-    Raises ConfigError for options that do not exist or do not fit, and for a model that is sharded or quantized
-    already.
+    Raises ConfigError for options that do not fit, and for a model that is sharded or quantized already.
     """
     checked_precision(precision)
     checked_adapters(lora, quantize)

@@ -26,8 +26,7 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
 class Twin:
-    """Makes copies of modules, optimizers and batches. device: where they pretend to be. real: with contents after
-    all."""
+    """Copies modules, optimizers and batches. device: where they pretend to be. real: with contents after all."""
 
     def __init__(self, device: torch.device, *, real: bool = False) -> None:
         self.device = device
@@ -93,8 +92,7 @@ class Twin:
 
 
 def plain_module(given: object) -> nn.Module:
-    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError for what cannot be copied
-    whole."""
+    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError."""
     inner: object = check_module(given)
     while isinstance(inner, nn.Module):
         model = inner

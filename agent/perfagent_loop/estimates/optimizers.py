@@ -1,5 +1,4 @@
-"""The optimizer of a simulation: the user's own, copied; a class or function of parameters; or one of torch's by its
-name."""
+"""The optimizer of a simulation: the user's own, copied; a function of parameters; or torch's by its name."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ __all__ = ["AdamW8bit", "optimizer_for"]
 
 def optimizer_for(given: Any, parameters: list[nn.Parameter], twin: Twin, *, fresh: bool) -> torch.optim.Optimizer:
     """An optimizer over copied parameters. fresh: the parameters are others than the user's (adapters): only kind and
-    options of an optimizer are taken over. Raises ConfigError for one that computes the loss itself, as often as it
-    likes."""
+    options of an optimizer are taken over. Raises ConfigError for one that computes the loss itself."""
     found = _optimizer(given, parameters, twin, fresh=fresh)
     check_optimizer_step(
         found,

@@ -1,5 +1,4 @@
-"""The training step that is simulated: forward pass, loss, backward pass, optimizer, twice; the second is what every
-later one is.
+"""The simulated training step: forward pass, loss, backward pass, optimizer, twice; later ones are as the second.
 
 In the first step the optimizer has no state yet: it makes it when the activations are gone already. A size that
 survives one step can therefore still fail in the next.
@@ -64,8 +63,7 @@ class Simulated:
 
 
 def simulate(plan: Plan, *, real: bool = False) -> Simulated:
-    """Runs two steps over a copy of everything. real: over tensors with contents, which takes the memory that it
-    counts."""
+    """Runs two steps over a copy of everything. real: with contents, which takes the memory that it counts."""
     twin = Twin(plan.device, real=real)
     account = Account(block=CUDA_BLOCK if plan.on_cuda else 1)
     half = plan.zero_stage > 0 and plan.precision != "fp32"
@@ -145,8 +143,7 @@ class _Step(ExitStack):
             self._account.belongs(parameter.grad, "gradients")
 
     def _update(self) -> None:
-        """DeepSpeed steps on float32 masters of what a rank owns; without ZeRO the weights themselves are stepped
-        on."""
+        """DeepSpeed steps float32 masters of what a rank owns; without ZeRO the weights themselves are stepped."""
         for parameter, master in self._masters.items():
             if parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
@@ -193,8 +190,7 @@ def _taken(model: nn.Module, given: int) -> int:
 
 
 def _loss_of(output: Any, batch: Any) -> Tensor:
-    """The output's own loss; else by the targets that come last in the batch; else the mean, which has no size to speak
-    of."""
+    """The output's own loss; else by the targets that come last in the batch; else the mean."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own

@@ -62,8 +62,7 @@ class Scratch:
         return result
 
     def bytes_within(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
-        """What the operation allocates and frees again before it ends: reordered weights, and gates before their
-        non-linearity."""
+        """What the operation allocates and frees before it ends: reordered weights, gates before non-linearities."""
         if func in (_ONEDNN, _ONEDNN_BACKWARD):
             return _gates(*args[:5])
         if func is _CONVOLUTION and args[0].device.type == "cpu":
@@ -108,15 +107,13 @@ def _zeros(value: Any) -> Any:
 
 
 def _gates(inputs: Tensor, weight: Tensor, *others: Tensor) -> int:
-    """The gates of every step, and the weights reordered. weight: (gates x hidden, inputs); inputs: (time, batch,
-    inputs)."""
+    """The gates of every step, and the weights reordered. weight: (gates x hidden, in); inputs: (time, batch, in)."""
     gates: int = inputs.shape[0] * inputs.shape[1] * weight.shape[0] * inputs.element_size()
     return gates + sum(one.nbytes for one in (weight, *others))
 
 
 def _reserve(args: tuple[Any, ...], output: Tensor) -> int:
-    """cuDNN's reserve: the gates and the cell of every step, layer and direction. From its documentation; not measured
-    here."""
+    """cuDNN's reserve by its documentation, not measured: the gates and the cell of every step, layer and direction."""
     gates = {2: 4, 3: 3}.get(int(args[6]), 1)
     return int(output.nbytes * (gates + 2) * int(args[9]))
 

@@ -25,8 +25,7 @@ from perfagent_loop.split_on_oom import is_out_of_memory
 __all__ = ["BatchTrial", "find_batch_size", "search_batch_size"]
 
 HOST_SHARE = 0.9
-"""What a step may take of the host memory that is available: beyond it the kernel swaps or kills, and raises
-nothing."""
+"""What a step may take of the available host memory: beyond it the kernel swaps or kills."""
 
 
 @dataclass(frozen=True, slots=True)

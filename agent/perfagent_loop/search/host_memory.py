@@ -1,7 +1,6 @@
 """Measures how much memory this process took at its worst, and how much the host has left.
 
-On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must therefore stop before, by what
-the sizes tried so far took.
+On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must stop before that.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class HostMemory:
         return peak
 
     def would_not_hold(self, size: int, share: float) -> bool:
-        """Whether a batch of this size would take more than a share of what is available, by the two largest that
-        fitted."""
+        """Whether a batch of this size would take more than this share, by the two largest that fitted."""
         room = available_bytes()
         if room is None or not self._took:
             return False

@@ -1,5 +1,4 @@
-"""What `perfagent tune` and `perfagent estimate` work on: the pieces of a training, before anyone has put them
-together."""
+"""The pieces of a training, which `perfagent tune` and `perfagent estimate` put together."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def job_from(text: str) -> Any:
     mapping with its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on
     the path; where it parses its arguments, it finds none, and so its defaults. No run begins meanwhile.
 
-    Raises ConfigError for a file or function that is not there, and for a file that trains when it is imported
-    (job_file.py).
+    Raises ConfigError for a file or function that is not there, and for a file that trains when imported.
     """
     path, _, name = text.partition(":")
     name = name or "job"

@@ -1,8 +1,8 @@
 """What a file that describes a training may hold, read from its syntax tree before it is imported.
 
 `perfagent tune FILE.py` imports the file to call its function `job`. A training script that is given by mistake would
-train then, for as long as it takes. So the file must bind that name, and its other statements at top level must be such
-as only prepare.
+train then, for as long as it takes. So the file must bind that name, and its other top-level statements may only
+prepare.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _HARMLESS = (ast.Import, ast.ImportFrom, *_DEFINITIONS, ast.Pass, ast.Global)
 
 
 def check_job_file(file: Path, function: str) -> None:
-    """Raises ConfigError where the file does not define that function, and where importing it would do more than
-    prepare."""
+    """Raises ConfigError where the file lacks that function, or importing it would do more than prepare."""
     try:
         tree = ast.parse(decode_source(file.read_bytes()), str(file))
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -53,8 +52,7 @@ def check_job_file(file: Path, function: str) -> None:
 
 
 class _Names:
-    """What the names at top level are. imported: name -> module; own: defined or assigned here; star: `from x import
-    *`."""
+    """Names at top level. imported: name -> module; own: defined or assigned here; star: `from x import *`."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}

@@ -3,8 +3,7 @@
 Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step
 function gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the
 weights, are found by following the references of the step function: its closure, its global variables, its default
-arguments, keyword-only ones too, and the attributes of its object. Copies lie in host memory: they must not take device
-memory from the trials.
+arguments, keyword-only ones too, and the attributes of its object. Copies lie in host memory.
 """
 
 from __future__ import annotations
@@ -118,8 +117,7 @@ class SavedState:
 @contextmanager
 def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]:
     """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further
-    objects with state_dict() and load_state_dict(), which no reference of the step leads to. The current run records
-    nothing meanwhile."""
+    objects with state_dict() and load_state_dict(), which no reference of the step leads to."""
     saved = SavedState()
     for item in also:
         if not _has_state(item):

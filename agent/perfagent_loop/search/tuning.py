@@ -113,11 +113,9 @@ def tune(
     In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with
     2-d convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice,
     four and eight times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how
-    many steps each side of a comparison makes, and how often they take turns. told: hears of every step when it is
-    done.
+    many steps each side of a comparison makes, and how often they take turns. told: called after every step.
 
-    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob; errors of the training go
-    through.
+    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob.
     """
     if not isinstance(job, TuningJob):
         raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")

@@ -1,5 +1,4 @@
-"""`perfagent.find_num_workers`: the fewest DataLoader workers with which batches come as fast as they can, or as they
-are needed."""
+"""`perfagent.find_num_workers`: the fewest DataLoader workers that are as fast as can be, or as needed."""
 
 from __future__ import annotations
 
