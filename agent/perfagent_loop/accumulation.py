@@ -123,11 +123,8 @@ class Window:
             part = (float(value) if value.is_cpu and not isinstance(count, Tensor) else value) * count
             self._loss = part if self._loss is None else self._loss + part
         if self._expected is None:
-            self._expected = _at_least_one(self._mean_over_ranks(count))
+            self._expected = _at_least_one(self._sum(count) / world)
         return _times(loss, count / (self._expected * self._base))
-
-    def _mean_over_ranks(self, count: Count) -> Count:
-        return count if self._strategy.world == 1 else self._sum(count) / self._strategy.world
 
     def _sum(self, count: Count) -> Count:
         """Over the ranks; counts of several ranks are tensors."""

@@ -20,11 +20,10 @@ from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
 from perfagent.session import current
-from perfagent_loop import generators
+from perfagent_loop import randomness
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.collectives import all_gather, rest
 from perfagent_loop.data.transfer import CopyStream, moved
-from perfagent_loop.randomness import is_same, random_state, restore_random_state
 from perfagent_loop.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -77,12 +76,21 @@ class Batches:
             self.batch = self._of_call = 0
         to_device = _to(self._strategy.device)
         while (epochs is None or self._of_call < epochs) and loop.goes_on():
-            _tell_epoch(loader, self.epoch)  # first, as lengths may depend on it
+            parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+            for one in parts:
+                if hasattr(one, "set_epoch"):  # first, as lengths may depend on it
+                    one.set_epoch(self.epoch)
             length = self._agree(loader)
             source = self._source(loader, resumed)
             resumed = None
             before = self.batch
-            for batch in self._windows(loader, source, length, items):
+            # gradients that are averaged early need the length of the last window before it begins
+            early = self._strategy.reduces_early and length is None and self._window.size > 1
+            if items is not None or early:
+                batches = self._look_ahead(loader, source, items or (lambda _: 1))
+            else:
+                batches = self._one_ahead(loader, source) if length is None else self._count_down(source, length)
+            for batch in batches:
                 self.batch += 1
                 yield to_device(batch)
                 if not self._window.done and not loop.goes_on():
@@ -93,9 +101,7 @@ class Batches:
                 )
             if self._window.done:
                 self._cut_short(length, loop)
-            self.epoch += 1
-            self.batch = 0
-            self._of_call += 1
+            self.epoch, self.batch, self._of_call = self.epoch + 1, 0, self._of_call + 1
 
     def _cut_short(self, length: int | None, loop: Loop) -> None:
         """The loader ended before its length, in the middle of a window."""
@@ -106,13 +112,6 @@ class Batches:
             )
         self._window.end = self._window.done
         loop.step()
-
-    def _windows(self, loader: Any, source: Iterator[Any], length: int | None, items: Items | None) -> Iterator[Any]:
-        if items is None and self._strategy.reduces_early and length is None and self._window.size > 1:
-            items = _one  # the length of the last window must be known before it begins
-        if items is not None:
-            return self._look_ahead(loader, source, items)
-        return self._one_ahead(loader, source) if length is None else self._count_down(source, length)
 
     def _count_down(self, source: Iterator[Any], length: int) -> Iterator[Any]:
         window = self._window
@@ -192,7 +191,7 @@ class Batches:
     def state(self) -> tuple[dict[str, Any], Any]:
         """The position at the last boundary, and the loader's own state where it has one."""
         epoch, batch, of_call = self._reached
-        drawn = [generators.state_of(one) for one in generators.of_samples(self._loader)]
+        drawn = [randomness.generator_state(one) for one in randomness.generators_of_samples(self._loader)]
         position = {
             "epoch": epoch,
             "batch": batch,
@@ -223,10 +222,10 @@ class Batches:
         """An iterator over the rest of this epoch."""
         if resumed is None or not self.batch:
             if resumed is not None and resumed["random"] is not None:
-                restore_random_state(resumed["random"])
+                randomness.restore_random_state(resumed["random"])
             self._began = {
-                "process": random_state(),
-                "generators": [generators.state_of(one) for one in generators.of_reading(loader)],
+                "process": randomness.random_state(),
+                "generators": [randomness.generator_state(one) for one in randomness.generators_of_reading(loader)],
                 "workers_stayed": getattr(loader, "_iterator", None) is not None,
             }
             return timed(loader)
@@ -235,21 +234,21 @@ class Batches:
     def _as_it_began(self) -> None:
         """New workers draw a seed before the sampler does; persistent ones had theirs from an earlier epoch."""
         if self._began is not None and self._began.get("workers_stayed"):
-            restore_random_state(self._began["process"])
+            randomness.restore_random_state(self._began["process"])
 
     def _passed_over(self, loader: Any, resumed: dict[str, Any]) -> Iterator[Any]:
         def back() -> None:
             if resumed["random"] is not None:
-                restore_random_state(resumed["random"])
-            _restore(generators.of_samples(loader), resumed["generators"])
+                randomness.restore_random_state(resumed["random"])
+            _restore(randomness.generators_of_samples(loader), resumed["generators"])
 
         if resumed["sampler"] is not None and hasattr(loader, "load_state_dict"):
             source = _from_state(loader, resumed["sampler"])
             back()
             return source
         if self._began is not None:
-            restore_random_state(self._began["process"])
-            _restore(generators.of_reading(loader), self._began["generators"])
+            randomness.restore_random_state(self._began["process"])
+            _restore(randomness.generators_of_reading(loader), self._began["generators"])
         if _is_map_style(loader):
             loader._iterator = None  # persistent workers of an earlier reading, which hold the sampler as it was
             passing = _PassOver(loader.batch_sampler, self.batch, self._as_it_began, back)
@@ -259,13 +258,13 @@ class Batches:
                 logger.warning("perfagent: %s", _IN_WORKERS)
             return timed(loader)
         source = timed(loader)
-        before = random_state()
+        before = randomness.random_state()
         seen = sum(1 for _ in itertools.islice(source, self.batch))
         if seen < self.batch and not self._estimated:
             raise ConfigError(
                 f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}"
             )
-        if not is_same(before, random_state()):
+        if not randomness.is_same(before, randomness.random_state()):
             logger.warning("perfagent: %s", _OF_PROCESS)
         back()
         return source
@@ -290,7 +289,7 @@ def _restore(found: list[Any], states: list[Any]) -> None:
             "this epoch differ from an uninterrupted training", len(found), len(states),
         )  # fmt: skip
         return
-    generators.restore(found, states)
+    randomness.restore_generators(found, states)
 
 
 class _PassOver:
@@ -330,23 +329,12 @@ def _from_state(loader: Any, state: Any) -> Iterator[Any]:
         ) from error
 
 
-def _one(batch: Any) -> int:  # noqa: ARG001
-    return 1
-
-
 def _to(device: torch.device) -> Callable[[Any], Any]:
     """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before."""
     if device.type != "cuda":
         return lambda batch: moved(batch, device)
     stream = CopyStream(device)
     return lambda batch: stream.receive(stream.send(batch))
-
-
-def _tell_epoch(loader: Any, epoch: int) -> None:
-    parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    for one in parts:
-        if hasattr(one, "set_epoch"):
-            one.set_epoch(epoch)
 
 
 def timed(loader: Any) -> Iterator[Any]:

@@ -28,11 +28,11 @@ from perfagent.errors import CheckpointError, ConfigError, PerfagentError
 from perfagent.session import current, resumed_at
 from perfagent.step.suspend import unwatched
 from perfagent_loop.checks import check_choice, check_count
+from perfagent_loop.collectives import Agreement, Ranks
 from perfagent_loop.emergency import Emergency
 from perfagent_loop.events import count, phase, tell
 from perfagent_loop.folder import Folder, FolderUse, folder_use
 from perfagent_loop.manifest import Manifest
-from perfagent_loop.ranks import Agreement, Ranks
 from perfagent_loop.resume import newest_whole, read
 from perfagent_loop.retry import retry
 from perfagent_loop.saving import Parts, is_fatal, split, write
@@ -135,12 +135,16 @@ class Checkpoint:
                 self._used_beside(begins=True)
             sharded = has_shards({name: state.get(name) for name in ("model", "optimizer")})
             parts = split(state, sharded=sharded)
+            place, run = state.get("loop"), current()
+            run_id = place.get("run_id") if isinstance(place, dict) else None
+            if run_id is None and run is not None:
+                run_id = run.id
             draft = Manifest(
                 step=step,
                 kind="deepspeed" if engine is not None else "sharded" if sharded else "plain",
                 world_size=self._ranks.world,
                 reason=reason,
-                run=_run_of(state),
+                run=run_id,
                 metric=self._metric if metric is None else float(metric),
             )
             self._metric = None
@@ -441,9 +445,3 @@ class Checkpoint:
                 self._folder.retain(self._keep, self._best, self._damaged)
             except OSError as error:
                 tell("old checkpoints stay", f"{type(error).__name__}: {error}")
-
-
-def _run_of(state: dict[str, Any]) -> str | None:
-    place, run = state.get("loop"), current()
-    of_loop: str | None = place.get("run_id") if isinstance(place, dict) else None
-    return run.id if of_loop is None and run is not None else of_loop

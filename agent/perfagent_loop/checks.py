@@ -14,14 +14,8 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
 
 __all__ = [
-    "check_choice",
-    "check_count",
-    "check_module",
-    "check_optimizer_step",
-    "device_named",
-    "wanted_by",
-    "wanted_by_step",
-]
+    "check_choice", "check_count", "check_module", "check_optimizer_step", "device_named", "wanted_by", "wanted_by_step",
+]  # fmt: skip
 
 
 def check_count(name: str, given: object, of: str = "a whole number", *, least: int = 1, or_none: bool = False) -> None:

@@ -32,7 +32,7 @@ from perfagent_loop.batches import Batches
 from perfagent_loop.checks import check_count, check_optimizer_step
 from perfagent_loop.compute.compiling import compile_in_place
 from perfagent_loop.data.prefetch import unwrapped
-from perfagent_loop.deepspeed_step import EngineStep
+from perfagent_loop.deepspeed_engine import EngineStep
 from perfagent_loop.precision import autocast_of, checked_precision, scaler_of
 from perfagent_loop.randomness import random_state, restore_random_state
 from perfagent_loop.stepping import OptimizerStep, StepResult

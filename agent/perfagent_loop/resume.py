@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from perfagent.errors import CheckpointError
-from perfagent_loop.deepspeed_checkpoint import load_engine
+from perfagent_loop.collectives import Ranks
+from perfagent_loop.deepspeed_engine import load_engine
 from perfagent_loop.events import count, tell
 from perfagent_loop.folder import Folder
 from perfagent_loop.manifest import DamagedCheckpoint, Manifest, check_file, check_list
-from perfagent_loop.ranks import Ranks
 from perfagent_loop.retry import retry
 from perfagent_loop.saving import SHARDED, SHARED, is_fatal, part_of_rank
 

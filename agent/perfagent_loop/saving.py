@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 from perfagent.errors import CheckpointError
-from perfagent_loop.deepspeed_checkpoint import save_engine
+from perfagent_loop.collectives import Ranks
+from perfagent_loop.deepspeed_engine import save_engine
 from perfagent_loop.folder import Folder, sync_file
 from perfagent_loop.manifest import FileSum, Manifest, sum_of
-from perfagent_loop.ranks import Ranks
 from perfagent_loop.retry import is_transient
 from perfagent_loop.snapshot import bytes_of, find_nan
 

@@ -67,7 +67,7 @@ class OptimizerStep:
         self._simple = scaler is None and clip_norm is None
         self._ran = False
         if scaler is not None:
-            optimizer.register_step_post_hook(self._note)
+            optimizer.register_step_post_hook(lambda *_: setattr(self, "_ran", True))
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -91,9 +91,9 @@ class OptimizerStep:
 
     def _careful(self, factor: Count | None) -> StepResult:
         scaler, norm = self._scaler, None
-        if factor is None and self._clip_norm is None:
-            pass  # the scaler unscales on its own, or inside of a fused optimizer's kernel
-        else:
+        if (
+            factor is not None or self._clip_norm is not None
+        ):  # else it unscales itself, or in a fused optimizer's kernel
             if scaler is not None:
                 scaler.unscale_(self._optimizer)
             parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -109,17 +109,11 @@ class OptimizerStep:
         scaler.step(self._optimizer)
         found_inf: Tensor | bool = not self._ran
         if self._ran and getattr(self._optimizer, "_step_supports_amp_scaling", False):
-            found_inf = self._decided_on_device(scaler)
+            # a fused optimizer skips in its kernel: only the device knows, and it is not asked here
+            found = [*scaler._found_inf_per_device(self._optimizer).values()]
+            found_inf = sum(one.to(found[0].device, non_blocking=True) for one in found) if found else False
         scaler.update()
         return StepResult(stepped=True, grad_norm=norm, found_inf=found_inf)
-
-    def _decided_on_device(self, scaler: Any) -> Tensor | bool:
-        """A fused optimizer skips in its kernel: only the device knows, and it is not asked here."""
-        found = [*scaler._found_inf_per_device(self._optimizer).values()]
-        return sum(one.to(found[0].device, non_blocking=True) for one in found) if found else False
-
-    def _note(self, *_: Any) -> None:
-        self._ran = True
 
 
 _STEPPED = StepResult(stepped=True)

@@ -7,7 +7,6 @@ communicate, where their gradients lie, and what their state is. All else of the
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -149,8 +148,9 @@ class FSDP2(Plain):
             by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
         # by the module's own name, which is what the agent watches to know the gradients before they are clipped
         # a collective, on every rank
-        norms = [_whole(clip_grad._get_total_norm(of_mesh)) for of_mesh in by_mesh.values()]
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        norms: list[Any] = [clip_grad._get_total_norm(of_mesh) for of_mesh in by_mesh.values()]
+        norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+        norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         torch._foreach_mul_([local_piece(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
@@ -269,10 +269,3 @@ def local_piece(tensor: Tensor) -> Tensor:
     """This rank's piece of a sharded tensor; a plain one as it is."""
     piece: Tensor = getattr(tensor, "_local_tensor", tensor)
     return piece
-
-
-def _whole(number: Any) -> Tensor:
-    whole: Tensor = number.full_tensor() if hasattr(number, "full_tensor") else number
-    if whole.ndim:
-        raise ConfigError(f"a norm must be one number, not {math.prod(whole.shape)}")
-    return whole

@@ -10,7 +10,6 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -79,17 +78,12 @@ def compile_in_place(module: nn.Module, **options: Any) -> None:
     options: of torch.compile.
     """
     if str(getattr(module.forward, "__module__", "")).startswith("torch.nn.modules."):
-        module._compiled_call_impl = torch.compile(_framed(module), **options)
+        whole: Any = module
+        framed = lambda *args, **kwargs: whole._call_impl(*args, **kwargs)  # noqa: E731, PLW0108 - a frame of ours
+        module._compiled_call_impl = torch.compile(framed, **options)
         return
     compile_module: Any = module.compile
     compile_module(**options)
-
-
-def _framed(module: Any) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
-
-    return forward
 
 
 def uncompile_model(model: nn.Module) -> None:

@@ -65,12 +65,12 @@ def _choice(found: Sequence[nn.Module], same_shapes: bool) -> ConvolutionChoice:
             "batches change their shape, and each new one would be searched for",
             "resize images to few sizes or sort them into buckets of one size; leave out the short last batch (drop_last=True)",
         )
-    return ConvolutionChoice(True, f"{len(on_gpu)} convolutions see the same shapes again and again", _layout(on_gpu))
-
-
-def _layout(found: Sequence[nn.Module]) -> str:
-    """Tensor cores read images with their channels last; from the usual layout they must be transposed first."""
-    flat = [module for module in found if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)]
-    if flat and not any(module.weight.is_contiguous(memory_format=torch.channels_last) for module in flat):
-        return "model.to(memory_format=torch.channels_last), and images too: tensor cores want channels last in fp16 and bf16"
-    return ""
+    # tensor cores read images with their channels last; from the usual layout they must be transposed first
+    flat = [module for module in on_gpu if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)]
+    usual = flat and not any(module.weight.is_contiguous(memory_format=torch.channels_last) for module in flat)
+    change = (
+        "model.to(memory_format=torch.channels_last), and images too: tensor cores want channels last in half precision"
+    )
+    return ConvolutionChoice(
+        True, f"{len(on_gpu)} convolutions see the same shapes again and again", change if usual else ""
+    )

@@ -52,8 +52,10 @@ def packed_attention(
     if method == "varlen" or (method == "auto" and not obstacle):
         return _varlen(q, k, v, counts, causal, scale)
     if method == "mask":
-        mask = block_diagonal_mask(counts, causal=causal, device=q.device)
-        return _masked(q, k, v, mask, scale)
+        mask, gqa = block_diagonal_mask(counts, causal=causal, device=q.device), q.shape[1] != k.shape[1]
+        query, key, value = (t.transpose(0, 1)[None] for t in (q, k, v))
+        done = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa)
+        return done[0].transpose(0, 1)
     return _each(q, k, v, counts, causal, scale)
 
 
@@ -114,14 +116,6 @@ def _each(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scal
         parts.append(done.transpose(1, 2).flatten(0, 1))
         begin = piece.stop
     return torch.cat(parts)
-
-
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    query, key, value = (t.transpose(0, 1)[None] for t in (q, k, v))
-    done = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return done[0].transpose(0, 1)
 
 
 def _varlen_obstacle(q: Tensor) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from perfagent.errors import ConfigError
 from perfagent.signals.batch_values import IGNORED
@@ -41,7 +42,9 @@ def pad(
         row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     filler = {"input_ids": pad_id, "labels": IGNORED}
     return {
-        name: torch.stack([_filled(row[name], width, filler.get(name, 0)) for row in rows])
+        name: torch.stack(
+            [functional.pad(row[name], (0, width - len(row[name])), value=filler.get(name, 0)) for row in rows]
+        )
         for name in _names_of_all(rows)
     }
 
@@ -123,9 +126,3 @@ def _names_of_all(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if set(row) != set(names):
             raise ConfigError(f"samples of one batch have different parts: {', '.join(names)} and {', '.join(row)}")
     return names
-
-
-def _filled(part: Tensor, width: int, value: int) -> Tensor:
-    filled = part.new_full((width,), value)
-    filled[: len(part)] = part
-    return filled

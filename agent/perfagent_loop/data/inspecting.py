@@ -26,11 +26,10 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from perfagent.errors import ConfigError
 from perfagent.signals.batch_padding import TOKENS
 from perfagent.signals.batch_values import IGNORED, LABELS, LEAST_ROWS, LOSS_MASKS
-from perfagent_loop import generators
+from perfagent_loop import randomness
 from perfagent_loop.checks import check_count
 from perfagent_loop.data.prefetch import unwrapped
 from perfagent_loop.events import phase
-from perfagent_loop.randomness import random_state, restore_random_state
 
 __all__ = ["BatchReport", "Problem", "inspect_batches"]
 
@@ -139,8 +138,11 @@ _END = object()
 @contextlib.contextmanager
 def _as_found(loader: Any) -> Iterator[Any]:
     """Gives what to read instead of the loader, outside of the run's data wait; puts back all that reading changes."""
-    random, own = random_state(), [*generators.of_reading(loader), *generators.of_samples(loader)]
-    drawn = [generators.state_of(one) for one in own]
+    random, own = (
+        randomness.random_state(),
+        [*randomness.generators_of_reading(loader), *randomness.generators_of_samples(loader)],
+    )
+    drawn = [randomness.generator_state(one) for one in own]
     parts = [loader]
     if isinstance(loader, DataLoader):
         parts = [getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")]
@@ -154,8 +156,8 @@ def _as_found(loader: Any) -> Iterator[Any]:
     finally:
         for one, state in zip(stateful, states, strict=True):
             one.load_state_dict(state)
-        generators.restore(own, drawn)
-        restore_random_state(random)
+        randomness.restore_generators(own, drawn)
+        randomness.restore_random_state(random)
 
 
 class _Look:

@@ -53,7 +53,8 @@ def loader_defaults(
     Workers: the cores of this rank but one, at least 1 and at most 8. What suits a dataset best is measured by
     `perfagent.find_num_workers`; this is where to begin.
     """
-    ranks = ranks_on_node if ranks_on_node is not None else _ranks_on_node(os.environ)
+    words = os.environ.get("LOCAL_WORLD_SIZE", "1").strip()
+    ranks = ranks_on_node if ranks_on_node is not None else max(1, int(words)) if words.isdigit() else 1
     check_count("ranks_on_node", ranks, "a number of training processes on this machine")
     check_count("batch_bytes", batch_bytes, "the size of one batch", or_none=True)
     cuda = torch.cuda.is_available() if device is None else device_named(device).type == "cuda"
@@ -139,8 +140,3 @@ def _within_shared_memory(workers: int, prefetch: int, batch_bytes: int, ranks: 
         f"{free / 2**20:.0f} MiB left (docker run --shm-size gives more)"
     )
     return workers, prefetch
-
-
-def _ranks_on_node(environ: Mapping[str, str]) -> int:
-    words = environ.get("LOCAL_WORLD_SIZE", "1").strip()
-    return int(words) if words.isdigit() and int(words) else 1

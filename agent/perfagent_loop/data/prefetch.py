@@ -63,7 +63,8 @@ class Prefetcher:
             raise ConfigError(
                 "a Prefetcher to a GPU cannot be read in a DataLoader worker: give the worker the loader, and wrap the DataLoader"
             )
-        return timed(_Reading(self._to_device))
+        stream = CopyStream(self.device)
+        return timed(_Reading(lambda: self._through(stream.send, stream.receive)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":  # while being copied or unpickled
@@ -74,10 +75,6 @@ class Prefetcher:
         if name == "load_state_dict":
             self._state = None
         return getattr(self.loader, name)
-
-    def _to_device(self) -> Iterator[Any]:
-        stream = CopyStream(self.device)
-        return self._through(stream.send, stream.receive)
 
     def _through(self, send: Callable[[Any], Any], receive: Callable[[Any], Any]) -> Iterator[Any]:
         """Every batch sent ahead and received in its turn, with the loader's state as of that one."""

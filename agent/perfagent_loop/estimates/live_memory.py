@@ -66,7 +66,8 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 grown |= self._enter(one)
         inside = self._scratch.bytes_within(func, args, result)
         if grown or inside:
-            self._note(inside)
+            *others, rest = (self._live[part] for part in PARTS)
+            self.moments.append(Moment(self.step, self.phase, (*others, rest + inside)))
         return result
 
     def live(self, part: Part) -> int:
@@ -109,8 +110,3 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave(self, key: int) -> None:
         part, size = self._known.pop(key)
         self._live[part] -= size
-
-    def _note(self, inside: int) -> None:
-        live = [self._live[part] for part in PARTS]
-        live[-1] += inside
-        self.moments.append(Moment(self.step, self.phase, tuple(live)))

@@ -159,9 +159,10 @@ def estimate_memory(
             if not isinstance(problem, _NEEDS_VALUES) and _WANTS_NUMPY not in str(problem):
                 raise
             if any(parameter.is_meta for parameter in model.parameters()):
+                said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
                 raise ConfigError(
-                    f"the model reads values back in its forward pass ({_first_line(problem)}), and on the meta device there are "
-                    "none; pass it on a real device"
+                    f"the model reads values back in its forward pass ({said}), and on the meta device there are none; pass it "
+                    "on a real device"
                 ) from None
             measured = True
             found = simulate(plan, real=True)
@@ -262,10 +263,6 @@ def _notes(found: Simulated, plan: Plan, world: int, *, measured: bool) -> list[
         (plan.on_cuda, "A CUDA context takes some 0.5 GB more, cuBLAS 8 to 64 MB."),
     )  # fmt: skip
     return [note for there, note in notes if there]
-
-
-def _first_line(problem: BaseException) -> str:
-    return str(problem).strip().split("\n", 1)[0][:120] or type(problem).__name__
 
 
 _NEEDS_VALUES = (

@@ -85,7 +85,7 @@ class Scratch:
         key = (steps, args[0].shape[1:], args[0].dtype, args[2].shape, args[7], *args[10:13])
         if key not in self._asked:
             with unset_fake_temporarily():
-                real = [_zeros(one) for one in args]
+                real = [torch.zeros(one.shape, dtype=one.dtype) if isinstance(one, Tensor) else one for one in args]
                 real[0] = torch.zeros((steps, *args[0].shape[1:]), dtype=args[0].dtype)
                 self._asked[key] = int(torch.ops.aten.mkldnn_rnn_layer(*real)[3].nbytes)
         return self._asked[key]
@@ -100,10 +100,6 @@ def _is_reduced(func: Any, args: tuple[Any, ...]) -> bool:
 def _numbers(args: tuple[Any, ...]) -> int:
     """Of the input and the target, brought to one shape."""
     return math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))  # type: ignore[no-untyped-call]
-
-
-def _zeros(value: Any) -> Any:
-    return torch.zeros(tuple(value.shape), dtype=value.dtype) if isinstance(value, Tensor) else value
 
 
 def _gates(inputs: Tensor, weight: Tensor, *others: Tensor) -> int:

@@ -7,22 +7,25 @@ So a trial is a whole step, the first size is stepped twice, and the answer once
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from perfagent.errors import ConfigError
+from perfagent.samplers import cgroup
 from perfagent_loop.checks import check_count
 from perfagent_loop.collectives import all_reduce, world_of_job
 from perfagent_loop.randomness import cuda_in_use
-from perfagent_loop.search.host_memory import HostMemory
 from perfagent_loop.search.trial_state import release_memory, restoring_state
 from perfagent_loop.split_on_oom import is_out_of_memory
 
-__all__ = ["BatchTrial", "find_batch_size", "search_batch_size"]
+__all__ = ["BatchTrial", "HostMemory", "available_bytes", "find_batch_size", "search_batch_size"]
 
 HOST_SHARE = 0.9
 """What a step may take of the available host memory: beyond it the kernel swaps or kills."""
@@ -139,3 +142,64 @@ class _Search:
         flag = torch.full((), float(failed), device=device)
         all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(flag)
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+class HostMemory:
+    """Notes the peak of each trial. Where the system does not say (no Linux), it knows nothing and forbids nothing."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._took: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """A trial begins: the kernel's mark of the peak goes down to what is resident now."""
+        with suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK)
+        self._before = _kilobytes(_STATUS, "VmRSS") or 0
+
+    def end(self, size: int) -> int | None:
+        """The trial of a batch of this size fitted; the peak of the process in bytes."""
+        peak = _kilobytes(_STATUS, "VmHWM")
+        if peak is not None:
+            self._took[size] = max(0, peak - self._before)
+        return peak
+
+    def would_not_hold(self, size: int, share: float) -> bool:
+        """Whether a batch of this size would take more than this share, by the two largest that fitted."""
+        room = available_bytes()
+        if room is None or not self._took:
+            return False
+        known = sorted(self._took)[-2:]
+        largest = self._took[known[-1]]
+        each = largest / known[-1]
+        if len(known) == 2:
+            each = max(0.0, (largest - self._took[known[0]]) / (known[1] - known[0]))
+        return largest + each * (size - known[-1]) > share * room
+
+
+def available_bytes() -> int | None:
+    """What the host and this process's control group have left without swapping; None where neither says."""
+    found: list[int] = []
+    if (of_host := _kilobytes(Path("/proc/meminfo"), "MemAvailable")) is not None:
+        found.append(of_host)
+    group = cgroup.find()
+    if group is not None and group.limit_bytes is not None and group.limit_bytes < cgroup.UNLIMITED:
+        used = group.used_bytes()
+        if used is not None:
+            found.append(max(0, group.limit_bytes - used))
+    return min(found) if found else None
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    """A line `name: 12 kB`, in bytes."""
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    match = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from importlib.util import decode_source
 from pathlib import Path
@@ -45,8 +46,9 @@ def check_job_file(file: Path, function: str) -> None:
             f"{file} has no function {function!r:.60}; it has {', '.join(sorted(names.defined))}: write FILE.py:FUNCTION"
         )
     for statement in _that_do_more(tree.body, names):
+        shown = textwrap.shorten(ast.unparse(statement).splitlines()[0], 60, placeholder="...")
         raise ConfigError(
-            f"{file}, line {statement.lineno}: `{_shown(statement)}` would run when the file is imported, before {function}() is "
+            f"{file}, line {statement.lineno}: `{shown}` would run when the file is imported, before {function}() is "
             f'called; move it into {function}() or below `if __name__ == "__main__":`. The file was not run'
         )
 
@@ -138,8 +140,3 @@ def _asks_for_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and any(
         isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test)
     )
-
-
-def _shown(statement: ast.stmt) -> str:
-    line = ast.unparse(statement).splitlines()[0]
-    return line if len(line) <= 60 else f"{line[:57]}..."

@@ -149,7 +149,8 @@ class _Search:
         self._workers()
         if self._job.device.type == "cuda":
             self._try("pin_memory=True", pin_memory=True)
-        if self.best.precision == "fp32" and _computes_bf16(self._job.device):
+        bf16 = self._job.device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+        if self.best.precision == "fp32" and bf16:
             self._try("precision='bf16'", "computes in half precision: compare the loss curves", precision="bf16")
         optimizer = self._job.optimizer
         if type(optimizer) in _FUSED and not any(group.get("fused") for group in optimizer.param_groups):
@@ -233,10 +234,6 @@ def _load() -> float | None:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
         return None
-
-
-def _computes_bf16(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 class _Training:

@@ -1,23 +1,26 @@
-"""The end of a window under DeepSpeed: the engine scales, clips, steps and schedules; the loop says when.
+"""DeepSpeed's engine: its step at the end of a window, and its part of a checkpoint.
 
 Options that exist in two places and are obeyed in one are the commonest complaint about DeepSpeed behind another
-trainer (huggingface/accelerate issues 1970, 3369, 3807). Here they must agree.
+trainer (huggingface/accelerate issues 1970, 3369, 3807). Here they must agree. DeepSpeed unpickles its checkpoints
+without restraint; here they are read with weights_only=True and a short list of DeepSpeed's own classes.
 """
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfagent.errors import ConfigError
+from perfagent.errors import CheckpointError, ConfigError
 from perfagent_loop.accumulation import Count
 from perfagent_loop.precision import checked_precision
 from perfagent_loop.stepping import StepResult, moved_by_windows
 from perfagent_loop.strategies import DeepSpeed
 
-__all__ = ["EngineStep"]
+__all__ = ["EngineStep", "load_engine", "save_engine"]
 
 
 class EngineStep:
@@ -85,3 +88,33 @@ class EngineStep:
         if self._scheduler is not None and not skipped:
             self._scheduler.step()
         return StepResult(stepped=True, grad_norm=norm, found_inf=skipped)
+
+
+_TAG = "engine"
+
+
+def save_engine(engine: Any, folder: Path) -> None:
+    engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+
+
+def load_engine(engine: Any, folder: Path) -> None:
+    """Raises CheckpointError where the engine's files are for another one."""
+    files = engine.checkpoint_engine
+    files.load = _load  # on the object, over its class's method
+    try:
+        path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
+    finally:
+        del files.load
+    if path is None:
+        raise CheckpointError(
+            f"{folder} is whole, but DeepSpeed finds nothing for this engine in it: another ZeRO stage or world size?"
+        )
+
+
+def _load(path: str, map_location: Any = None) -> object:
+    scalers = importlib.import_module("deepspeed.runtime.fp16.loss_scaler")
+    zero = importlib.import_module("deepspeed.runtime.zero.config")
+    fragments = importlib.import_module("deepspeed.utils.tensor_fragment")
+    own = [scalers.DynamicLossScaler, scalers.LossScaler, zero.ZeroStageEnum, fragments.fragment_address]
+    with torch.serialization.safe_globals(own):
+        return torch.load(path, map_location=map_location, weights_only=True)
