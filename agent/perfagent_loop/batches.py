@@ -96,9 +96,7 @@ class Batches:
                 if not self._window.done and not loop.goes_on():
                     return
             if self.batch == before == 0:
-                raise ConfigError(
-                    "the loader gave no batch; loop.batches() reads it once an epoch: no used-up iterator"
-                )
+                raise ConfigError("the loader gave no batch; loop.batches() reads it once an epoch: not an iterator")
             if self._window.done:
                 self._cut_short(length, loop)
             self.epoch, self.batch, self._of_call = self.epoch + 1, 0, self._of_call + 1
@@ -262,7 +260,7 @@ class Batches:
         seen = sum(1 for _ in itertools.islice(source, self.batch))
         if seen < self.batch and not self._estimated:
             raise ConfigError(
-                f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}"
+                f"the checkpoint was made after {self.batch} batches of an epoch, and the loader has {seen}"
             )
         if not randomness.is_same(before, randomness.random_state()):
             logger.warning("perfagent: %s", _OF_PROCESS)

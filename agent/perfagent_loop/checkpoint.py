@@ -21,8 +21,7 @@ import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perfagent.errors import CheckpointError, ConfigError, PerfagentError
 from perfagent.session import current, resumed_at
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint"]
 
 logger = logging.getLogger("perfagent")
+State: TypeAlias = dict[str, Any]
 ARRIVE_S = 10.0
 """How long ranks wait for each other after an exception, before they give up saving."""
 
@@ -110,13 +110,7 @@ class Checkpoint:
         return Ranks()  # a collective: at the first save, load or step
 
     def save(
-        self,
-        step: int,
-        state: dict[str, Any],
-        *,
-        metric: float | None = None,
-        engine: Any = None,
-        reason: str = "asked",
+        self, step: int, state: State, *, metric: float | None = None, engine: Any = None, reason: str = "asked"
     ) -> None:
         """Saves a state under a step; every rank calls it. Waits for the save before.
 
@@ -151,7 +145,7 @@ class Checkpoint:
             if self._asynchronous and engine is None:
                 arguments = (self._copied(parts), draft)
                 self._thread = threading.Thread(
-                    target=self._write_aside, args=arguments, name="perfagent-checkpoint", daemon=False
+                    None, self._write_aside, "perfagent-checkpoint", arguments, daemon=False
                 )
                 self._thread.start()
             else:
@@ -189,9 +183,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, (Exception, KeyboardInterrupt)):
             self._exception(error)
         self.close()
@@ -203,9 +195,7 @@ class Checkpoint:
         found = newest_whole(self._folder, self._ranks)
         return None if found is None else found[0]
 
-    def load_latest(
-        self, into: dict[str, Any] | None = None, *, engine: Any = None
-    ) -> tuple[int, dict[str, Any]] | None:
+    def load_latest(self, into: State | None = None, *, engine: Any = None) -> tuple[int, State] | None:
         """Step and state of the newest whole checkpoint, tensors on the CPU; None without one. A collective.
 
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
@@ -214,9 +204,7 @@ class Checkpoint:
         found = self._load(into, engine, None)
         return None if found is None else (found[0].step, found[1])
 
-    def _load(
-        self, into: dict[str, Any] | None, engine: Any, kind: str | None
-    ) -> tuple[Manifest, dict[str, Any]] | None:
+    def _load(self, into: State | None, engine: Any, kind: str | None) -> tuple[Manifest, State] | None:
         """kind: what the model at hand can take, where that is known."""
         self.wait()
         found = newest_whole(self._folder, self._ranks)
@@ -225,7 +213,7 @@ class Checkpoint:
         path, manifest, self._damaged = found
         return manifest, read(path, manifest, self._ranks, into=into, engine=engine, kind=kind)
 
-    def _load_for(self, loop: Loop) -> tuple[Manifest, dict[str, Any]] | None:
+    def _load_for(self, loop: Loop) -> tuple[Manifest, State] | None:
         kind = {"fsdp2": "sharded", "deepspeed": "deepspeed"}.get(loop.strategy.kind, "plain")
         return self._load(loop.state_dict() if kind == "sharded" else None, loop.strategy.engine, kind)
 

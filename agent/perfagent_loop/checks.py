@@ -29,9 +29,8 @@ def check_choice(name: str, given: object, allowed: Iterable[str], *, or_none: b
     """given: one of these words."""
     allowed = [*allowed]
     if not (or_none and given is None) and given not in allowed:
-        raise ConfigError(
-            f"{name} must be one of {', '.join(allowed)}{' or None' if or_none else ''}, not {given!r:.80}"
-        )
+        none = " or None" if or_none else ""
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}{none}, not {given!r:.80}")
 
 
 def check_module(model: object) -> nn.Module:
@@ -50,9 +49,7 @@ def device_named(given: object) -> torch.device:
     try:
         return torch.device(given)  # type: ignore[call-overload,no-any-return]
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {given!r:.80}"
-        ) from error
+        raise ConfigError(f"device must be one of torch's, such as 'cuda:1' or 'cpu', not {given!r:.80}") from error
 
 
 def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
@@ -60,7 +57,7 @@ def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
     wanted = wanted_by_step(optimizer)
     if wanted:
         raise ConfigError(
-            f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss again within the step; {instead}"
+            f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss again; {instead}"
         )
 
 

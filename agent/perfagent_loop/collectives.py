@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from perfagent.errors import ConfigError
 
 __all__ = ["Agreement", "Ranks", "all_gather", "all_reduce", "need_group", "rank_of_job", "rest", "world_of_job"]
 
+Group: TypeAlias = dist.ProcessGroup | None
 MOST_S = 0.1
 _REST_S = 0.02
 _NAP_S = 2e-5
@@ -45,21 +46,17 @@ def rank_of_job() -> int:
 def need_group() -> None:
     """Raises ConfigError where there is no process group."""
     if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError(
-            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
-        )
+        raise ConfigError("there is no process group: start with torchrun, and call init_process_group() first")
 
 
-def all_reduce(
-    tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, group: dist.ProcessGroup | None = None
-) -> None:
+def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, group: Group = None) -> None:
     """torch.distributed.all_reduce, waited for."""
     before = references(tensor)
     dist.all_reduce(tensor, op=op, group=group)
     let_go(tensor, before)
 
 
-def all_gather(into: list[Tensor], tensor: Tensor, *, group: dist.ProcessGroup | None = None) -> None:
+def all_gather(into: list[Tensor], tensor: Tensor, *, group: Group = None) -> None:
     """torch.distributed.all_gather, waited for."""
     tensors = (*into, tensor)
     places = range(len(tensors))

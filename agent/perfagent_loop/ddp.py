@@ -46,9 +46,7 @@ def ddp(
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("the model is wrapped by DistributedDataParallel already; pass it to perfagent.loop as it is")
     if not bucket_mb > 0:
-        raise ConfigError(
-            f"bucket_mb is the size of a bucket of gradients in MiB, above 0 (25 is usual); got {bucket_mb!r}"
-        )
+        raise ConfigError(f"bucket_mb is the size of a bucket of gradients in MiB, above 0; got {bucket_mb!r}")
     if static_graph and find_unused_parameters:
         raise ConfigError(
             "static_graph and find_unused_parameters exclude each other: a static graph has the same unused parameters in every "
@@ -106,9 +104,7 @@ def comm_hook(
         inner.register_comm_hook(inner.process_group, getattr(default_hooks, f"{hook}_compress_hook"))
         return
     check_count("rank", rank, "the rank of the factors (1 to 4 are usual)")
-    check_count(
-        "start_iter", start_iter, "a number of plain steps, since DDP rebuilds its buckets after the first", least=2
-    )
+    check_count("start_iter", start_iter, "a number of plain steps (DDP rebuilds its buckets after one)", least=2)
     state = powerSGD_hook.PowerSGDState(
         process_group=inner.process_group,
         matrix_approximation_rank=rank,

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -22,6 +22,7 @@ from perfagent_loop.precision import Precision, checked_precision
 
 __all__ = ["check_zero_config", "extensions_folder", "stale_locks", "zero_config", "zero_conflicts"]
 
+Config: TypeAlias = Mapping[str, Any]
 Offload = Literal["optimizer", "all"]
 _ADAM = ("adam", "adamw")
 
@@ -86,16 +87,14 @@ def zero_config(
     return laid_over
 
 
-def check_zero_config(config: Mapping[str, Any], *, device: str | None = None, world_size: int | None = None) -> None:
+def check_zero_config(config: Config, *, device: str | None = None, world_size: int | None = None) -> None:
     """Raises ConfigError that names all conflicts of a configuration, however it was made."""
     found = [*zero_conflicts(config, device=device, world_size=world_size)]
     if found:
         raise ConfigError("this DeepSpeed configuration cannot work:\n- " + "\n- ".join(found))
 
 
-def zero_conflicts(
-    config: Mapping[str, Any], *, device: str | None = None, world_size: int | None = None
-) -> Iterator[str]:
+def zero_conflicts(config: Config, *, device: str | None = None, world_size: int | None = None) -> Iterator[str]:
     """A sentence for each conflict: what is there, why it fails, and what to write instead."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not _is_dict(config):
@@ -144,9 +143,7 @@ def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) 
 def _precision(precision: Precision, *, autocast: bool) -> dict[str, Any]:
     if precision == "fp32":
         if autocast:
-            raise ConfigError(
-                "autocast is half precision, and precision is 'fp32': say precision='bf16', or leave it out"
-            )
+            raise ConfigError("autocast is half precision, and precision is 'fp32': say precision='bf16' instead")
         return {}
     if autocast:
         return {"torch_autocast": {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision]}}
@@ -162,7 +159,7 @@ def _precision(precision: Precision, *, autocast: bool) -> dict[str, Any]:
     return {"fp16": {"enabled": True, **scale}}
 
 
-def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(config: Config, over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(config)
     for key, value in over.items():
         inner = merged.get(key)
@@ -177,7 +174,7 @@ def _is_dict(given: object) -> bool:
     return isinstance(given, Mapping)
 
 
-def _sections(config: Mapping[str, Any]) -> Iterator[str]:
+def _sections(config: Config) -> Iterator[str]:
     for name in ("zero_optimization", "bf16", "fp16", "amp", "torch_autocast"):
         example = '{"stage": 2}' if name == "zero_optimization" else '{"enabled": true}'
         section = config.get(name)
@@ -188,16 +185,16 @@ def _sections(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}.enabled is {enabled!r:.60}; it must be true or false"
 
 
-def _enabled(config: Mapping[str, Any], *names: str) -> bool:
+def _enabled(config: Config, *names: str) -> bool:
     return any(isinstance(config.get(name), Mapping) and config[name].get("enabled") is True for name in names)
 
 
-def _zero(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _zero(config: Config) -> Mapping[str, Any]:
     zero = config.get("zero_optimization")
     return zero if isinstance(zero, Mapping) else {}
 
 
-def _autos(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def _autos(config: Config, path: str = "") -> Iterator[str]:
     for key, value in config.items():
         if value == "auto" and isinstance(value, str):
             yield (
@@ -208,7 +205,7 @@ def _autos(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield from _autos(value, f"{path}{key}.")
 
 
-def _precisions(config: Mapping[str, Any], device: str) -> Iterator[str]:
+def _precisions(config: Config, device: str) -> Iterator[str]:
     bf16, fp16 = _enabled(config, "bf16", "bfloat16"), _enabled(config, "fp16")
     amp, autocast = _enabled(config, "amp"), _enabled(config, "torch_autocast")
     half = "bf16" if bf16 else "fp16"
@@ -224,7 +221,7 @@ def _precisions(config: Mapping[str, Any], device: str) -> Iterator[str]:
         yield "fp16 is enabled and this is a CPU, on which DeepSpeed refuses it; enable bf16, or compute in fp32"
 
 
-def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]:
+def _batches(config: Config, world_size: int | None) -> Iterator[str]:
     names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     micro, steps, whole = (config.get(name) for name in names)
     for name, value in zip(names, (micro, steps, whole), strict=True):
@@ -248,7 +245,7 @@ def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]
         yield f"gradient_clipping is {clip!r:.60}; it is the largest norm of the gradients, above 0, or 0 for none"
 
 
-def _offloads(config: Mapping[str, Any], device: str) -> Iterator[str]:
+def _offloads(config: Config, device: str) -> Iterator[str]:
     zero = _zero(config)
     stage = zero.get("stage", 0)
     renamed = {
@@ -284,7 +281,7 @@ def _goes_away(target: Any) -> bool:
     return isinstance(target, Mapping) and target.get("device", "none") != "none"
 
 
-def _stages(config: Mapping[str, Any]) -> Iterator[str]:
+def _stages(config: Config) -> Iterator[str]:
     zero = _zero(config)
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
@@ -298,13 +295,12 @@ def _stages(config: Mapping[str, Any]) -> Iterator[str]:
         yield "stage3_gather_fp16_weights_on_model_save is called stage3_gather_16bit_weights_on_model_save today"
     for key in ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
         value = zero.get(key, "auto")
-        if value not in (None, "auto") and not (
-            isinstance(value, (int, float)) and value >= (key == "reduce_bucket_size")
-        ):
+        least = 1 if key == "reduce_bucket_size" else 0
+        if value not in (None, "auto") and not (isinstance(value, (int, float)) and value >= least):
             yield f"zero_optimization.{key} is {value!r:.60}; it is a number of elements, such as 200000000"
 
 
-def _optimizers(config: Mapping[str, Any], device: str) -> Iterator[str]:
+def _optimizers(config: Config, device: str) -> Iterator[str]:
     optimizer = config.get("optimizer")
     if optimizer is None:
         return
@@ -326,7 +322,7 @@ def _torch_adam(optimizer: Mapping[str, Any]) -> bool:
     return isinstance(params, Mapping) and params.get("torch_adam") is True
 
 
-def _compiles(config: Mapping[str, Any], device: str) -> bool:
+def _compiles(config: Config, device: str) -> bool:
     """Whether DeepSpeed will compile an extension, or load one that it compiled."""
     optimizer = config.get("optimizer")
     adam = isinstance(optimizer, Mapping) and str(optimizer.get("type")).lower() in _ADAM and not _torch_adam(optimizer)

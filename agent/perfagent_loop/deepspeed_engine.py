@@ -43,13 +43,9 @@ class EngineStep:
         self.optimizer = engine.optimizer
         self._scheduler = None if scheduler is engine.lr_scheduler else moved_by_windows(scheduler)
         if engine.optimizer is None:
-            raise ConfigError(
-                "the engine has no optimizer, so there is nothing to step; pass one to deepspeed.initialize"
-            )
+            raise ConfigError("the engine has no optimizer: there is nothing to step; pass one to deepspeed.initialize")
         if optimizer is not None and optimizer not in (engine.optimizer, getattr(engine, "basic_optimizer", None)):
-            raise ConfigError(
-                "the optimizer is not the engine's; pass it to deepspeed.initialize and leave it out here"
-            )
+            raise ConfigError("the optimizer is not the engine's; pass it to deepspeed.initialize, and leave it out")
         own = strategy.precision
         if precision is not None and checked_precision(precision) != own:
             raise ConfigError(
@@ -106,9 +102,7 @@ def load_engine(engine: Any, folder: Path) -> None:
     finally:
         del files.load
     if path is None:
-        raise CheckpointError(
-            f"{folder} is whole, but DeepSpeed finds nothing for this engine in it: another ZeRO stage or world size?"
-        )
+        raise CheckpointError(f"{folder} is whole, but not of this engine: another ZeRO stage or world size?")
 
 
 def _load(path: str, map_location: Any = None) -> object:

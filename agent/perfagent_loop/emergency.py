@@ -46,7 +46,7 @@ class Emergency:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "perfagent: the loop runs beside the main thread, which alone can handle signals: no save on SIGTERM"
+                "perfagent: the loop is not on the main thread, which alone handles signals: no save on SIGTERM"
             )
             return
         for signum in signals:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -83,9 +82,7 @@ class Loop:
         check_count("grad_accum", grad_accum, "a number of micro-steps", or_none=True)
         number = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
         if clip_norm is not None and not (number and clip_norm > 0):
-            raise ConfigError(
-                f"clip_norm is the largest norm of the gradients, above 0, or None; got {clip_norm!r:.80}"
-            )
+            raise ConfigError(f"clip_norm is the largest norm of gradients, above 0, or None; got {clip_norm!r:.80}")
         if checkpoint is not None and not (hasattr(checkpoint, "after_step") and hasattr(checkpoint, "resume")):
             raise ConfigError(f"checkpoint must be a perfagent.Checkpoint, not {type(checkpoint).__name__}")
         self.model, self.scheduler, self.checkpoint = model, scheduler, checkpoint
@@ -167,9 +164,7 @@ class Loop:
         window = self._window
         if window.done < window.end:
             if not window.done:
-                raise ConfigError(
-                    "step() without a backward() before it; a micro-step is forward(), backward(), step()"
-                )
+                raise ConfigError("step() without a backward() before it; a micro-step is forward, backward, step")
             return StepResult.WAITING
         if window.trivial:
             result = self._update.step(None)
@@ -257,9 +252,7 @@ class Loop:
         """Puts back what state_dict() gave; the next batches() goes on from there."""
         wanted = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
         if missing := [name for name in wanted if name not in state]:
-            raise ConfigError(
-                f"this is no state of a loop: it has no {', '.join(missing)}; pass what state_dict() gave"
-            )
+            raise ConfigError(f"this is no state of a loop: it has no {', '.join(missing)}")
         if not isinstance(self.strategy, DeepSpeed):
             self.strategy.load(self.optimizer, state["model"], state["optimizer"])
         if state["scheduler"] is not None and hasattr(self.scheduler, "load_state_dict"):
@@ -296,9 +289,7 @@ class _Forward:
                 self._autocast.__enter__()
             self._depth += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._autocast is not None:
             self._depth -= 1
             if not self._depth:
@@ -312,9 +303,7 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
             "loop for each where each has a loss of its own (a GAN)"
         )
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"optimizer must be a torch optimizer of the model's parameters, not {type(optimizer).__name__}"
-        )
+        raise ConfigError(f"optimizer must be a torch optimizer, not {type(optimizer).__name__}")
     known = {id(parameter) for parameter in model.parameters()}
     held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     if not any(id(parameter) in known for parameter in held):

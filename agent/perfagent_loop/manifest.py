@@ -79,9 +79,7 @@ class Manifest:
             raise DamagedCheckpoint(f"{NAME} is not as it was written")
         told: dict[str, Any] = json.loads(body)
         if told.pop("format") != FORMAT:
-            raise DamagedCheckpoint(
-                f"{NAME} has a format other than {FORMAT}; read it with the version of perfagent that wrote it"
-            )
+            raise DamagedCheckpoint(f"{NAME} has another format than {FORMAT}: another version of perfagent wrote it")
         files = {name: FileSum(**one) for name, one in told.pop("files").items()}
         return cls(files=files, **told)
 

@@ -73,17 +73,11 @@ class NanPolicy:
 
     def _check(self, loop: Loop) -> None:
         if loop.scaler is not None:
-            raise ConfigError(
-                "the scaler of precision='fp16' leaves out steps with NaN or Inf itself; call loop.step()"
-            )
+            raise ConfigError("the scaler of precision='fp16' leaves out such steps itself; call loop.step()")
         if loop.strategy.kind == "deepspeed":
-            raise ConfigError(
-                "DeepSpeed's engine steps by itself; a NanPolicy is for torch optimizers. Watch result.grad_norm instead"
-            )
+            raise ConfigError("DeepSpeed's engine steps by itself; watch result.grad_norm instead")
         if self._action == "rollback" and not hasattr(loop.checkpoint, "roll_back"):
-            raise ConfigError(
-                "action='rollback' needs something to go back to: perfagent.loop(..., checkpoint=perfagent.Checkpoint(...))"
-            )
+            raise ConfigError("action='rollback' needs a checkpoint: perfagent.loop(..., checkpoint=...)")
 
     def _act(self, loop: Loop) -> None:
         loop.pass_over_window()
@@ -103,9 +97,7 @@ class NanPolicy:
             done += f"; learning rates are multiplied by {self._factor:g}"
         if self._action == "rollback":
             step = checkpoint.roll_back(loop)
-            done += (
-                "; there is no checkpoint to go back to" if step is None else f"; the weights of step {step} are back"
-            )
+            done += "; there is no checkpoint yet" if step is None else f"; the weights of step {step} are back"
         tell("non-finite gradients", done)
         count("recovery/nonfinite", float(self.total))
 

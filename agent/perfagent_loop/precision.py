@@ -38,9 +38,7 @@ def autocast_of(precision: Precision, device: torch.device) -> AbstractContextMa
         return None
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(
-            f"precision is 'bf16', which {name} only emulates; use precision='fp16', which it computes fast"
-        )
+        raise ConfigError(f"precision is 'bf16', which {name} only emulates; use precision='fp16'")
     return torch.autocast(device.type, dtype=dtype_of(precision))
 
 

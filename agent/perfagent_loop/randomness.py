@@ -42,9 +42,8 @@ def random_state() -> dict[str, Any]:
 
 def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether nothing was drawn on the host between two states."""
-    return torch.equal(one["torch"], other["torch"]) and all(
-        one.get(name) == other.get(name) for name in ("python", "numpy")
-    )
+    same = all(one.get(name) == other.get(name) for name in ("python", "numpy"))
+    return same and torch.equal(one["torch"], other["torch"])
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

@@ -145,7 +145,5 @@ def _load_sharded(path: Path, ranks: Ranks, into: dict[str, Any] | None) -> dict
         if is_fatal(error):
             raise
         said = str(error).strip().splitlines() or [""]
-        raise CheckpointError(
-            f"{path} is whole, but does not fit this model and optimizer: {said[-1][:400]}"
-        ) from error
+        raise CheckpointError(f"{path} is whole, but does not fit this model and optimizer: {said[-1]:.400}") from error
     return spread

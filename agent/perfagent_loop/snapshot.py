@@ -30,9 +30,7 @@ def check_loadable(state: Any, at: str = "state") -> None:
     if kind in _MAPPINGS:
         for key, value in state.items():
             if type(key) not in (str, int, bool, float, tuple):
-                raise ConfigError(
-                    f"{at} has a key {key!r:.60} of type {type(key).__name__}; text and numbers can be loaded again"
-                )
+                raise ConfigError(f"{at} has a key {key!r:.60} of type {type(key).__name__}; use text or numbers")
             check_loadable(value, f"{at}[{key!r}]")
     elif kind in (list, tuple, set):
         for number, value in enumerate(state):

@@ -56,9 +56,7 @@ class SplitOnOom:
                 "wait in it for the one that ran out of memory; use perfagent.find_batch_size() before the training"
             )
         if loop._window.size != 1:
-            raise ConfigError(
-                "splitting takes the place of accumulation: use grad_accum=1, and whole windows as batches"
-            )
+            raise ConfigError("splitting replaces accumulation: use grad_accum=1, and whole windows as batches")
         check_count("most", most, "a number of pieces", least=2)
         self._loop, self._most, self._items = loop, most, items or _rows
         self._by_items = items is not None

@@ -91,9 +91,7 @@ class OptimizerStep:
 
     def _careful(self, factor: Count | None) -> StepResult:
         scaler, norm = self._scaler, None
-        if (
-            factor is not None or self._clip_norm is not None
-        ):  # else it unscales itself, or in a fused optimizer's kernel
+        if factor is not None or self._clip_norm is not None:  # else the scaler or a fused optimizer unscales
             if scaler is not None:
                 scaler.unscale_(self._optimizer)
             parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -127,9 +125,7 @@ def moved_by_windows(scheduler: Any) -> Any:
     if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
         return None
     if not callable(getattr(scheduler, "step", None)):
-        raise ConfigError(
-            f"scheduler must have a step() that is called once an optimizer step, not be {type(scheduler).__name__}"
-        )
+        raise ConfigError(f"scheduler must have a step(), and {type(scheduler).__name__} has none")
     wanted = wanted_by_step(scheduler)
     if wanted:
         raise ConfigError(

@@ -200,9 +200,7 @@ class DeepSpeed(Plain):
 
 
 Strategy = Plain
-_ENGINE_SAVES = (
-    "the state of a DeepSpeed engine lies in pieces on all ranks: save it with engine.save_checkpoint, on every rank"
-)
+_ENGINE_SAVES = "an engine's state lies in pieces on all ranks: save it with engine.save_checkpoint on each"
 
 
 def strategy_of(model: Any) -> Strategy:
@@ -211,9 +209,7 @@ def strategy_of(model: Any) -> Strategy:
     engine_module = sys.modules.get("deepspeed.runtime.engine")
     if engine_module is not None and isinstance(model, engine_module.DeepSpeedEngine):
         if not hasattr(type(model), "set_gradient_accumulation_boundary") or type(model).__name__ == "PipelineEngine":
-            raise ConfigError(
-                "a pipeline engine runs its own loop: call engine.train_batch(), and perfagent.attach() to watch it"
-            )
+            raise ConfigError("a pipeline engine has its own loop: call engine.train_batch(), and perfagent.attach()")
         return DeepSpeed(model, model)
     inner: Any = getattr(model, "_orig_mod", model)  # what torch.compile(model) wraps
     if isinstance(inner, DistributedDataParallel):
@@ -255,9 +251,7 @@ def _refuse_others(module: nn.Module) -> None:
                 "the wrapped one as model"
             )
         if fsdp is not None and isinstance(inner, fsdp.FullyShardedDataParallel):
-            raise ConfigError(
-                "the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model) (fully_shard)"
-            )
+            raise ConfigError("the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model)")
     if world_of_job() > 1 and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
         logger.warning(
             "perfagent: %d ranks train, but the model is not wrapped: each trains a model of its own; "

@@ -51,11 +51,7 @@ class _Settings:
         return _Settings(self.keep, copy.deepcopy(self.plain, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _pickled, ()
-
-
-def _pickled() -> None:
-    """What is left of the settings of a block that was pickled."""
+        return type(None), ()  # a block that was pickled has none
 
 
 def checkpoint_activations(
@@ -143,9 +139,7 @@ def _check_each(chosen: list[tuple[str, nn.Module]]) -> None:
                 "choose one of them"
             )
         if vars(module).get(_SETTINGS) is not None:
-            raise ConfigError(
-                f"{name} is checkpointed already; call what checkpoint_activations returned to take it out"
-            )
+            raise ConfigError(f"{name} is checkpointed already; what checkpoint_activations returned takes it out")
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(f"{name} is compiled already; call checkpoint_activations before compile")
 
@@ -201,15 +195,14 @@ def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, 
         return plain(*args, **kwargs)
     if any(kwargs.get(name) is not None for name in _CACHES) or kwargs.get("use_cache"):
         kwargs = _without_cache(block, kwargs)
+    call = functools.partial(plain, **kwargs)
     selective = functools.partial(_selective, list(settings.keep)) if settings.keep else None
     context: dict[str, Any] = {}
     if not torch.compiler.is_compiling():
         context["context_fn"] = functools.partial(contexts, block, settings.kept, selective, preserve_rng=preserve_rng)
     elif selective is not None:  # the compiler computes operators again, not the block: state moves once by itself
         context["context_fn"] = selective
-    return checkpoint(
-        functools.partial(plain, **kwargs), *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context
-    )
+    return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context)
 
 
 def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -105,9 +105,7 @@ def _explained(
     kernel: Kernel, call: AttentionCall, found: dict[Kernel, tuple[Obstacle, ...]], gpu: Gpu | None, *, predicted: bool
 ) -> AttentionChoice:
     before = itertools.takewhile(lambda name: name != kernel, found)
-    kept_away: dict[str, tuple[Obstacle, ...]] = {
-        name: found[name] for name in before if found[name] and name != "math"
-    }
+    kept_away = {str(name): found[name] for name in before if found[name] and name != "math"}
     first = next(iter(kept_away.values()), ())
     where = "the CPU" if call.device == "cpu" else gpu.said if gpu else call.device
     if kernel == "none":
@@ -163,13 +161,9 @@ def _check(q: object, k: object, v: object, causal: bool, mask: object, dropout:
     if q.shape[-1] != k.shape[-1]:
         raise ConfigError(f"q is {q.shape[-1]} wide and k {k.shape[-1]}: their product does not exist; make them equal")
     if k.shape[-2] != v.shape[-2]:
-        raise ConfigError(
-            f"k has {k.shape[-2]} positions and v {v.shape[-2]}: each key needs its value; make them equal"
-        )
+        raise ConfigError(f"k has {k.shape[-2]} positions and v {v.shape[-2]}: each key needs its value")
     if mask is not None and causal:
-        raise ConfigError(
-            "mask and causal=True exclude each other in torch; put causality into the mask, or leave it out"
-        )
+        raise ConfigError("mask and causal=True exclude each other in torch; put causality into the mask")
     if mask is not None and not isinstance(mask, Tensor):
         raise ConfigError(f"mask must be a tensor, boolean or added to the scores, not {type(mask).__name__}")
     if not 0.0 <= dropout <= 1.0:

@@ -263,9 +263,7 @@ def _capability(
 def _half(call: AttentionCall, gpu: Gpu, kernel: str) -> Rule:
     allowed = (torch.float16, torch.bfloat16)[: 2 if gpu.capability >= (8, 0) else 1]
     names, found = " or ".join(map(_name, allowed)), _name(call.dtypes[0])
-    change = (
-        "run the forward pass in torch.autocast('cuda', dtype=torch.bfloat16), as perfagent.loop(precision='bf16') does"
-    )
+    change = "run the forward pass in torch.autocast('cuda', dtype=torch.bfloat16), as loop(precision='bf16') does"
     return call.dtypes[0] not in allowed, f"{kernel} computes in {names}, and query, key and value are {found}", change
 
 
@@ -295,14 +293,11 @@ def _mask_shape(call: AttentionCall) -> list[Rule]:
     if mask is None:
         return []
     if mask.requires_grad:
-        change = (
-            "on a GPU, add the bias in torch.nn.attention.flex_attention; a mask that is not learned needs .detach()"
-        )
+        change = "on a GPU, add the bias in torch.nn.attention.flex_attention; a constant mask needs .detach()"
         return [(True, "the mask is learned (it requires a gradient), which only the math kernel gives", change)]
     wanted = (*call.q.shape[:3], call.k.shape[-2])
-    fits = mask.dim() in (2, 4) and all(
-        given in (1, size) for given, size in zip(mask.shape, wanted[-mask.dim() :], strict=True)
-    )
+    sizes = zip(mask.shape, wanted[-mask.dim() :], strict=True) if mask.dim() in (2, 4) else [(0, 1)]
+    fits = all(given in (1, size) for given, size in sizes)
     why = (
         f"the mask has the shape {tuple(mask.shape)}; fused kernels take (length, keys) or (batch or 1, heads or 1, length, "
         f"keys), here {wanted[2:]} or {wanted}"

@@ -137,9 +137,8 @@ class _Watch(TorchFunctionMode):
             torch.empty((batch, heads, length, width), device="meta", dtype=query.dtype)
             for length in (query.shape[0], key.shape[0], key.shape[0])
         ]
-        self._count(
-            (*(t.shape for t in like), query.dtype, "weights"), like[0], lambda: best_attention(*like, weights=True)
-        )
+        kind = (*(t.shape for t in like), query.dtype, "weights")
+        self._count(kind, like[0], lambda: best_attention(*like, weights=True))
 
     def _count(self, kind: Any, query: torch.Tensor, choose: Callable[[], AttentionChoice]) -> None:
         call = self._kinds.get(kind)

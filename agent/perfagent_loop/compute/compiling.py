@@ -56,9 +56,7 @@ def compile_model(
     _check(model, mode, backend)
     parts: list[nn.Module] = blocks_of(nn.ModuleList([model])) if blocks else [model]
     if not parts:
-        raise ConfigError(
-            "blocks=True compiles the items of lists of like modules, and the model has none; leave it out"
-        )
+        raise ConfigError("blocks=True compiles the items of lists of like modules, and the model has none")
     device = _device_of(model)
     if mode in _GPU_ONLY and device.type != "cuda":
         logger.warning("perfagent: mode %r compiles as 'default' on the %s: %s", mode, device.type, _GPU_ONLY[mode])
@@ -102,9 +100,7 @@ def _check(model: Any, mode: Any, backend: str) -> None:
         raise ConfigError(f"{done[0]} is compiled already; call uncompile_model first to compile it in another way")
     if backend != "inductor":
         if mode != "default":
-            raise ConfigError(
-                f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one of them out"
-            )
+            raise ConfigError(f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one out")
         return
     _check_compiler(_device_of(model))
 

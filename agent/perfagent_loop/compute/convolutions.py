@@ -68,9 +68,5 @@ def _choice(found: Sequence[nn.Module], same_shapes: bool) -> ConvolutionChoice:
     # tensor cores read images with their channels last; from the usual layout they must be transposed first
     flat = [module for module in on_gpu if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)]
     usual = flat and not any(module.weight.is_contiguous(memory_format=torch.channels_last) for module in flat)
-    change = (
-        "model.to(memory_format=torch.channels_last), and images too: tensor cores want channels last in half precision"
-    )
-    return ConvolutionChoice(
-        True, f"{len(on_gpu)} convolutions see the same shapes again and again", change if usual else ""
-    )
+    change = "model.to(memory_format=torch.channels_last), and images too: tensor cores want it in half precision"
+    return ConvolutionChoice(True, f"{len(on_gpu)} convolutions see the same shapes each time", change if usual else "")

@@ -158,9 +158,7 @@ def _path(value: str) -> str:
 def _corrected(more: Mapping[str, str | int]) -> dict[str, str]:
     for name in more:
         if not name.startswith(("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_")):
-            raise ConfigError(
-                f"{name} is no variable of NCCL or of torch's backend: those begin with NCCL_ or TORCH_NCCL_"
-            )
+            raise ConfigError(f"{name} is no variable of NCCL or torch: those begin with NCCL_ or TORCH_NCCL_")
     wanted = {name: str(value) for name, value in more.items()}
     check_nccl_environment(wanted, correct=True)
     return wanted

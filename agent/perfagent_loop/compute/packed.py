@@ -105,14 +105,12 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, sc
 
 def _each(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scale: float | None) -> Tensor:
     """Document by document; neighbors of one length go together in one call."""
-    parts, begin = [], 0
+    parts, begin, gqa = [], 0, q.shape[1] != k.shape[1]
     for length, those in itertools.groupby(counts):
         alike = len([*those])
         piece = slice(begin, begin + length * alike)
         query, key, value = (t[piece].reshape(alike, length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
-        done = scaled_dot_product_attention(
-            query, key, value, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        done = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=gqa)
         parts.append(done.transpose(1, 2).flatten(0, 1))
         begin = piece.stop
     return torch.cat(parts)
@@ -140,9 +138,7 @@ def _varlen_obstacle(q: Tensor) -> str:
 def _counts(lengths: Any) -> list[int]:
     counts = lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
     if not counts or not all(type(count) is int and count > 0 for count in counts):
-        raise ConfigError(
-            f"lengths are the tokens of each document, 1 or more; got {counts!r:.80}; leave out empty ones"
-        )
+        raise ConfigError(f"lengths are tokens of each document, 1 or more; got {counts!r:.80}; leave out empty ones")
     return counts
 
 

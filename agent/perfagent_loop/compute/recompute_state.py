@@ -15,7 +15,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -84,9 +83,7 @@ class _Before:
         if self._preserve_rng and numpy is not None and (known is None or known.numpy):
             self.numpy = numpy.get_state()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None or self._training in self._kept.moving:
             return
         now = dict(self.block.named_buffers())
@@ -122,9 +119,7 @@ class _Again:
             self._numpy = numpy.get_state()
             numpy.set_state(before.numpy)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._now:
             self._swap(self._now)
             self._now = {}

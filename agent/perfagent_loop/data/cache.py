@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from perfagent.errors import ConfigError
 from perfagent_loop.data.cache_record import DamagedEntry, decode, encode, key_of
-from perfagent_loop.data.mapped import place_of
+from perfagent_loop.data.mapped import StrPath, place_of
 
 __all__ = ["CachedDataset", "DiskCache"]
 
@@ -43,7 +43,7 @@ class DiskCache:
     is full or refuses; what is there is still read. May be pickled and used in DataLoader workers.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep_free_bytes: int = 2**30) -> None:
+    def __init__(self, folder: StrPath, *, keep_free_bytes: int = 2**30) -> None:
         self.folder = Path(folder)
         self.keep_free_bytes = keep_free_bytes
         self.hits = self.misses = self.damaged = 0
@@ -160,9 +160,7 @@ class CachedDataset(Dataset[Any]):
     Shared by workers, ranks and nodes. Raises ConfigError for an iterable dataset and for samples that it cannot hold.
     """
 
-    def __init__(
-        self, dataset: Any, folder: str | os.PathLike[str], *, version: str = "", keep_free_bytes: int = 2**30
-    ) -> None:
+    def __init__(self, dataset: Any, folder: StrPath, *, version: str = "", keep_free_bytes: int = 2**30) -> None:
         indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, IterableDataset) or not indexed:
             raise ConfigError(

@@ -8,7 +8,7 @@ as language models of Transformers take them: those shift them by one themselves
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from perfagent_loop.checks import check_count
 
 __all__ = ["join", "pad"]
 
+Batch: TypeAlias = dict[str, Tensor]
 
-def pad(
-    samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1
-) -> dict[str, Tensor]:
+
+def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1) -> Batch:
     """A batch of shape (samples, longest): `input_ids` padded by pad_id, `labels` by -100, everything else by 0, and
     the `attention_mask`, 1 where there is a token.
 
@@ -36,7 +36,7 @@ def pad(
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
     if longest > width:
         raise ConfigError(
-            f"a sample has {longest} tokens and the batch is {width} wide; truncate it, or leave length out"
+            f"a sample has {longest} tokens and the batch is {width} wide; truncate it or leave length out"
         )
     for row in rows:
         row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
@@ -49,7 +49,7 @@ def pad(
     }
 
 
-def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> dict[str, Tensor]:
+def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> Batch:
     """A batch of one row in which the samples follow one another, of shape (1, tokens).
 
     `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it
@@ -66,9 +66,7 @@ def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0
         row.pop("attention_mask", None)  # it would be all ones
     missing = 0 if capacity is None else capacity - sum(lengths)
     if missing < 0:
-        raise ConfigError(
-            f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them with that capacity"
-        )
+        raise ConfigError(f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them so")
     names = _names_of_all(rows)
     parts = {name: [row[name] for row in rows] for name in names}
     if missing:

@@ -242,9 +242,8 @@ class _Look:
         lengths = real.sum(1)
         self._lengths = (self._lengths or []) + lengths.tolist()
         self._room += tokens.numel()
-        self._of_rows(
-            "empty sample", "critical", "samples without a token: attention over nothing gives NaN", lengths == 0
-        )
+        text = "samples without a token: attention over nothing gives NaN"
+        self._of_rows("empty sample", "critical", text, lengths == 0)
         most, allowed = self._vocabulary, "0" if self._vocabulary is None else f"0 to {self._vocabulary - 1}"
         bad = tokens.lt(0) if most is None else tokens.lt(0) | tokens.ge(most)
         text = f"token ids from {int(tokens.min())} to {int(tokens.max())}, outside of {allowed}: the embedding fails, on a GPU "

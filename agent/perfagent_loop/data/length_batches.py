@@ -128,9 +128,7 @@ class LengthBatchSampler(Sampler[list[int]]):
         over = len(batches) % world
         if self.drop_last:
             if len(batches) == over:
-                raise ConfigError(
-                    f"drop_last leaves no batch of {len(self.lengths)} samples for {world} ranks; leave it out"
-                )
+                raise ConfigError(f"drop_last leaves no batch of {len(self.lengths)} samples for {world} ranks")
             return batches[: len(batches) - over]
         again = itertools.cycle([*batches])
         while len(batches) % world:
@@ -164,9 +162,7 @@ class LengthBucketBatchSampler(LengthBatchSampler):
         check_count("batch_size", batch_size, "a number of samples")
         self.boundaries = None if boundaries is None else [*boundaries]
         if self.boundaries is not None and (not self.boundaries or self.boundaries != sorted(set(self.boundaries))):
-            raise ConfigError(
-                f"boundaries are the rising upper lengths of buckets, as [128, 512]; got {boundaries!r:.80}"
-            )
+            raise ConfigError(f"boundaries are the rising upper lengths of buckets, [128, 512]; got {boundaries!r:.80}")
         most = self.boundaries[-1] if self.boundaries else None
         super().__init__(lengths, most=most, **common)
         self.batch_size = batch_size
@@ -218,9 +214,7 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
             check_count(name, value, or_none=name == "max_samples")
         most = max_tokens // multiple_of * multiple_of
         if not most:
-            raise ConfigError(
-                f"max_tokens {max_tokens} is less than multiple_of {multiple_of}: no padded sample would fit"
-            )
+            raise ConfigError(f"max_tokens {max_tokens} is less than multiple_of {multiple_of}: no sample would fit")
         super().__init__(lengths, most=most, **common)
         self.max_tokens, self.max_samples, self.multiple_of = max_tokens, max_samples, multiple_of
         self._padded = [-(-length // multiple_of) * multiple_of for length in self.lengths]
@@ -290,7 +284,5 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
         return rank_of_job(), world_of_job()
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
-        raise ConfigError(
-            f"rank and world_size must be 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}"
-        )
+        raise ConfigError(f"ranks are numbers with 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}")
     return rank, world_size

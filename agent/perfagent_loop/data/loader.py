@@ -69,16 +69,12 @@ def loader_defaults(
         shared = f", shared by {ranks} ranks" if ranks > 1 else ""
         why.append(f"{workers} worker{'s' if workers > 1 else ''}: {cores:g} cores may be used here{shared}")
     if isinstance(dataset, IterableDataset) and workers > 1:
-        why.append(
-            "the dataset is a stream: it must share itself among workers (get_worker_info), or each gives every sample"
-        )
+        why.append("the dataset is a stream: it must share itself among workers (get_worker_info)")
     prefetch = 2
     if workers and batch_bytes is not None:
         workers, prefetch = _within_shared_memory(workers, prefetch, batch_bytes, ranks, why)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": cuda}
-    why.append(
-        "pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing is copied to a GPU"
-    )
+    why.append("pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing goes to a GPU")
     if workers:
         arguments |= {"persistent_workers": True, "prefetch_factor": prefetch}
         why.append(f"workers stay for all epochs, and prepare {prefetch} batches each")

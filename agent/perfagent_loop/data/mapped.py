@@ -16,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from perfagent.errors import ConfigError
 
 __all__ = ["MappedLines", "MappedTokens", "map_tokens", "place_of"]
 
+StrPath: TypeAlias = str | os.PathLike[str]
 _MAGIC = b"pftokens"
 # magic, dtype, CRC of the rest of the head, documents, tokens, CRCs of offsets and tokens
 _HEAD = struct.Struct("<8s12sIQQII")
@@ -38,9 +39,7 @@ _CHUNK = 1 << 24
 _ANEW = "write it anew with map_tokens"
 
 
-def map_tokens(
-    path: str | os.PathLike[str], documents: Iterable[Any], *, dtype: torch.dtype = torch.int32
-) -> MappedTokens:
+def map_tokens(path: StrPath, documents: Iterable[Any], *, dtype: torch.dtype = torch.int32) -> MappedTokens:
     """Writes documents (sequences of token ids) into one file, and opens it.
 
     dtype: of the file; uint16 halves it for vocabularies below 65,536. The file appears under its name when all is
@@ -87,7 +86,7 @@ class MappedTokens(Dataset[Tensor]):
     ends. Raises ConfigError for a file that is not ours, cut short, or damaged in its head; `verify()` reads all.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         self._open()
 
@@ -152,10 +151,10 @@ class MappedLines(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: StrPath,
         parse: Callable[[bytes], Any] = json.loads,
         *,
-        index: str | os.PathLike[str] | None = None,
+        index: StrPath | None = None,
     ) -> None:
         self.path, self.parse = Path(path), parse
         self.index = self.path.with_name(self.path.name + ".lines") if index is None else Path(index)

@@ -155,9 +155,7 @@ def _refuse(numbers: list[int], most: int | None, begin: int = 0) -> None:
     over = [index for index, one in enumerate(numbers) if most is not None and one > most]
     if numbers and min(numbers) < 1:
         index = next(index for index, one in enumerate(numbers) if one < 1)
-        raise ConfigError(
-            f"length {begin + index} is {numbers[index]}: leave out what is empty before it is batched or packed"
-        )
+        raise ConfigError(f"length {begin + index} is {numbers[index]}: leave out empty samples")
     if over:
         raise ConfigError(
             f"length {begin + over[0]} is {numbers[over[0]]}, above the {most} tokens that there is room for ({len(over)} of "

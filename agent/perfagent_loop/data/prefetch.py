@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import get_worker_info
@@ -23,6 +23,9 @@ from perfagent_loop.checks import check_count, device_named
 from perfagent_loop.data.transfer import CopyStream, moved
 
 __all__ = ["Prefetcher", "read_ahead", "unwrapped"]
+
+
+Device: TypeAlias = torch.device | str | int | None
 
 
 class Prefetcher:
@@ -39,13 +42,9 @@ class Prefetcher:
     Raises ConfigError for a device that is not there, and inside of a DataLoader worker, where a GPU cannot be used.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], device: torch.device | str | int | None = None, *, ahead: int = 1
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], device: Device = None, *, ahead: int = 1) -> None:
         if not isinstance(loader, Iterable):
-            raise ConfigError(
-                f"Prefetcher takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
-            )
+            raise ConfigError(f"it takes a DataLoader or another iterable of batches, not {type(loader).__name__}")
         check_count("ahead", ahead, "a number of batches on their way")
         self.loader, self.device, self.ahead = loader, _device(device), ahead
         self._state: Any = None  # of a loader that has one, at the batch that was handed out last
@@ -132,7 +131,7 @@ def read_ahead(source: Iterator[Any], send: Callable[[Any], Any], ahead: int) ->
         yield waiting.popleft()
 
 
-def _device(wanted: torch.device | str | int | None) -> torch.device:
+def _device(wanted: Device) -> torch.device:
     if wanted is None:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     device = device_named(wanted)

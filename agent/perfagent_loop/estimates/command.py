@@ -30,16 +30,10 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     what = parser.add_argument_group("what is trained")
-    what.add_argument(
-        "file", nargs="?", metavar="FILE.py[:FUNCTION]", help="returns a TuningJob, its fields, or (model, batch)"
-    )
+    what.add_argument("file", nargs="?", metavar="FILE.py[:FUNCTION]", help="returns a TuningJob or (model, batch)")
     what.add_argument("--demo", action="store_true", help="the training of `perfagent demo`")
-    what.add_argument(
-        "--parameters", "--params", metavar="N", help="a decoder of so many parameters, such as 7B or 350M"
-    )
-    what.add_argument(
-        "--config", metavar="DIR", help="a folder with the config.json of a model of transformers; or its path"
-    )
+    what.add_argument("--parameters", "--params", metavar="N", help="a decoder of so many parameters, such as 7B")
+    what.add_argument("--config", metavar="DIR", help="a folder with the config.json of a transformers model")
     what.add_argument("--layers", type=int, help="of the decoder, with --width and --heads, in place of --parameters")
     what.add_argument("--width", type=int)
     what.add_argument("--heads", type=int)
@@ -47,18 +41,14 @@ def command(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--sequence", type=int, help=f"tokens of a sample of a language model (default {_SEQUENCE})")
     what.add_argument("--batch-size", type=int, help="samples of a micro-step on one rank (default: the job's, or 1)")
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--optimizer", help="adamw, sgd, momentum, adafactor, adamw8bit ... (default: the job's, or adamw)"
-    )
+    how.add_argument("--optimizer", help="adamw, sgd, momentum, adafactor, adamw8bit ... (default: the job's or adamw)")
     how.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="(default: the job's, or fp32)")
     how.add_argument("--zero-stage", type=int, default=0, choices=(0, 1, 2, 3), help="3 is FSDP too")
     how.add_argument("--world-size", type=int, default=1, help="ranks")
     how.add_argument("--grad-accum", type=int, default=1, help="micro-steps of a step")
     checkpointing = "all, every:N or selective"
     how.add_argument("--checkpointing", nargs="?", const="all", default=False, metavar="MODE", help=checkpointing)
-    how.add_argument(
-        "--lora", type=int, metavar="RANK", help="adapters beside the linear layers, everything else frozen"
-    )
+    how.add_argument("--lora", type=int, metavar="RANK", help="adapters beside the linear layers, all else frozen")
     how.add_argument("--quantize", choices=("int8", "nf4"), help="of the frozen matrices, with --lora")
     how.add_argument("--device", choices=("cpu", "cuda"), help="whose allocator and optimizers (default: the model's)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -98,18 +88,14 @@ class _Given:
         shaped = any(one is not None for one in (arguments.layers, arguments.width, arguments.heads))
         ways = [one is not None for one in (arguments.file, arguments.parameters, arguments.config)]
         if sum([*ways, shaped, arguments.demo]) > 1:
-            raise ConfigError(
-                "give one of FILE.py, --parameters, --config, --demo and --layers with --width and --heads"
-            )
+            raise ConfigError("give one of FILE.py, --parameters, --config, --demo, and --layers --width --heads")
         decoder = arguments.parameters is not None or shaped
         language = decoder or arguments.config is not None
         for name, applies in (("batch_size", True), ("sequence", language), ("vocabulary", decoder)):
             value = getattr(arguments, name)
             check_count(f"--{name.replace('_', '-')}", value, or_none=True)
             if value is not None and not applies:
-                raise ConfigError(
-                    f"--{name} is {value}, and the model with its batches comes from elsewhere; leave it out"
-                )
+                raise ConfigError(f"--{name} is {value}, and the batches come from elsewhere; leave it out")
         arguments.sequence = arguments.sequence or _SEQUENCE
         arguments.vocabulary = arguments.vocabulary or _VOCABULARY
         if decoder:
@@ -173,12 +159,10 @@ class _Given:
             self.said = f"{source}: {type(job.model).__name__}, batches of {size}"
         elif isinstance(made, tuple) and len(made) == 2:
             if arguments.batch_size is not None:
-                raise ConfigError(
-                    "--batch-size needs a TuningJob, whose data make a batch; the file returns one itself"
-                )
+                raise ConfigError("--batch-size needs a TuningJob, whose data make a batch; the file returns one")
             self.model, self.batch = made
             self.said = f"{source}: {type(self.model).__name__}"
         else:
             raise ConfigError(
-                f"{source} returns a {type(made).__name__}, not a TuningJob, its fields, or (model, batch)"
+                f"{source} returns a {type(made).__name__}, not a TuningJob, its fields or (model, batch)"
             )

@@ -92,9 +92,7 @@ def _reordered(inputs: Tensor, weight: Tensor, output: Tensor, options: _Options
     if _last(inputs):
         return weight.nbytes
     read, written = _orders(inputs, output, options)
-    return max(
-        _copied(inputs, read) + weight.nbytes + written - output.nbytes, written * (2 if options.transposed else 1)
-    )
+    return max(_copied(inputs, read) + weight.nbytes + written - output.nbytes, written * (1 + options.transposed))
 
 
 def _reordered_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, options: _Options, wanted: list[bool]) -> int:

@@ -61,7 +61,7 @@ def _named(name: str) -> Any:
     }
     if name.lower() not in known:
         raise ConfigError(
-            f"there is no optimizer {name!r:.60}; known are {', '.join(sorted([*known, 'adamw8bit', 'momentum']))}"
+            f"there is no optimizer {name!r:.60}; known are adamw8bit, momentum, {', '.join(sorted(known))}"
         )
     return known[name.lower()]
 

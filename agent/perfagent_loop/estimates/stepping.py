@@ -171,7 +171,7 @@ def call(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ConfigError(
-            f"the loss must be one number that has a gradient, not {what}; pass loss=lambda output, batch: ..."
+            f"the loss must be one number with a gradient, not {what}; pass loss=lambda output, batch: ..."
         )
     return found
 
@@ -196,9 +196,7 @@ def _loss_of(output: Any, batch: Any) -> Tensor:
         return own
     tensors = [one for one in tensors_in(output) if one.is_floating_point() and one.requires_grad]
     if not tensors:
-        raise ConfigError(
-            "the model's output has no tensor that requires a gradient; pass loss=lambda output, batch: ..."
-        )
+        raise ConfigError("the model's output has no tensor with a gradient; pass loss=lambda output, batch: ...")
     scalars = [one for one in tensors if one.numel() == 1]
     if scalars:
         return scalars[0]

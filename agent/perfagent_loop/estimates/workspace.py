@@ -47,9 +47,7 @@ class Scratch:
         """Calls the operation. torch 2.11 to 2.13 have no fake version of cuDNN's backward pass."""
         if func is _CUDNN_BACKWARD and isinstance(args[0], FakeTensor):
             return _cudnn_gradients(*args)
-        result = func(
-            *args, **kwargs
-        )  # and now the workspace that the real operation would return, where there is none
+        result = func(*args, **kwargs)  # and now the workspace that the real operation would return
         if func is _ONEDNN and isinstance(result[3], FakeTensor) and not result[3].numel():
             return (*result[:3], torch.empty(self._workspace(args), dtype=torch.uint8, device=result[3].device))
         if func is _CUDNN and isinstance(result[3], FakeTensor) and not result[3].numel() and args[12]:

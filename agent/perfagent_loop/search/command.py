@@ -29,9 +29,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--demo", action="store_true", help="tune the training of `perfagent demo`: a minute of CPU")
     parser.add_argument("--steps", type=int, default=20, help="steps of each side of a comparison (default 20)")
     parser.add_argument("--rounds", type=int, default=3, help="how often the two sides take turns (default 3)")
-    parser.add_argument(
-        "--largest-batch", type=int, metavar="N", help="the largest to try (default: 8 times the first)"
-    )
+    parser.add_argument("--largest-batch", type=int, metavar="N", help="the largest to try (default: 8 times it)")
     compiling = "try torch.compile (default: on CUDA only)"
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help=compiling)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -60,9 +60,7 @@ class TuningJob:
         """The model and its loss as one module: called with a batch, it returns the loss."""
         return _WithLoss(self.model, self.loss)
 
-    def loader(
-        self, *, batch_size: int | None = None, workers: int | None = None, pin: bool = False
-    ) -> DataLoader[Any]:
+    def loader(self, *, batch_size: int = 0, workers: int | None = None, pin: bool = False) -> DataLoader[Any]:
         """Shuffled batches of whole size, as long as there are enough samples for one."""
         size = batch_size or self.batch_size
         return DataLoader(
@@ -127,11 +125,9 @@ def job_from(text: str) -> Any:
             raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
         made = make()
     if isinstance(made, Mapping) and "model" in made and "dataset" in made:
-        known = {one.name for one in fields(TuningJob)}
-        if strangers := sorted(set(made) - known):
-            raise ConfigError(
-                f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has {', '.join(sorted(known))}"
-            )
+        known = [one.name for one in fields(TuningJob)]
+        if strangers := sorted(set(made) - {*known}):
+            raise ConfigError(f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has {', '.join(known)}")
         if missing := sorted({"model", "optimizer", "dataset", "loss"} - set(made)):
             raise ConfigError(f"{name} returns no {', '.join(missing)}")
         return TuningJob(**made)

@@ -32,9 +32,7 @@ def check_job_file(file: Path, function: str) -> None:
         tree = ast.parse(decode_source(file.read_bytes()), str(file))
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise ConfigError(
-            f"{file}{line}: this is no Python that can be read ({getattr(error, 'msg', error)})"
-        ) from None
+        raise ConfigError(f"{file}{line}: this is no readable Python ({getattr(error, 'msg', error)})") from None
     names = _Names(tree)
     if function not in names.bound and not names.star:
         if not names.defined:
@@ -42,9 +40,7 @@ def check_job_file(file: Path, function: str) -> None:
                 f"{file} has no function; write `def {function}():` that returns a TuningJob (`perfagent tune --help`). The file "
                 "was not run"
             )
-        raise ConfigError(
-            f"{file} has no function {function!r:.60}; it has {', '.join(sorted(names.defined))}: write FILE.py:FUNCTION"
-        )
+        raise ConfigError(f"{file} has no function {function!r:.60}, but {', '.join(sorted(names.defined))}")
     for statement in _that_do_more(tree.body, names):
         shown = textwrap.shorten(ast.unparse(statement).splitlines()[0], 60, placeholder="...")
         raise ConfigError(
@@ -137,6 +133,5 @@ def _is_a_parsers(call: ast.Call) -> bool:
 
 
 def _asks_for_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and any(
-        isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test)
-    )
+    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)]
+    return isinstance(test, ast.Compare) and "__name__" in names

@@ -65,9 +65,7 @@ class SavedState:
             for parameter in group["params"]:
                 self._parameter(parameter)
         state = {parameter: _copied(dict(values)) for parameter, values in optimizer.state.items()}
-        groups = [
-            _copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups
-        ]
+        groups = [_copied({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
         self._optimizers[id(optimizer)] = optimizer, state, groups
 
     def stateful(self, item: Any) -> None:
@@ -121,9 +119,7 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
     saved = SavedState()
     for item in also:
         if not _has_state(item):
-            raise ConfigError(
-                f"restore takes objects with state_dict() and load_state_dict(), not {type(item).__name__}"
-            )
+            raise ConfigError(f"restore takes what has state_dict() and load_state_dict(), not {type(item).__name__}")
         saved.stateful(item)
     for item in _reachable(step):
         saved.stateful(item)
@@ -202,9 +198,8 @@ def _reachable(step: Any) -> Iterator[Any]:
 
 
 def _has_state(item: Any) -> bool:
-    return not inspect.isclass(item) and all(
-        callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+    found = (getattr(item, name, None) for name in ("state_dict", "load_state_dict"))
+    return not inspect.isclass(item) and all(map(callable, found))
 
 
 def _references(item: Any) -> list[Any]:

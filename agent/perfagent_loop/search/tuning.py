@@ -6,12 +6,12 @@ down slows both. What is changed is put back at the end: the answer is a report,
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from perfagent_loop.precision import Precision, autocast_of
 from perfagent_loop.search.batch_size import search_batch_size
 from perfagent_loop.search.job import TuningJob, checked_loss
 from perfagent_loop.search.trial_state import restoring_state
-from perfagent_loop.search.workers import more_workers_than_cores, search_num_workers
+from perfagent_loop.search.workers import Endless, more_workers_than_cores, search_num_workers
 
 __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
 
@@ -123,7 +123,9 @@ def tune(
     check_count("rounds", rounds)
     check_count("largest_batch", largest_batch, "a number of samples", or_none=True)
     given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
-    load = _load()
+    load = None
+    with contextlib.suppress(OSError):
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with restoring_state(job.loss, [job.model, job.optimizer]):
         search = _Search(job, given, steps, rounds, told)
         search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
@@ -196,9 +198,7 @@ class _Search:
 
     def _workers(self) -> None:
         job = self._job
-        found, trials = search_num_workers(
-            lambda workers: job.loader(workers=workers), None, batches=self._steps, most_s=3.0
-        )
+        found, trials = search_num_workers(lambda n: job.loader(workers=n), None, batches=self._steps, most_s=3.0)
         if found == self.best.num_workers:
             return
         seconds = next(trial.seconds for trial in trials if trial.workers == found) or math.inf
@@ -229,13 +229,6 @@ def _left_out(without: list[float], with_it: list[float]) -> str:
     return f"slower in {behind} of {len(without)} rounds: noise" if behind else ""
 
 
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return None
-
-
 class _Training:
     """A job under a setting, to be stepped. What it changes of the model is undone at the end."""
 
@@ -246,20 +239,16 @@ class _Training:
         self._loss: Callable[[nn.Module, Any], Any] = torch.compile(job.loss) if setting.compiled else job.loss
         self._autocast = autocast_of(setting.precision, self._device)
         with more_workers_than_cores():
-            self._loader = job.loader(
-                batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory
-            )
-        self._batches: Iterator[Any] | None = None
+            size, workers = setting.batch_size, setting.num_workers
+            self._loader = job.loader(batch_size=size, workers=workers, pin=setting.pin_memory)
+        self._batches = Endless(self._loader)
         self._samples: list[Any] = []
 
     def __enter__(self) -> _Training:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        stop = getattr(self._batches, "_shutdown_workers", None)
-        if callable(stop):
-            stop()
-        self._batches = None
+        self._batches.close()
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._setting.channels_last:
             self._job.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -270,20 +259,18 @@ class _Training:
         """Two steps that are not counted; more where the queue of the workers is to be emptied."""
         layout = torch.channels_last if self._setting.channels_last else torch.contiguous_format
         self._job.model.to(memory_format=layout)  # type: ignore[call-overload]
-        ahead = 2 * self._setting.num_workers if empty else 0
-        for _ in range(2 + ahead):
-            self._step(self._next())
+        for _ in range(2 + (2 * self._setting.num_workers if empty else 0)):
+            self._step(self._batches.next())
 
     def rate(self, steps: int) -> float:
         """Samples a second over at least so many steps, data and device included. Batches come in turns of the workers,
         many at once and then none: whole turns are timed."""
         turn = max(1, self._setting.num_workers)
-        steps = -(-steps // turn) * turn
+        steps, done = -(-steps // turn) * turn, 0
         self._wait()
         begin = time.perf_counter()
-        done = 0
         while done < steps and time.perf_counter() - begin < _LONGEST_S:
-            self._step(self._next())
+            self._step(self._batches.next())
             done += 1
         self._wait()
         return done * self._setting.batch_size / (time.perf_counter() - begin)
@@ -295,17 +282,9 @@ class _Training:
         collate: Any = self._loader.collate_fn
         self._step(collate(self._samples[:size]))
 
-    def _next(self) -> Any:
-        batch = next(self._batches, None) if self._batches is not None else None
-        if batch is None:
-            with more_workers_than_cores():
-                self._batches = iter(self._loader)
-            batch = next(self._batches)
-        return batch
-
     def _step(self, batch: Any) -> None:
         batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-        with self._autocast or nullcontext():
+        with self._autocast or contextlib.nullcontext():
             loss = checked_loss(self._loss(self._job.model, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()

@@ -15,7 +15,7 @@ from perfagent.errors import ConfigError
 from perfagent.step.suspend import unwatched
 from perfagent_loop.randomness import random_state, restore_random_state
 
-__all__ = ["WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
+__all__ = ["Endless", "WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
 
 NEAR = 0.9
 """A number of workers is as good as the best from this share of its rate on: fewer processes take less memory."""
@@ -126,9 +126,7 @@ def _enough(trials: list[WorkersTrial], step_s: float | None) -> bool:
 def more_workers_than_cores() -> Iterator[None]:
     """torch warns of them; here they are meant."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="This DataLoader will create .* worker processes", category=UserWarning
-        )
+        warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes", UserWarning)
         yield
 
 
@@ -136,7 +134,7 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
     """Seconds from batch to batch, of a loader whose queues have been emptied once."""
     with more_workers_than_cores():
         loader = make_loader(workers)
-        source = _Endless(loader)
+    source = Endless(loader)
     try:
         # batches that were begun while the processes started are there at once and would flatter the rate
         for _ in range(1 + workers * (getattr(loader, "prefetch_factor", None) or 0)):
@@ -151,27 +149,29 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
         source.close()
 
 
-class _Endless:
+class Endless:
     """A loader's batches, from the beginning again at its end."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
-        self._iterator = iter(loader)
+        self._loader: Any = loader
+        self._iterator: Iterator[Any] | None = None
         self._passed = 0
 
-    def next(self) -> None:
-        for _ in range(2):
+    def next(self) -> Any:
+        """Raises ConfigError for a loader without batches."""
+        while True:
+            if self._iterator is None:
+                with more_workers_than_cores():
+                    self._iterator = iter(self._loader)
             try:
-                next(self._iterator)
+                batch = next(self._iterator)
             except StopIteration:
                 if not self._passed:
                     raise ConfigError("the loader has no batches; give it data, or drop_last=False") from None
-                self._passed = 0
-                with more_workers_than_cores():
-                    self._iterator = iter(self._loader)
+                self._iterator, self._passed = None, 0
             else:
                 self._passed += 1
-                return
+                return batch
 
     def close(self) -> None:
         """Ends the workers now, those of persistent_workers=True too."""
@@ -179,5 +179,5 @@ class _Endless:
         if callable(stop):
             stop()
         if getattr(self._loader, "_iterator", None) is not None:
-            self._loader._iterator = None  # type: ignore[attr-defined]
-        del self._iterator
+            self._loader._iterator = None
+        self._iterator = None
