@@ -259,9 +259,7 @@ class Batches:
         before = randomness.random_state()
         seen = sum(1 for _ in itertools.islice(source, self.batch))
         if seen < self.batch and not self._estimated:
-            raise ConfigError(
-                f"the checkpoint was made after {self.batch} batches of an epoch, and the loader has {seen}"
-            )
+            raise ConfigError(f"the checkpoint was made after {self.batch} batches, and the loader has {seen}")
         if not randomness.is_same(before, randomness.random_state()):
             logger.warning("perfagent: %s", _OF_PROCESS)
         back()
@@ -320,11 +318,7 @@ def _from_state(loader: Any, state: Any) -> Iterator[Any]:
     try:
         return timed(loader)
     except AssertionError as error:  # torchdata's way of saying that its settings changed
-        raise ConfigError(
-            "the loader does not take its own state from the checkpoint: torchdata wants the num_workers that it was saved with, "
-            f"and this loader has {getattr(loader, 'num_workers', 'another number')}; give it that, or use a DataLoader, which "
-            "goes on with any number"
-        ) from error
+        raise ConfigError("the loader's state wants the num_workers that it was saved with") from error
 
 
 def _to(device: torch.device) -> Callable[[Any], Any]:

@@ -56,9 +56,7 @@ def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
     """Raises ConfigError for an optimizer that computes the loss itself. instead: what to do."""
     wanted = wanted_by_step(optimizer)
     if wanted:
-        raise ConfigError(
-            f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss again; {instead}"
-        )
+        raise ConfigError(f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss; {instead}")
 
 
 def wanted_by_step(stepped: Any) -> str:

@@ -48,10 +48,7 @@ def ddp(
     if not bucket_mb > 0:
         raise ConfigError(f"bucket_mb is the size of a bucket of gradients in MiB, above 0; got {bucket_mb!r}")
     if static_graph and find_unused_parameters:
-        raise ConfigError(
-            "static_graph and find_unused_parameters exclude each other: a static graph has the same unused parameters in every "
-            "step, which DDP finds in the first; leave find_unused_parameters out"
-        )
+        raise ConfigError("static_graph finds unused parameters in the first step: leave find_unused_parameters out")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ConfigError("no parameter of the model requires a gradient: there is nothing to average; do not wrap it")
@@ -122,15 +119,9 @@ def _check_hook(hook: Any, group: dist.ProcessGroup | None, device: torch.device
     check_choice("hook", hook, HOOKS)
     backend = backend_for(device, dist.get_backend_config(group))
     if hook == "bf16" and backend not in ("nccl", "xccl"):
-        raise ConfigError(
-            f"the bf16 hook needs NCCL, and the process group is {backend}, whose all-reduce of bf16 torch refuses in the "
-            "first backward pass; use hook='fp16', or init_process_group('nccl') on GPUs"
-        )
+        raise ConfigError(f"the bf16 hook needs NCCL, and fails over {backend}: use hook='fp16', or NCCL on GPUs")
     if "powersgd" in hook and backend != "nccl":
-        raise ConfigError(
-            f"{hook} needs NCCL, and the process group is {backend}, over which it hangs for ever when compression begins; "
-            "use hook='fp16', or init_process_group('nccl') on GPUs"
-        )
+        raise ConfigError(f"{hook} needs NCCL, and hangs over {backend}: use hook='fp16', or NCCL on GPUs")
 
 
 def backend_for(device: torch.device, config: str) -> str:

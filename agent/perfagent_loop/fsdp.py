@@ -49,10 +49,7 @@ def fsdp(
         raise ConfigError("the model is sharded already; pass it to perfagent.loop as it is")
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if kinds & {torch.float16, torch.bfloat16} and precision != "fp32":
-        raise ConfigError(
-            f"the weights are {' and '.join(sorted(map(str, kinds)))}: updates smaller than their rounding are lost; keep them "
-            "in float32, precision says in what the computation runs"
-        )
+        raise ConfigError(f"the weights are {', '.join(map(str, kinds))} and lose small updates; keep them in float32")
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
     if offload and device == "cpu":
         raise ConfigError("offload moves shards from a GPU to host memory, and there is no GPU here: leave it out")

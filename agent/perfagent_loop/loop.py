@@ -91,9 +91,7 @@ class Loop:
         self._update: OptimizerStep | EngineStep
         self.scaler: torch.amp.GradScaler | None = None
         if isinstance(self.strategy, DeepSpeed):
-            engine = EngineStep(
-                self.strategy, optimizer, scheduler, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm
-            )
+            engine = EngineStep(self.strategy, optimizer, scheduler, precision, grad_accum, clip_norm)
             self._update, grad_accum = engine, engine.grad_accum
             self.optimizer: Any = engine.optimizer
             self.precision = self.strategy.precision
@@ -298,19 +296,13 @@ class _Forward:
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if isinstance(optimizer, (list, tuple)):
-        raise ConfigError(
-            f"optimizer must be one torch optimizer, and {len(optimizer)} were given: make them parameter groups of one, or a "
-            "loop for each where each has a loss of its own (a GAN)"
-        )
+        raise ConfigError(f"{len(optimizer)} optimizers were given: make one, or a loop for each (a GAN)")
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer must be a torch optimizer, not {type(optimizer).__name__}")
     known = {id(parameter) for parameter in model.parameters()}
     held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     if not any(id(parameter) in known for parameter in held):
-        raise ConfigError(
-            "the optimizer holds none of the model's parameters: fsdp() and model.to() may replace them; make the optimizer "
-            "after the model is wrapped, from model.parameters()"
-        )
+        raise ConfigError("the optimizer holds none of the model's parameters: make it after the model is wrapped")
     check_optimizer_step(
         optimizer,
         "a loop of forward, backward and step has none: write this loop yourself, perfagent.attach() watches it all the same",

@@ -77,7 +77,7 @@ class NanPolicy:
         if loop.strategy.kind == "deepspeed":
             raise ConfigError("DeepSpeed's engine steps by itself; watch result.grad_norm instead")
         if self._action == "rollback" and not hasattr(loop.checkpoint, "roll_back"):
-            raise ConfigError("action='rollback' needs a checkpoint: perfagent.loop(..., checkpoint=...)")
+            raise ConfigError("action='rollback' needs something to go back to: give the loop a checkpoint")
 
     def _act(self, loop: Loop) -> None:
         loop.pass_over_window()

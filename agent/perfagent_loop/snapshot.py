@@ -91,9 +91,7 @@ class Copier:
 
         on_gpu = torch.cuda.is_available()
         self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
-            )
+            StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
         )
 
     def copy(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -51,10 +51,7 @@ class SplitOnOom:
 
     def __init__(self, loop: Loop, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
         if loop.strategy.kind not in ("plain", "ddp"):
-            raise ConfigError(
-                f"a batch cannot be split under {loop.strategy.kind}: the forward pass communicates, and the other ranks would "
-                "wait in it for the one that ran out of memory; use perfagent.find_batch_size() before the training"
-            )
+            raise ConfigError(f"{loop.strategy.kind} communicates in its forward pass: use perfagent.find_batch_size()")
         if loop._window.size != 1:
             raise ConfigError("splitting replaces accumulation: use grad_accum=1, and whole windows as batches")
         check_count("most", most, "a number of pieces", least=2)

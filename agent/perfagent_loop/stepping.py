@@ -128,8 +128,5 @@ def moved_by_windows(scheduler: Any) -> Any:
         raise ConfigError(f"scheduler must have a step(), and {type(scheduler).__name__} has none")
     wanted = wanted_by_step(scheduler)
     if wanted:
-        raise ConfigError(
-            f"the step() of {type(scheduler).__name__} wants {wanted}, which the loop does not know: leave it out here, and "
-            "call it yourself after loop.step() where the result says stepped"
-        )
+        raise ConfigError(f"the step() of {type(scheduler).__name__} wants {wanted}: call it after loop.step()")
     return scheduler

@@ -246,10 +246,7 @@ def _refuse_others(module: nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for inner in module.modules():
         if isinstance(inner, (DistributedDataParallel, nn.DataParallel)):
-            raise ConfigError(
-                f"the model holds a {type(inner).__name__} inside of it; wrap the whole model with perfagent.ddp(model), or pass "
-                "the wrapped one as model"
-            )
+            raise ConfigError(f"the model holds a {type(inner).__name__} inside; wrap the whole model")
         if fsdp is not None and isinstance(inner, fsdp.FullyShardedDataParallel):
             raise ConfigError("the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model)")
     if world_of_job() > 1 and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):

@@ -108,10 +108,7 @@ def dear_operators() -> list[Any]:
 def _chosen(model: nn.Module, mode: str | Choose) -> list[tuple[str, nn.Module]]:
     check_module(model)
     if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
-        raise ConfigError(
-            "the model checkpoints its layers itself already (gradient_checkpointing_enable); leave one of the two out: "
-            "model.gradient_checkpointing_disable()"
-        )
+        raise ConfigError("the model checkpoints its layers itself already: gradient_checkpointing_disable() ends that")
     names = {id(module): name for name, module in model.named_modules()}
     if callable(mode):
         chosen = [(name, one) for name, one in model.named_modules() if one is not model and mode(name, one)]
@@ -134,10 +131,7 @@ def _check_each(chosen: list[tuple[str, nn.Module]]) -> None:
     inside = {id(part): name for name, module in chosen for part in module.modules() if part is not module}
     for name, module in chosen:
         if id(module) in inside:
-            raise ConfigError(
-                f"{name} lies inside {inside[id(module)]}, which is checkpointed as a whole; it would be computed three times: "
-                "choose one of them"
-            )
+            raise ConfigError(f"{name} lies inside {inside[id(module)]}, which is chosen as well; choose one of them")
         if vars(module).get(_SETTINGS) is not None:
             raise ConfigError(f"{name} is checkpointed already; what checkpoint_activations returned takes it out")
         if getattr(module, "_compiled_call_impl", None) is not None:

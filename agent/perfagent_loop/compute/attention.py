@@ -76,10 +76,7 @@ def best_attention(
     dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
     call = AttentionCall(q=q, k=k, v=v, causal=causal, mask=mask, dropout=dropout, gqa=gqa, dtype=dtype, device=kind)
     if len({*call.dtypes}) > 1:
-        raise ConfigError(
-            f"q, k and v differ in type ({', '.join(map(str, call.dtypes))}), which torch refuses; bring them to one type, or "
-            "run the forward pass in autocast"
-        )
+        raise ConfigError(f"q, k and v are {', '.join(map(str, call.dtypes))}; bring them to one type, or autocast")
     if 0 in (q.numel(), k.numel(), v.numel()):
         why = "there is nothing to compute: a sequence is empty"
         return AttentionChoice("none", why, "leave out batches without tokens")

@@ -116,10 +116,7 @@ def _check_compiler(device: torch.device) -> None:
         return
     compiler = os.environ.get("CXX") or "g++"
     if device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++") or shutil.which("c++")):
-        raise ConfigError(
-            f"torch.compile writes C++ for a CPU, and there is no compiler ({compiler}); install g++, set CXX, or say "
-            "backend='aot_eager'"
-        )
+        raise ConfigError(f"there is no compiler ({compiler}): install g++, or say backend='aot_eager'")
 
 
 def _device_of(model: nn.Module) -> torch.device:

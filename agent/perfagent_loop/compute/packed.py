@@ -146,10 +146,7 @@ def _checked(q: Any, k: Any, v: Any, lengths: Any) -> list[int]:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 3:
             what = f"a tensor of {tensor.dim()} dimensions" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ConfigError(
-                f"{name} must be (tokens, heads, width), the documents one after the other, not {what}; flatten rows of a batch "
-                "with x.flatten(0, 1)"
-            )
+            raise ConfigError(f"{name} must be (tokens, heads, width), not {what}; flatten a batch's rows")
     counts = _counts(lengths)
     if not sum(counts) == q.shape[0] == k.shape[0] == v.shape[0]:
         raise ConfigError(
@@ -157,8 +154,5 @@ def _checked(q: Any, k: Any, v: Any, lengths: Any) -> list[int]:
             "padding at the end is a document of its own"
         )
     if k.shape[1] != v.shape[1] or not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ConfigError(
-            f"q, k and v have {q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads; k and v must have as many as each other, a "
-            "divisor of q's"
-        )
+        raise ConfigError(f"{k.shape[1]} heads of k, {v.shape[1]} of v: both must be one divisor of q's {q.shape[1]}")
     return counts

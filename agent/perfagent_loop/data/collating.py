@@ -35,18 +35,15 @@ def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, m
     longest = max(len(row["input_ids"]) for row in rows)
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
     if longest > width:
-        raise ConfigError(
-            f"a sample has {longest} tokens and the batch is {width} wide; truncate it or leave length out"
-        )
+        raise ConfigError(f"a sample has {longest} tokens and the batch is {width} wide; truncate it")
     for row in rows:
         row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     filler = {"input_ids": pad_id, "labels": IGNORED}
-    return {
-        name: torch.stack(
-            [functional.pad(row[name], (0, width - len(row[name])), value=filler.get(name, 0)) for row in rows]
-        )
-        for name in _names_of_all(rows)
-    }
+
+    def padded(row: Batch, name: str) -> Tensor:
+        return functional.pad(row[name], (0, width - len(row[name])), value=filler.get(name, 0))
+
+    return {name: torch.stack([padded(row, name) for row in rows]) for name in _names_of_all(rows)}
 
 
 def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> Batch:
@@ -112,10 +109,7 @@ def _tensor(name: Any, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(
-            f"{name!r} of a sample is a {type(value).__name__} ({value!r:.60}), which is no sequence of numbers: leave it out, "
-            "or put it into the batch in a collate_fn of your own"
-        ) from None
+        raise ConfigError(f"{name!r} of a sample is {value!r:.60}, and no sequence of numbers; leave it out") from None
 
 
 def _names_of_all(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -108,10 +108,7 @@ def inspect_batches(
     """
     check_count("batches", batches)
     if isinstance(loader, Iterator) or not isinstance(loader, Iterable):
-        raise ConfigError(
-            f"inspect_batches takes a DataLoader or another iterable that can be read again, not {type(loader).__name__}: what "
-            "it read would be missing in training"
-        )
+        raise ConfigError(f"loader must be an iterable that can be read again, not {type(loader).__name__}")
     loader = unwrapped(loader)
     look = _Look(model=model, pad_id=pad_id, ignored=ignored)
     with _as_found(loader) as same:

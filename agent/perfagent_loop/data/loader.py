@@ -99,10 +99,7 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
     Raises ConfigError without torchdata.
     """
     if importlib.util.find_spec("torchdata") is None:
-        raise ConfigError(
-            "a loader that resumes in an epoch of an iterable dataset needs torchdata (pip install torchdata); a map-style "
-            "dataset in a plain DataLoader resumes without it"
-        )
+        raise ConfigError("an iterable dataset resumes within an epoch by torchdata alone (pip install torchdata)")
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it

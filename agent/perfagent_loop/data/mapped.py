@@ -57,8 +57,7 @@ def map_tokens(path: StrPath, documents: Iterable[Any], *, dtype: torch.dtype = 
                 ids = torch.as_tensor(document, dtype=torch.int64).reshape(-1)
                 if len(ids) and not lowest <= int(ids.min()) <= int(ids.max()) <= highest:
                     raise ConfigError(
-                        f"document {number} has ids from {int(ids.min())} to {int(ids.max())}, and {dtype} holds {lowest} to "
-                        f"{highest}; choose a wider dtype"
+                        f"document {number} has ids from {ids.min()} to {ids.max()}, and {dtype} holds {lowest} to {highest}"
                     )
                 content = _bytes_of(ids.to(dtype))
                 crc = zlib.crc32(content, crc)

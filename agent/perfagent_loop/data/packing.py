@@ -183,10 +183,7 @@ class PackedStream(IterableDataset[Any]):
         collate: Callable[[list[Any]], Any] = join,
     ) -> None:
         if isinstance(source, Iterator) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
-            raise ConfigError(
-                f"PackedStream reads its source anew each epoch, and {type(source).__name__} can be read only once: give a "
-                "dataset, a list, or an object with __iter__"
-            )
+            raise ConfigError(f"source must be a dataset or list that can be read again, not {type(source).__name__}")
         self.source, self.capacity, self.length, self.window, self.collate = source, capacity, length, window, collate
 
     def __iter__(self) -> Iterator[Any]:

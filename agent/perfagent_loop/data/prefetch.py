@@ -140,8 +140,5 @@ def _device(wanted: Device) -> torch.device:
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = (torch.cuda.current_device() if there else 0) if device.index is None else device.index
     if index >= there:
-        raise ConfigError(
-            f"device {wanted} is not there: torch sees {there} CUDA devices; leave device out to use what there is, or install "
-            "torch for CUDA"
-        )
+        raise ConfigError(f"device {wanted} is not there: torch sees {there} CUDA devices; leave device out")
     return torch.device("cuda", index)

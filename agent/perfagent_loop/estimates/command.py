@@ -163,6 +163,4 @@ class _Given:
             self.model, self.batch = made
             self.said = f"{source}: {type(self.model).__name__}"
         else:
-            raise ConfigError(
-                f"{source} returns a {type(made).__name__}, not a TuningJob, its fields or (model, batch)"
-            )
+            raise ConfigError(f"{source} returns a {type(made).__name__}, no TuningJob, its fields or (model, batch)")

@@ -160,10 +160,7 @@ def estimate_memory(
                 raise
             if any(parameter.is_meta for parameter in model.parameters()):
                 said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
-                raise ConfigError(
-                    f"the model reads values back in its forward pass ({said}), and on the meta device there are none; pass it "
-                    "on a real device"
-                ) from None
+                raise ConfigError(f"the model reads values back ({said}): pass it on a real device") from None
             measured = True
             found = simulate(plan, real=True)
         finally:

@@ -102,10 +102,7 @@ def plain_module(given: object) -> nn.Module:
         if nn.parameter.is_lazy(tensor):
             raise ConfigError(f"{name} has no shape yet; run the model on one batch before it is estimated")
         if type(tensor) not in _PLAIN or hasattr(tensor, "ds_id"):
-            raise ConfigError(
-                f"{name} is a {type(tensor).__name__}, which is sharded or quantized already; pass the model as it was before, "
-                "with zero_stage=... or quantize=..."
-            )
+            raise ConfigError(f"{name} is a {type(tensor).__name__}: pass the model before it is sharded or quantized")
     return model
 
 

@@ -60,9 +60,7 @@ def _named(name: str) -> Any:
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     if name.lower() not in known:
-        raise ConfigError(
-            f"there is no optimizer {name!r:.60}; known are adamw8bit, momentum, {', '.join(sorted(known))}"
-        )
+        raise ConfigError(f"no optimizer is called {name!r:.60}; known are adamw8bit, momentum, {', '.join(known)}")
     return known[name.lower()]
 
 

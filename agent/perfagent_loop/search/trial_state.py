@@ -157,10 +157,7 @@ _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", N
 def _refuse_communication(module: nn.Module) -> None:
     communicates = isinstance(module, DistributedDataParallel) and module.require_backward_grad_sync
     if communicates and world_of_job() > 1:
-        raise ConfigError(
-            "the step communicates (DistributedDataParallel): ranks would wait for ever for one that ran out of memory; "
-            "let the step use model.module, or run inside model.no_sync()"
-        )
+        raise ConfigError("the step communicates (DistributedDataParallel): let it use model.module or no_sync()")
 
 
 def _copied(value: Any) -> Any:
