@@ -1,9 +1,9 @@
 """Weighs each micro-step in its window, so that a window has the gradient of one big batch.
 
 A window is the micro-steps between two optimizer steps. Averaging the means of micro-batches of unequal size is wrong
-(the error was found in every large framework, see huggingface/transformers issue 34191); right is the mean over all
-items of the window and of all ranks. With n the items of a micro-batch, N those of the window on all of `world` ranks,
-and gradients that the strategy averages over the ranks, a micro-batch's mean loss must weigh
+(huggingface/transformers issue 34191); right is the mean over all items of the window and of all ranks. With n the
+items of a micro-batch, N those of the window on all of `world` ranks, and gradients that the strategy averages over the
+ranks, a micro-batch's mean loss must weigh
 
     world * n / N
 

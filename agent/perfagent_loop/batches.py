@@ -3,9 +3,9 @@
 The loop must know a window's last micro-step before its forward pass. A loader that can say its length is simply
 counted; of others one batch more is fetched. With `items`, a whole window is fetched first.
 
-To go on in the middle of an epoch, the random generators are put back to where they were when it began, the loader is
-started, as many batches are passed over as had been seen, and the generators are put to where they were then. Batches
-of a map-style DataLoader are passed over without loading them; a torchdata StatefulDataLoader gets its state.
+To go on in the middle of an epoch, the random generators are put back to its begin, the loader is started, the batches
+that were seen are passed over, and the generators are put to where they were then. Batches of a map-style DataLoader
+are passed over without loading them; a torchdata StatefulDataLoader gets its state.
 """
 
 from __future__ import annotations

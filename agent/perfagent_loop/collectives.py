@@ -1,11 +1,10 @@
 """Collectives on tensors that nobody else holds any more when the call returns.
 
 gloo works on threads of its own. One that is done with a collective wakes whoever waits, and drops a moment later what
-it worked with: the tensor, and the thread-local state of whoever began it. There are Python objects among these, so
-that takes the interpreter, and up to 5 ms where the training thread is busy. A script that ends meanwhile destroys its
-process group with the interpreter held, and the group waits for its threads: none of them ever goes on. (Seen with
-torch 2.13 in two of twelve runs of a training of 30 short steps, two at a time: `~AsyncWork` in `take_gil` on
-`pt_gloo_runloop`, `~ProcessGroupGloo` in `join` on the main thread.)
+it worked with: the tensor, and the thread-local state of whoever began it. That takes the interpreter, and up to 5 ms
+where the training thread is busy. A script that ends meanwhile destroys its process group with the interpreter held,
+and the group waits for its threads: none of them ever goes on. (Seen with torch 2.13 in two of twelve runs of 30 short
+steps.)
 
 A tensor that a thread holds is seen to be held. What DistributedDataParallel sends is not: the loop rests at its end.
 """

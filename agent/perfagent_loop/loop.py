@@ -8,9 +8,8 @@
         loop.backward(loss, num_items=n)
         loop.step()
 
-torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches (the optimizer's
-step, backward, the loader's iterator) is called as in any training script, so that phases, loss and norms are seen
-without a word. Nothing waits for the device, save what GradScaler itself waits for.
+torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches is called as in
+any training script. Nothing waits for the device, save GradScaler.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ class NanPolicy:
     action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by
     `factor`; "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole
     checkpoint. most: how many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of
-    them, as reason "nan", though not again within the next SAVED_ONCE_IN steps, so that a training full of them does
-    not rotate its good checkpoints away.
+    them, as reason "nan", though not again within the next SAVED_ONCE_IN steps.
 
     One number is read from the device in each step. Raises ConfigError for fp16, whose scaler leaves such steps out by
     itself, and under DeepSpeed, which steps its own way.

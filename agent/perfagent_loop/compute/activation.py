@@ -1,10 +1,9 @@
 """Activation checkpointing: blocks keep only their inputs, and compute the rest again in the backward pass.
 
 Memory for time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). torch's
-`checkpoint(use_reentrant=False)` does it; here it is put round a model's blocks from outside, and what torch leaves to
-the user is taken care of: state that a block changes as it runs (running statistics, power iterations) is put back for
-the second computation and does not move twice, random numbers of Python and numpy are drawn the same again as torch's
-are, a key-value cache is not filled twice. Losses, gradients, state and random numbers are those without checkpointing.
+`checkpoint(use_reentrant=False)` does it, put round a model's blocks from outside. State that a block changes as it
+runs (running statistics, power iterations) does not move twice, Python and numpy draw the same numbers again, a
+key-value cache is not filled twice. Losses, gradients, state and random numbers are those without checkpointing.
 
 Names of parameters, hooks, the type of the blocks and `copy.deepcopy` work as before; a pickled model comes back
 without checkpointing. Under FSDP2 and DDP call it before the model is wrapped, and before it is compiled.

@@ -2,8 +2,7 @@
 
 Reads some batches and says what will hurt: labels that are all left out, ids outside of the vocabulary, values that are
 not finite, the same batch again, one class a batch, mostly padding. The loader is left as it was found, so that
-training sees the batches that it would have seen: a DataLoader is read through a copy with workers of its own, random
-generators and what has a state are put back.
+training sees the batches that it would have seen.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Batch samplers that group samples by length: so many samples, so many tokens, or one packed row a batch.
 
 The batches of an epoch follow from the lengths, the seed and the epoch alone, so that every rank finds the same ones
-without a word to the others, and a resumed training goes on in the middle of an epoch: the loop gives the sampler its
-epoch and passes over what was seen. Samples of like length lie in the same batch, batches of like length in the same
-step of all ranks, and apart from that the order is random.
+and a resumed training goes on in the middle of an epoch. Samples of like length lie in the same batch, batches of like
+length in the same step of all ranks, and apart from that the order is random.
 """
 
 from __future__ import annotations

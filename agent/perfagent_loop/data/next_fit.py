@@ -4,9 +4,8 @@ Best-fit decreasing puts the two longest that fit together into a row. Where no 
 among lengths from a quarter to a half of the row, it stays: 82 % full where 100 % is possible. Here each row takes the
 longest sequence that is left, draws others at random as long as one more will fit behind them, and then takes the one
 that fits best (as in minimum bin slack, Gupta and Ho, Production Planning & Control 10(6), 1999); of a few such rows
-the fullest is kept. Drawing keeps the mix of lengths: taking the longest each time leaves lengths that do not fit
-together (97.7 % full instead of 99). What is empty in the end lies in few rows; these are filled anew, together with
-some of the full ones, as long as that gains.
+the fullest is kept. Taking the longest each time would leave lengths that do not fit together (97.7 % full instead of
+99). Rows that are empty in part are filled anew, together with some full ones, as long as that gains.
 
 The draws begin from a fixed seed: the same lengths give the same rows.
 """

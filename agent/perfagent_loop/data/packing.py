@@ -1,10 +1,9 @@
 """Sequences of many lengths put together into rows of one capacity, with almost nothing left empty.
 
 Best-fit decreasing: the longest first, each into the fullest row that still takes it. Never more than 11/9 of the
-fewest rows possible plus one (Johnson et al., "Worst-Case Performance Bounds for Simple One-Dimensional Packing
-Algorithms", SIAM J. Comput. 3(4), 1974); with lengths of text it is about the fewest, where next fit leaves rows 83 %
-full. Where more than one part in a hundred is empty, rows are filled one by one as well (next_fit.py), and the fewer
-are taken. 50,000 lengths take a fraction of a second.
+fewest rows plus one (Johnson et al., SIAM J. Comput. 3(4), 1974); with lengths of text it is about the fewest. Where
+more than one part in a hundred is empty, rows are filled one by one as well (next_fit.py), and the fewer are taken.
+50,000 lengths take a fraction of a second.
 
 A packed row holds several documents. A model must not attend from one to the next: give it `position_ids` and the
 lengths (collating.py makes both), and attend by `perfagent_loop.compute.packed`.

@@ -1,10 +1,7 @@
 """`perfagent.estimate_memory`: the largest amount of memory that a training step holds at once, without running it.
 
-The step is simulated on tensors without contents (live_memory.py). A rule of thumb says where most of it comes from:
-training with Adam takes 16 to 18 bytes a parameter before the first activation. In float32: 4 the weight, 4 its
-gradient, 8 the two moments. In mixed precision: 2 and 2 in half precision, and 12 for a float32 weight and the moments
-(Rajbhandari et al., "ZeRO", 2020, section 3); autocast over float32 weights keeps 2 more, a half-precision copy of each
-weight.
+The step is simulated on tensors without contents (live_memory.py). Training with Adam takes 16 to 18 bytes a parameter
+before the first activation (Rajbhandari et al., "ZeRO", 2020, section 3).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step
 function gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the
-weights, are found by following the references of the step function: its closure, its global variables, its default
-arguments, keyword-only ones too, and the attributes of its object. Copies lie in host memory.
+weights, are found by following the references of the step function: its closure, global variables, default arguments,
+and the attributes of its object. Copies lie in host memory.
 """
 
 from __future__ import annotations

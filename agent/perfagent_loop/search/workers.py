@@ -51,9 +51,8 @@ def find_num_workers(
 
     The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends
     early when more workers bring nothing; before any worker is recommended, the loader without them gets a second
-    chance, since a machine that was busy for a moment must not cost processes for good. Puts the random generators
-    back. Raises ConfigError for candidates that are no numbers of workers and for a loader without batches, and the
-    loader's own error when none of the candidates works.
+    chance. Puts the random generators back. Raises ConfigError for candidates that are no numbers of workers and for a
+    loader without batches, and the loader's own error when none of the candidates works.
     """
     return search_num_workers(make_loader, candidates, batches=batches, most_s=most_s, step_s=step_s)[0]
 
