@@ -133,15 +133,10 @@ class Checkpoint:
             run_id = place.get("run_id") if isinstance(place, dict) else None
             if run_id is None and run is not None:
                 run_id = run.id
-            draft = Manifest(
-                step=step,
-                kind="deepspeed" if engine is not None else "sharded" if sharded else "plain",
-                world_size=self._ranks.world,
-                reason=reason,
-                run=run_id,
-                metric=self._metric if metric is None else float(metric),
-            )
-            self._metric = None
+            kind = "deepspeed" if engine is not None else "sharded" if sharded else "plain"
+            metric, self._metric = (self._metric if metric is None else float(metric)), None
+            world = self._ranks.world
+            draft = Manifest(step=step, kind=kind, world_size=world, reason=reason, run=run_id, metric=metric)
             if self._asynchronous and engine is None:
                 arguments = (self._copied(parts), draft)
                 self._thread = threading.Thread(

@@ -59,15 +59,10 @@ def ddp(
     # torch renames it, and warns of the name
     buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
     wrapped = DistributedDataParallel(
-        model,
-        device_ids=[one] if one is not None and one.type == "cuda" else None,
-        process_group=process_group,
-        bucket_cap_mb=bucket_mb,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        static_graph=static_graph,
-        find_unused_parameters=find_unused_parameters,
-        **buffers,
-    )
+        model, device_ids=[one] if one is not None and one.type == "cuda" else None, process_group=process_group,
+        bucket_cap_mb=bucket_mb, gradient_as_bucket_view=gradient_as_bucket_view, static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters, **buffers,
+    )  # fmt: skip
     if hook is not None:
         comm_hook(wrapped, hook)
     return wrapped
@@ -103,11 +98,7 @@ def comm_hook(
     check_count("rank", rank, "the rank of the factors (1 to 4 are usual)")
     check_count("start_iter", start_iter, "a number of plain steps (DDP rebuilds its buckets after one)", least=2)
     state = powerSGD_hook.PowerSGDState(
-        process_group=inner.process_group,
-        matrix_approximation_rank=rank,
-        start_powerSGD_iter=start_iter,
-        min_compression_rate=min_compression_rate,
-        random_seed=seed,
+        inner.process_group, rank, start_iter, min_compression_rate=min_compression_rate, random_seed=seed
     )
     chosen: Any = powerSGD_hook.batched_powerSGD_hook if hook == "batched_powersgd" else powerSGD_hook.powerSGD_hook
     if hook == "fp16_powersgd":

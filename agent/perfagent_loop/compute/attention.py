@@ -80,12 +80,9 @@ def best_attention(
         why = "there is nothing to compute: a sequence is empty"
         return AttentionChoice("none", why, "leave out batches without tokens")
     if weights:
-        return AttentionChoice(
-            "explicit",
-            "attention weights are wanted, and no fused kernel ever has them in memory",
-            "ask for them only when you look at them (need_weights=False in nn.MultiheadAttention, output_attentions=False)",
-            call.score_bytes,
-        )
+        why = "attention weights are wanted, and no fused kernel ever has them in memory"
+        change = "ask for them only when you look at them (need_weights=False, output_attentions=False)"
+        return AttentionChoice("explicit", why, change, call.score_bytes)
     device = gpu or (Gpu.here(q.device) if q.is_cuda else None)
     found = {kernel: obstacles(kernel, call, device) for kernel in default_order(device)}
     if gpu is None:

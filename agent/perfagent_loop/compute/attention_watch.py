@@ -74,9 +74,10 @@ def watch_attention(model: nn.Module | None = None, *, warn: bool = True) -> Ite
     seen = SeenAttention()
     with _Watch(seen):
         yield seen
-    by_hand = _by_hand(model)
-    if by_hand:
-        seen.calls.append(SeenCall(1, (), torch.float32, by_hand))
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager":
+        why = 'the model was loaded with attn_implementation="eager", which writes all scores to memory'
+        change = 'load it with attn_implementation="sdpa", or "flash_attention_2" where flash-attn is installed'
+        seen.calls.append(SeenCall(1, (), torch.float32, AttentionChoice("explicit", why, change)))
     if warn:
         for call in seen.slow:
             logger.warning("perfagent: slow attention: %s", call.choice)
@@ -145,14 +146,3 @@ class _Watch(TorchFunctionMode):
             call = self._kinds[kind] = SeenCall(0, tuple(query.shape), query.dtype, choose())
             self._seen.calls.append(call)
         call.count += 1
-
-
-def _by_hand(model: nn.Module | None) -> AttentionChoice | None:
-    how = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if how != "eager":
-        return None
-    return AttentionChoice(
-        "explicit",
-        'the model was loaded with attn_implementation="eager", which writes all scores to memory',
-        'load it with attn_implementation="sdpa", or "flash_attention_2" where flash-attn is installed',
-    )

@@ -326,15 +326,11 @@ class _Look:
             for kind, (severity, text, where) in self._found.items()
         ]
         return BatchReport(
-            batches=self.batches,
-            samples=self._samples,
-            tensors=self._tensors,
+            batches=self.batches, samples=self._samples, tensors=self._tensors, lengths=self._lengths, padding=self.padding,
             shapes={name: len(shapes) for name, shapes in self._shapes.items()},
-            lengths=self._lengths,
-            padding=self.padding,
             labelled=self._counted / self._labels if self._labels else None,
             problems=sorted(problems, key=lambda problem: ("critical", "warning", "info").index(problem.severity)),
-        )
+        )  # fmt: skip
 
 
 def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

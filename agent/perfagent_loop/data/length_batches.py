@@ -249,12 +249,7 @@ class PackedBatchSampler(LengthBatchSampler):
     """
 
     def __init__(
-        self,
-        lengths: Sequence[int] | Any,
-        capacity: int,
-        *,
-        window: int = 10_000,
-        **common: Unpack[Common],
+        self, lengths: Sequence[int] | Any, capacity: int, *, window: int = 10_000, **common: Unpack[Common]
     ) -> None:
         check_count("window", window, "a number of samples that are packed together")
         super().__init__(lengths, most=capacity, **common)

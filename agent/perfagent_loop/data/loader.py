@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,20 +100,16 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
     if importlib.util.find_spec("torchdata") is None:
         raise ConfigError("an iterable dataset resumes within an epoch by torchdata alone (pip install torchdata)")
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    defaults = loader_defaults(dataset).arguments
+    if not arguments.get("num_workers", defaults["num_workers"]):
+        defaults = {
+            name: value for name, value in defaults.items() if name not in ("persistent_workers", "prefetch_factor")
+        }
+    settings = defaults | arguments
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it
-        loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
+        loader: DataLoader[Any] = stateful(dataset, **settings)
     return loader
-
-
-def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given wins, and takes along what depends on it."""
-    settings = {**defaults, **given}
-    if not settings["num_workers"]:
-        for name in ("persistent_workers", "prefetch_factor"):
-            if name not in given:
-                settings.pop(name, None)
-    return settings
 
 
 def _within_shared_memory(workers: int, prefetch: int, batch_bytes: int, ranks: int, why: list[str]) -> tuple[int, int]:

@@ -149,11 +149,7 @@ class MappedLines(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        path: StrPath,
-        parse: Callable[[bytes], Any] = json.loads,
-        *,
-        index: StrPath | None = None,
+        self, path: StrPath, parse: Callable[[bytes], Any] = json.loads, *, index: StrPath | None = None
     ) -> None:
         self.path, self.parse = Path(path), parse
         self.index = self.path.with_name(self.path.name + ".lines") if index is None else Path(index)

@@ -30,33 +30,32 @@ __all__ = ["MemoryEstimate", "estimate_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank. The parts are what each takes at its largest; they are not all there at the same moment, so
-    that their sum is more than the total. `at_peak` is what is there at the largest moment: its sum is the total."""
+    """Bytes on one rank. The parts are what each takes at its largest, and not all there at the same moment: their sum
+    is more than the total.
+
+    total_bytes: the largest sum of all that is alive at once, in every step but the first. weights_bytes: weights and
+    buffers, frozen and quantized ones too. optimizer_bytes: its state, and the float32 masters of a half-precision model
+    under ZeRO. activations_bytes: what autograd saves for the backward pass, every tensor once. at_peak: weights,
+    gradients, optimizer, inputs, activations (with all temporaries) at the largest moment. peak_phase: forward, backward
+    or optimizer. first_step_bytes: the same for the first step. device: cpu or cuda, whose allocator and optimizers were
+    assumed. measured: the step was run on a copy with contents, since the model reads values back. notes: what the figure
+    contains or leaves out.
+    """
 
     total_bytes: int
-    """The largest sum of all that is alive at once, in every step but the first."""
     weights_bytes: int
-    """Weights and buffers, frozen and quantized ones too."""
     gradients_bytes: int
     optimizer_bytes: int
-    """The optimizer's state, and the float32 masters of a half-precision model under ZeRO."""
     activations_bytes: int
-    """What autograd saves in the forward pass for the backward pass, every saved tensor counted once."""
     inputs_bytes: int
     at_peak: dict[str, int]
-    """weights, gradients, optimizer, inputs, activations (with all temporaries) at the largest moment."""
     peak_phase: str
-    """forward, backward or optimizer: what a saving must reduce."""
     first_step_bytes: int
-    """The same for the first step, in which the optimizer has no state until its end."""
     parameters: int
     trainable: int
     device: str
-    """cpu or cuda: whose allocator and optimizers were assumed."""
     measured: bool = False
-    """The step was run on a copy with contents after all: the model reads values back while it computes."""
     notes: list[str] = field(default_factory=list)
-    """What the figure contains or leaves out, in sentences."""
 
     @property
     def state_bytes(self) -> int:
@@ -69,26 +68,15 @@ class MemoryEstimate:
         return self.state_bytes / self.parameters if self.parameters else 0.0
 
     def __str__(self) -> str:
-        largest = dict(
-            zip(
-                ("weights and buffers", "gradients", "optimizer", "batch", "activations"),
-                (
-                    self.weights_bytes,
-                    self.gradients_bytes,
-                    self.optimizer_bytes,
-                    self.inputs_bytes,
-                    self.activations_bytes,
-                ),
-                strict=True,
-            )
-        )
+        state = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes)
+        largest = (*state, self.inputs_bytes, self.activations_bytes)
+        names = ("weights and buffers", "gradients", "optimizer", "batch", "activations")
         lines = [f"{'':<20}{'at its largest':>16}{'at the peak':>16}"]
-        for part, (name, most) in zip(PARTS, largest.items(), strict=True):
+        for part, name, most in zip(PARTS, names, largest, strict=True):
             lines.append(f"{name:<20}{size(most):>16}{size(self.at_peak[part]):>16}")
         phase = f"{self.peak_phase} pass" if self.peak_phase != "optimizer" else "optimizer's step"
         lines.append(f"{'peak':<20}{'':>16}{size(self.total_bytes):>16}   in the {phase}")
         trained = "" if self.trainable == self.parameters else f", {self.trainable:,} of them trained"
-        state = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes)
         weight, gradient, optimizer = (part / max(1, self.parameters) for part in state)
         lines.append(
             f"{self.parameters:,} parameters{trained}: {self.bytes_per_parameter:.2f} bytes each before any activation "
@@ -189,21 +177,13 @@ def _estimate(found: Simulated, plan: Plan, world: int, *, measured: bool) -> Me
     largest = [max(column) for column in zip(*(shares.of(moment) for moment in second), strict=True)]
     by_part: dict[Part, int] = dict(zip(PARTS, largest, strict=True))
     return MemoryEstimate(
-        total_bytes=sum(shares.of(peak)),
-        weights_bytes=shares.weights(found.weights_bytes),
-        gradients_bytes=by_part["gradients"],
-        optimizer_bytes=by_part["optimizer"],
-        activations_bytes=found.saved_bytes,
-        inputs_bytes=by_part["inputs"],
-        at_peak=dict(zip(PARTS, shares.of(peak), strict=True)),
-        peak_phase=peak.phase,
-        first_step_bytes=max(sum(shares.of(moment)) for moment in first),
-        parameters=found.parameters,
-        trainable=found.trainable,
-        device="cuda" if plan.on_cuda else "cpu",
-        measured=measured,
-        notes=[*_notes(found, plan, world, measured=measured)],
-    )
+        total_bytes=sum(shares.of(peak)), weights_bytes=shares.weights(found.weights_bytes),
+        gradients_bytes=by_part["gradients"], optimizer_bytes=by_part["optimizer"], activations_bytes=found.saved_bytes,
+        inputs_bytes=by_part["inputs"], at_peak=dict(zip(PARTS, shares.of(peak), strict=True)), peak_phase=peak.phase,
+        first_step_bytes=max(sum(shares.of(moment)) for moment in first), parameters=found.parameters,
+        trainable=found.trainable, device="cuda" if plan.on_cuda else "cpu", measured=measured,
+        notes=_notes(found, plan, world, measured=measured),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

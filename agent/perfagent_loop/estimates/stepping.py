@@ -49,15 +49,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The books of the two steps, and what the model came to."""
+    """The books of the two steps, and what the model came to. parameters: of the model as given, and of the adapters.
+    saved_bytes: held by autograd when the forward pass of the second step is over."""
 
     account: Account
     parameters: int
-    """Of the model as it was given, and of the adapters."""
     trainable: int
     weights_bytes: int
     saved_bytes: int
-    """Held by autograd (and the loss) when the forward pass of the second step is over."""
     largest_layer_bytes: int
     adapted: int
 
@@ -87,15 +86,9 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
             saved = step.run(2)
         weights = account.live("weights")
         layers = [sum(p.nbytes for p in module.parameters(recurse=False)) for module in model.modules()]
-    return Simulated(
-        account=account,
-        parameters=sum(p.numel() for p in plan.model.parameters()) + sum(p.numel() for p in trainable if adapted),
-        trainable=sum(p.numel() for p in trainable),
-        weights_bytes=weights,
-        saved_bytes=saved,
-        largest_layer_bytes=max(layers),
-        adapted=len(adapted),
-    )
+    trained = sum(p.numel() for p in trainable)
+    parameters = sum(p.numel() for p in plan.model.parameters()) + (trained if adapted else 0)
+    return Simulated(account, parameters, trained, weights, saved, max(layers), len(adapted))
 
 
 class _Step(ExitStack):

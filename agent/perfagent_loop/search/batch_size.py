@@ -42,12 +42,7 @@ class BatchTrial:
 
 
 def find_batch_size(
-    step: Callable[[int], Any],
-    start: int = 1,
-    limit: int = 4096,
-    *,
-    restore: Iterable[Any] = (),
-    group: Any = None,
+    step: Callable[[int], Any], start: int = 1, limit: int = 4096, *, restore: Iterable[Any] = (), group: Any = None
 ) -> int:
     """The largest batch size from start to limit with which a whole training step fits into memory.
 

@@ -63,15 +63,12 @@ class TuningJob:
     def loader(self, *, batch_size: int = 0, workers: int | None = None, pin: bool = False) -> DataLoader[Any]:
         """Shuffled batches of whole size, as long as there are enough samples for one."""
         size = batch_size or self.batch_size
+        workers = self.num_workers if workers is None else workers
+        drop_last = len(self.dataset) >= size  # type: ignore[arg-type]
         return DataLoader(
-            self.dataset,
-            batch_size=size,
-            shuffle=True,
-            drop_last=len(self.dataset) >= size,  # type: ignore[arg-type]
-            num_workers=self.num_workers if workers is None else workers,
-            pin_memory=pin,
+            self.dataset, size, shuffle=True, drop_last=drop_last, num_workers=workers, pin_memory=pin,
             collate_fn=self.collate,
-        )
+        )  # fmt: skip
 
     def batch(self, size: int) -> Any:
         """A batch of the first samples; they come again where the dataset has fewer."""
