@@ -156,8 +156,7 @@ class Batches:
     # ---- lengths
 
     def _agree(self, loader: Any) -> int | None:
-        """The batches of an epoch, None where the loader cannot say. A collective: ranks must make equally many
-        steps."""
+        """The batches of an epoch, None where the loader cannot say. A collective: ranks must agree."""
         self._window.may_differ(False)
         self._last_steps = None
         length, strategy = length_of(loader), self._strategy

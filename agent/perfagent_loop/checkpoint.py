@@ -138,10 +138,8 @@ class Checkpoint:
             world = self._ranks.world
             draft = Manifest(step=step, kind=kind, world_size=world, reason=reason, run=run_id, metric=metric)
             if self._asynchronous and engine is None:
-                arguments = (self._copied(parts), draft)
-                self._thread = threading.Thread(
-                    None, self._write_aside, "perfagent-checkpoint", arguments, daemon=False
-                )
+                given = (self._copied(parts), draft)
+                self._thread = threading.Thread(None, self._write_aside, "perfagent-checkpoint", given, daemon=False)
                 self._thread.start()
             else:
                 self._write(parts, draft, engine)

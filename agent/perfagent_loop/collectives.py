@@ -3,8 +3,7 @@
 gloo works on threads of its own. One that is done with a collective wakes whoever waits, and drops a moment later what
 it worked with: the tensor, and the thread-local state of whoever began it. That takes the interpreter, and up to 5 ms
 where the training thread is busy. A script that ends meanwhile destroys its process group with the interpreter held,
-and the group waits for its threads: none of them ever goes on. (Seen with torch 2.13 in two of twelve runs of 30 short
-steps.)
+and the group waits for its threads: none of them ever goes on. (Seen with torch 2.13.)
 
 A tensor that a thread holds is seen to be held. What DistributedDataParallel sends is not: the loop rests at its end.
 """

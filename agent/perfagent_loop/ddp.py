@@ -48,7 +48,7 @@ def ddp(
     if not bucket_mb > 0:
         raise ConfigError(f"bucket_mb is the size of a bucket of gradients in MiB, above 0; got {bucket_mb!r}")
     if static_graph and find_unused_parameters:
-        raise ConfigError("static_graph finds unused parameters in the first step: leave find_unused_parameters out")
+        raise ConfigError("static_graph and find_unused_parameters exclude each other: leave the second out")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ConfigError("no parameter of the model requires a gradient: there is nothing to average; do not wrap it")
@@ -97,9 +97,7 @@ def comm_hook(
         return
     check_count("rank", rank, "the rank of the factors (1 to 4 are usual)")
     check_count("start_iter", start_iter, "a number of plain steps (DDP rebuilds its buckets after one)", least=2)
-    state = powerSGD_hook.PowerSGDState(
-        inner.process_group, rank, start_iter, min_compression_rate=min_compression_rate, random_seed=seed
-    )
+    state = powerSGD_hook.PowerSGDState(inner.process_group, rank, start_iter, min_compression_rate, random_seed=seed)
     chosen: Any = powerSGD_hook.batched_powerSGD_hook if hook == "batched_powersgd" else powerSGD_hook.powerSGD_hook
     if hook == "fp16_powersgd":
         chosen = default_hooks.fp16_compress_wrapper(chosen)
@@ -110,9 +108,9 @@ def _check_hook(hook: Any, group: dist.ProcessGroup | None, device: torch.device
     check_choice("hook", hook, HOOKS)
     backend = backend_for(device, dist.get_backend_config(group))
     if hook == "bf16" and backend not in ("nccl", "xccl"):
-        raise ConfigError(f"the bf16 hook needs NCCL, and fails over {backend}: use hook='fp16', or NCCL on GPUs")
+        raise ConfigError(f"the bf16 hook needs NCCL, and the process group is {backend}; use hook='fp16'")
     if "powersgd" in hook and backend != "nccl":
-        raise ConfigError(f"{hook} needs NCCL, and hangs over {backend}: use hook='fp16', or NCCL on GPUs")
+        raise ConfigError(f"{hook} needs NCCL, and the group is {backend}, over which it hangs; use hook='fp16'")
 
 
 def backend_for(device: torch.device, config: str) -> str:

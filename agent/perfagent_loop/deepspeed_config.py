@@ -126,13 +126,10 @@ def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) 
         zero |= {"allgather_partitions": True, "allgather_bucket_size": bucket, "reduce_scatter": True}
     if stage == 3:
         zero |= {
-            "sub_group_size": 1_000_000_000,
-            "stage3_prefetch_bucket_size": 50_000_000,
-            "stage3_param_persistence_threshold": 100_000,
-            "stage3_max_live_parameters": 1_000_000_000,
-            "stage3_max_reuse_distance": 1_000_000_000,
-            "stage3_gather_16bit_weights_on_model_save": True,
-        }
+            "sub_group_size": 10**9, "stage3_prefetch_bucket_size": 50_000_000,
+            "stage3_param_persistence_threshold": 100_000, "stage3_max_live_parameters": 10**9,
+            "stage3_max_reuse_distance": 10**9, "stage3_gather_16bit_weights_on_model_save": True,
+        }  # fmt: skip
     if offload is not None:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if offload == "all":

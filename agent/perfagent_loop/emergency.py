@@ -46,7 +46,7 @@ class Emergency:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "perfagent: no save on SIGTERM: the loop is not on the main thread, which alone handles signals"
+                "perfagent: no save on SIGTERM: only the main thread, where the loop is not, handles signals"
             )
             return
         for signum in signals:

@@ -16,8 +16,7 @@ logger = logging.getLogger("perfagent")
 
 
 def tell(title: str, text: str, *, level: str = "warning", shown: bool = False) -> None:
-    """An alert of the current run and in the log. level: info, warning or critical. shown: on the console all the
-    same."""
+    """An alert of the current run and in the log. level: info, warning or critical. shown: on the console, too."""
     line = f"perfagent: {title}: {text}" if text else f"perfagent: {title}"
     loud = "warning" if shown else level
     logger.log({"info": logging.INFO, "critical": logging.ERROR}.get(loud, logging.WARNING), "%s", line)

@@ -90,9 +90,8 @@ class Copier:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         on_gpu = torch.cuda.is_available()
-        self._stager = DefaultStager(
-            StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
-        )
+        options = StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
+        self._stager = DefaultStager(options)
 
     def copy(self, state: dict[str, Any]) -> dict[str, Any]:
         """The same state on the CPU; what shared memory shares it again. Waits for the device."""

@@ -41,13 +41,13 @@ class _Settings:
     """Of one block, as an attribute of it and copied with it. keep: operators whose results stay in memory. plain: a
     forward that the block had of its own before. kept: see recomputing."""
 
-    __slots__ = ("keep", "kept", "plain")
+    __slots__ = ("keep", "kept", "plain", "preserve_rng")
 
-    def __init__(self, keep: Sequence[Any], plain: Callable[..., Any] | None) -> None:
-        self.keep, self.plain, self.kept = keep, plain, Kept()
+    def __init__(self, keep: Sequence[Any], plain: Callable[..., Any] | None, preserve_rng: bool) -> None:
+        self.keep, self.plain, self.preserve_rng, self.kept = keep, plain, preserve_rng, Kept()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Settings:
-        return _Settings(self.keep, copy.deepcopy(self.plain, memo))
+        return _Settings(self.keep, copy.deepcopy(self.plain, memo), self.preserve_rng)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a block that was pickled has none
@@ -73,18 +73,16 @@ def checkpoint_activations(
         _check_in_place(chosen)
     for _, block in chosen:
         own = vars(block).get("forward")
-        block.__dict__[_SETTINGS] = _Settings(operators, own)
-        block.__dict__["forward"] = types.MethodType(_forward if preserve_rng else _forward_without_rng, block)
+        block.__dict__[_SETTINGS] = _Settings(operators, own, preserve_rng)
+        block.__dict__["forward"] = types.MethodType(_forward, block)
     logger.info("perfagent: %d blocks compute their activations again in the backward pass", len(chosen))
 
     def undo() -> None:
         for _, block in chosen:
             settings = block.__dict__.pop(_SETTINGS, None)
-            if settings is None:
-                continue
-            del block.__dict__["forward"]
-            if settings.plain is not None:
-                block.__dict__["forward"] = settings.plain
+            if settings is not None:
+                del block.__dict__["forward"]
+                block.__dict__ |= {} if settings.plain is None else {"forward": settings.plain}
 
     return undo
 
@@ -169,21 +167,10 @@ def _operators(mode: Any, keep: Iterable[Any] | None) -> list[Any]:
 # ---- what a block's forward() becomes. A method of the instance, not a subclass: pickle and deepcopy know methods.
 
 
-def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _checkpointed(self, args, kwargs, preserve_rng=True)
-
-
-def _forward_without_rng(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _checkpointed(self, args, kwargs, preserve_rng=False)
-
-
-# pickle writes a method as (object, name): the class's own is found
-_forward.__name__ = _forward_without_rng.__name__ = "forward"
-
-
-def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, preserve_rng: bool) -> Any:
+def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
     settings: _Settings = block.__dict__[_SETTINGS]
     plain = settings.plain or functools.partial(type(block).forward, block)
+    preserve_rng = settings.preserve_rng
     if not torch.is_grad_enabled():
         return plain(*args, **kwargs)
     if any(kwargs.get(name) is not None for name in _CACHES) or kwargs.get("use_cache"):
@@ -196,6 +183,9 @@ def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, 
     elif selective is not None:  # the compiler computes operators again, not the block: state moves once by itself
         context["context_fn"] = selective
     return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context)
+
+
+_forward.__name__ = "forward"  # pickle writes a method as (object, name): the class's own is found
 
 
 def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from perfagent.errors import ConfigError
 from perfagent.wire.quantities import size
 from perfagent_loop.compute.attention_rules import AttentionCall, Gpu, Kernel, Obstacle, default_order, obstacles
 
-__all__ = ["AttentionChoice", "Gpu", "MaskKind", "MaskMeaning", "best_attention", "meaning_of"]
+__all__ = ["AttentionChoice", "Gpu", "MaskMeaning", "best_attention", "meaning_of"]
 
 _KERNELS: dict[int, Kernel] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", -1: "none"}
 """torch.nn.attention.SDPBackend by number."""
@@ -184,19 +183,16 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
-MaskKind = Literal[
-    "full", "causal", "padding", "causal and padding", "packed", "packed and causal", "bias", "other", "unread"
-]
 LARGEST = 1 << 26  # elements of a mask that is looked at
 _NEVER = -1e4  # what is added to scores that are to vanish: at most this in use, -inf or the type's least number mostly
 
 
 @dataclass(frozen=True, slots=True)
 class MaskMeaning:
-    """kind: what the mask says. lengths: of the documents, where it is packed and the same for all samples; right:
-    padding is at the end of each sequence."""
+    """kind: full, causal, padding, causal and padding, packed, packed and causal, bias, other or unread. lengths: of
+    packed documents, the same for all samples. right: padding is at the end of each sequence."""
 
-    kind: MaskKind
+    kind: str
     lengths: tuple[int, ...] = ()
     right: bool = False
 
@@ -225,7 +221,7 @@ def meaning_of(mask: Tensor) -> MaskMeaning:
         for kind, inside in (("packed and causal", lower), ("packed", torch.ones_like(lower))):
             lengths = _documents(keep, inside)
             if lengths is not None:
-                return MaskMeaning(kind, lengths)  # type: ignore[arg-type]
+                return MaskMeaning(kind, lengths)
     return MaskMeaning("other")
 
 

@@ -60,9 +60,7 @@ def _choice(found: Sequence[nn.Module], same_shapes: bool) -> ConvolutionChoice:
     if not on_gpu:
         return ConvolutionChoice(False, f"its {len(found)} convolutions are not on a GPU, where alone cuDNN computes")
     if not same_shapes:
-        change = (
-            "resize images to few sizes, or sort them into buckets; leave out the short last batch (drop_last=True)"
-        )
+        change = "resize images to few sizes, or sort them into buckets; leave out the short last batch"
         return ConvolutionChoice(False, "batches change their shape, and each new one would be searched for", change)
     # tensor cores read images with their channels last; from the usual layout they must be transposed first
     flat = [module for module in on_gpu if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)]

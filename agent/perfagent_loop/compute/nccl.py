@@ -1,7 +1,6 @@
 """NCCL's environment: few settings for few situations, by the names that NCCL and torch read today.
 
-NCCL finds out most of what there is to set. A preset says what it cannot know (which network, how patient) and nothing
-else.
+NCCL finds out most of what there is to set. A preset says what it cannot know (which network, how patient).
 
 Sources: NVIDIA's NCCL user guide, "Environment Variables" (2.32); PyTorch's "ProcessGroupNCCL Environment Variables" (2.13).
 """

@@ -1,8 +1,7 @@
 """Restores for the second computation of a block what the first one found, beyond torch's random numbers.
 
 torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (running statistics,
-spectral norm's vectors) would change it twice; one that draws from Python's or numpy's generator would draw something
-else.
+spectral norm's vectors) would change it twice; one that draws from Python or numpy would draw something else.
 
 What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once).
 What did not move then is not copied again; a block that draws only now and then needs torch's generator.

@@ -27,6 +27,7 @@ from perfagent.signals.batch_padding import TOKENS
 from perfagent.signals.batch_values import IGNORED, LABELS, LEAST_ROWS, LOSS_MASKS
 from perfagent_loop import randomness
 from perfagent_loop.checks import check_count
+from perfagent_loop.data.mapped import bytes_of
 from perfagent_loop.data.prefetch import unwrapped
 from perfagent_loop.events import phase
 
@@ -357,11 +358,8 @@ def _first(parts: Mapping[str, Tensor], names: Iterable[str]) -> Tensor | None:
 def _digest(tensors: Iterable[Tensor]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        content = bytearray(tensor.nbytes)
-        if content:
-            torch.frombuffer(content, dtype=tensor.dtype).copy_(tensor.reshape(-1))
         digest.update(repr(tuple(tensor.shape)).encode())
-        digest.update(content)
+        digest.update(bytes_of(tensor))
     return digest.digest()
 
 

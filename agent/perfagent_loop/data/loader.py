@@ -102,9 +102,7 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
     defaults = loader_defaults(dataset).arguments
     if not arguments.get("num_workers", defaults["num_workers"]):
-        defaults = {
-            name: value for name, value in defaults.items() if name not in ("persistent_workers", "prefetch_factor")
-        }
+        defaults = {name: defaults[name] for name in ("num_workers", "pin_memory")}
     settings = defaults | arguments
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it

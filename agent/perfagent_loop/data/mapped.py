@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from perfagent.errors import ConfigError
 
-__all__ = ["MappedLines", "MappedTokens", "map_tokens", "place_of"]
+__all__ = ["MappedLines", "MappedTokens", "bytes_of", "map_tokens", "place_of"]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 _MAGIC = b"pftokens"
@@ -56,15 +56,14 @@ def map_tokens(path: StrPath, documents: Iterable[Any], *, dtype: torch.dtype = 
             for number, document in enumerate(documents):
                 ids = torch.as_tensor(document, dtype=torch.int64).reshape(-1)
                 if len(ids) and not lowest <= int(ids.min()) <= int(ids.max()) <= highest:
-                    raise ConfigError(
-                        f"document {number} has ids from {ids.min()} to {ids.max()}, and {dtype} holds {lowest} to {highest}"
-                    )
-                content = _bytes_of(ids.to(dtype))
+                    ids_said = f"document {number} has ids from {ids.min()} to {ids.max()}"
+                    raise ConfigError(f"{ids_said}, and {dtype} holds {lowest} to {highest}")
+                content = bytes_of(ids.to(dtype))
                 crc = zlib.crc32(content, crc)
                 file.write(content)
                 offsets.append(offsets[-1] + len(ids))
             file.write(bytes(-file.tell() % 8))
-            index = _bytes_of(torch.tensor(offsets, dtype=torch.int64))
+            index = bytes_of(torch.tensor(offsets, dtype=torch.int64))
             file.write(index)
             rest = struct.pack("<QQII", len(offsets) - 1, offsets[-1], zlib.crc32(index), crc)
             name = struct.pack("12s", str(dtype).removeprefix("torch.").encode())
@@ -206,7 +205,8 @@ def place_of(index: int, length: int) -> int:
     return place % length
 
 
-def _bytes_of(tensor: Tensor) -> bytearray:
+def bytes_of(tensor: Tensor) -> bytearray:
+    """A tensor's numbers as they lie in memory."""
     content = bytearray(tensor.nbytes)
     if content:
         torch.frombuffer(content, dtype=tensor.dtype).copy_(tensor.reshape(-1))
@@ -239,7 +239,7 @@ def _read_ends(path: Path, text: os.stat_result) -> Tensor | None:
 
 
 def _write_ends(path: Path, text: os.stat_result, ends: Tensor) -> None:
-    body = _bytes_of(ends)
+    body = bytes_of(ends)
     draft = _draft_of(path)
     try:
         head = _LINES_HEAD.pack(_LINES_MAGIC, text.st_size, text.st_mtime_ns, len(ends), zlib.crc32(body))

@@ -4,8 +4,8 @@
         ...
 
 The thread that asks for a batch also reads it. So a dataset draws the same random numbers as before, and the monitor
-shows the same wait for data. Only the copy to the device (transfer.py) overlaps with the computation. `perfagent.loop`
-needs no Prefetcher.
+shows the same wait for data. Only the copy to the device overlaps with the computation. `perfagent.loop` needs no
+Prefetcher.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class _Given:
             value = getattr(arguments, name)
             check_count(f"--{name.replace('_', '-')}", value, or_none=True)
             if value is not None and not applies:
-                raise ConfigError(f"--{name} is {value}, and the batches come from elsewhere; leave it out")
+                raise ConfigError(f"--{name} is {value}, and the model with its batches comes from elsewhere")
         arguments.sequence = arguments.sequence or _SEQUENCE
         arguments.vocabulary = arguments.vocabulary or _VOCABULARY
         if decoder:

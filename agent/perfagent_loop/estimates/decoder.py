@@ -65,7 +65,7 @@ def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
     assert best is not None
     made = 12 * best[1].layers * best[1].width ** 2 + 2 * vocabulary * best[1].width
     if abs(made / parameters - 1) > _MOST_OFF:
-        raise ConfigError(f"no decoder of vocabulary {vocabulary:,} has {parameters:,} parameters; nearest: {made:,}")
+        raise ConfigError(f"there is no decoder of {parameters:,} parameters with a vocabulary of {vocabulary:,}")
     return best[1]
 
 

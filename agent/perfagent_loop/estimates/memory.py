@@ -30,16 +30,15 @@ __all__ = ["MemoryEstimate", "estimate_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank. The parts are what each takes at its largest, and not all there at the same moment: their sum
-    is more than the total.
+    """Bytes on one rank. The parts are what each takes at its largest: their sum is more than the total.
 
     total_bytes: the largest sum of all that is alive at once, in every step but the first. weights_bytes: weights and
-    buffers, frozen and quantized ones too. optimizer_bytes: its state, and the float32 masters of a half-precision model
-    under ZeRO. activations_bytes: what autograd saves for the backward pass, every tensor once. at_peak: weights,
-    gradients, optimizer, inputs, activations (with all temporaries) at the largest moment. peak_phase: forward, backward
-    or optimizer. first_step_bytes: the same for the first step. device: cpu or cuda, whose allocator and optimizers were
-    assumed. measured: the step was run on a copy with contents, since the model reads values back. notes: what the figure
-    contains or leaves out.
+    buffers, frozen and quantized ones too. optimizer_bytes: its state, and the float32 masters of a half-precision
+    model under ZeRO. activations_bytes: what autograd saves for the backward pass, every tensor once. at_peak: weights,
+    gradients, optimizer, inputs, activations (with all temporaries) at the largest moment. peak_phase: forward,
+    backward or optimizer. first_step_bytes: the same for the first step. device: cpu or cuda, whose allocator and
+    optimizers were assumed. measured: on a copy with contents, since the model reads values back. notes: what is left
+    out.
     """
 
     total_bytes: int

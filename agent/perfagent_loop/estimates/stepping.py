@@ -163,9 +163,7 @@ def call(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None
     found = loss(output, batch) if loss is not None else _loss_of(output, batch)
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise ConfigError(
-            f"the loss must be one number with a gradient, not {what}; pass loss=lambda output, batch: ..."
-        )
+        raise ConfigError(f"the loss must be one number with a gradient, not {what}; pass loss=lambda out, batch: ...")
     return found
 
 

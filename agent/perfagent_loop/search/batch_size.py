@@ -50,8 +50,8 @@ def find_batch_size(
     uses (modules, optimizers, and the schedulers and scalers that it refers to) is put back as it was, with the random
     generators of Python, numpy and torch; freed memory goes back to the device. restore: further objects with
     state_dict() and load_state_dict(). group: of ranks that search together, each calling this; all ranks by default.
-    They get the same answer. On a CPU, a size is not tried that would, as the smaller ones grew, take more than 90 % of
-    what is left.
+    They get the same answer. On a CPU, a size is not tried that would, as the smaller ones grew, take over 90 % of what
+    is left.
 
     Raises ConfigError when not even `start` fits, for a step that communicates between ranks, and for sizes that are
     not whole numbers; every error of the step but a lack of memory goes through.

@@ -35,8 +35,8 @@ def check_job_file(file: Path, function: str) -> None:
     names = _Names(tree)
     if function not in names.bound and not names.star:
         if not names.defined:
-            raise ConfigError(f"{file} has no function; write `def {function}():`. The file was not run")
-        raise ConfigError(f"{file} has no function {function!r:.60}, but {', '.join(sorted(names.defined))}")
+            raise ConfigError(f"{file} has no function; write `def {function}():` that returns a TuningJob")
+        raise ConfigError(f"{file} has no function {function!r:.60}; it has {', '.join(sorted(names.defined))}")
     for statement in _that_do_more(tree.body, names):
         shown = textwrap.shorten(ast.unparse(statement).splitlines()[0], 60, placeholder="...")
         raise ConfigError(
