@@ -58,8 +58,6 @@ class Window:
         self.ranks_steps: int | None = None
         self.trivial = self.size == 1 and not self.uneven
 
-    # ---- what the loader tells
-
     def may_differ(self, uneven: bool) -> None:
         """An epoch begins. uneven: ranks may end it with windows of different lengths that nobody knows beforehand."""
         self.uneven = uneven
@@ -86,8 +84,6 @@ class Window:
         """The gradients are those of the window's mean already: nothing is left to be multiplied."""
         self.done = self.end = self._base = 1
         self._total, self._items, self._loss = None, None, None
-
-    # ---- what a micro-step weighs
 
     def weighted(self, loss: Tensor, num_items: Count | None) -> Tensor:
         """The loss as a part of its window's."""
@@ -141,8 +137,6 @@ class Window:
         if count != self._constant:
             raise ConfigError(_unequal(self._constant, count))
 
-    # ---- state
-
     @property
     def expected(self) -> float | None:
         """Items of a micro-step, as in the window before: what weights are rounded by, and so part of a state. Sync."""
@@ -152,8 +146,6 @@ class Window:
     def expected(self, items: float | None) -> None:
         alone = items is None or self._strategy.world == 1
         self._expected = items if alone else self._number(items)  # type: ignore[arg-type]
-
-    # ---- the end of a window
 
     def factor(self) -> Count | None:
         """What the gradients are to be multiplied by at the end of the window; None where they are right as they are.

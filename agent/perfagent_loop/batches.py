@@ -55,8 +55,6 @@ class Batches:
         # micro-steps of an epoch's last window on all ranks together, where they differ
         self._last_steps: int | None = None
 
-    # ---- reading
-
     def read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Any]:
         """The batches of so many epochs; a window that the loader's end cut short is stepped at that end."""
         try:
@@ -153,8 +151,6 @@ class Batches:
         """The state of a loader that has one, before more is fetched than the window at hand needs."""
         self._kept = loader.state_dict() if hasattr(loader, "state_dict") else None
 
-    # ---- lengths
-
     def _agree(self, loader: Any) -> int | None:
         """The batches of an epoch, None where the loader cannot say. A collective: ranks must agree."""
         self._window.may_differ(False)
@@ -178,8 +174,6 @@ class Batches:
         if len(set(lengths)) > 1:
             self._last_steps = sum((one - 1) % size + 1 for one in lengths)
         return length
-
-    # ---- position
 
     def reached(self) -> None:
         """An optimizer step is over: this is where a checkpoint goes on."""

@@ -32,9 +32,8 @@ from perfagent_loop.emergency import Emergency
 from perfagent_loop.events import count, phase, tell
 from perfagent_loop.folder import Folder, FolderUse, folder_use
 from perfagent_loop.manifest import Manifest
-from perfagent_loop.resume import newest_whole, read
 from perfagent_loop.retry import retry
-from perfagent_loop.saving import Parts, is_fatal, split, write
+from perfagent_loop.saving import Parts, is_fatal, newest_whole, read, split, write
 from perfagent_loop.snapshot import Copier, check_loadable, has_shards
 
 if TYPE_CHECKING:
@@ -102,8 +101,6 @@ class Checkpoint:
         self._failures = 0
         self._metric: float | None = None
         self._last_step = -1
-
-    # ---- saving
 
     @cached_property
     def _ranks(self) -> Ranks:
@@ -181,8 +178,6 @@ class Checkpoint:
             self._exception(error)
         self.close()
 
-    # ---- loading
-
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, every file of it verified; every rank calls it."""
         found = newest_whole(self._folder, self._ranks)
@@ -209,8 +204,6 @@ class Checkpoint:
     def _load_for(self, loop: Loop) -> tuple[Manifest, State] | None:
         kind = {"fsdp2": "sharded", "deepspeed": "deepspeed"}.get(loop.strategy.kind, "plain")
         return self._load(loop.state_dict() if kind == "sharded" else None, loop.strategy.engine, kind)
-
-    # ---- what a loop calls
 
     def after_step(self, loop: Loop) -> None:
         """After each optimizer step of a loop: saves when it is time, or urgent."""
@@ -358,8 +351,6 @@ class Checkpoint:
             tell("emergency checkpoint failed", f"{type(problem).__name__}: {problem}", level="critical")
         finally:
             self._asynchronous = asynchronous
-
-    # ---- details
 
     def _used_beside(self, *, begins: bool) -> bool:
         """Whether another process trains in the folder: the user is told once, and the training goes on all the same.

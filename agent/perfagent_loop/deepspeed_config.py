@@ -115,9 +115,6 @@ def zero_conflicts(config: Config, *, device: str | None = None, world_size: int
             )
 
 
-# ---- what is written -------------------------------------------------------------------------------------------------
-
-
 def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     if stage:
@@ -162,9 +159,6 @@ def _merged(config: Config, over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(key)
         merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 def _is_dict(given: object) -> bool:

@@ -38,8 +38,6 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    # ---- looking
-
     def candidates(self) -> list[tuple[Path, Manifest]]:
         """Complete checkpoints with a readable manifest, the newest first. Their files are not yet verified."""
         return self.look()[0]
@@ -71,8 +69,6 @@ class Folder:
         for path in sorted(self.path.iterdir()):
             if pattern.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
                 yield path
-
-    # ---- writing
 
     def obstacle(self) -> str:
         """Makes the folder, and a file in it that is gone at once. Returns why that cannot be; empty where it can."""

@@ -110,8 +110,6 @@ class Loop:
         self._scale: Callable[[Tensor], Tensor] | None = None if self.scaler is None else self.scaler.scale
         _compile(model, compile)
 
-    # ---- the verbs
-
     def batches(
         self,
         loader: Iterable[Any],
@@ -221,8 +219,6 @@ class Loop:
     def micro_steps(self) -> int:
         """Backward passes since the last optimizer step."""
         return self._window.done
-
-    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, as of the last optimizer step; "rng" and "sampler" are this rank's.

@@ -99,9 +99,6 @@ def dear_operators() -> list[Any]:
     return [operator for operator in operators if operator is not None]
 
 
-# ---- which blocks
-
-
 def _chosen(model: nn.Module, mode: str | Choose) -> list[tuple[str, nn.Module]]:
     check_module(model)
     if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):

@@ -250,9 +250,6 @@ def _widest_in_cudnn(gpu: Gpu, query: int, value: int) -> int:
     return 192 if both else 128
 
 
-# ---- shared conditions
-
-
 def _capability(
     kernel: str, gpu: Gpu, least: tuple[int, int] = (8, 0), change: str = "an A100, L4, H100 or later has it"
 ) -> Rule:

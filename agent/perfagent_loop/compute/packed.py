@@ -85,9 +85,6 @@ def lengths_of_positions(positions: Tensor) -> list[int]:
     return [end - begin for begin, end in zip(begins, [*begins[1:], flat.numel()], strict=True)]
 
 
-# ---- the ways
-
-
 def _varlen(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scale: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -129,9 +126,6 @@ def _varlen_obstacle(q: Tensor) -> str:
     if q.shape[-1] > 256 or q.shape[-1] % 8:
         return f"it takes heads whose width is a multiple of 8, up to 256, not {q.shape[-1]}"
     return ""
-
-
-# ---- checks
 
 
 def _counts(lengths: Any) -> list[int]:

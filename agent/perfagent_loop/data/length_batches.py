@@ -97,8 +97,6 @@ class LengthBatchSampler(Sampler[list[int]]):
     def make_batches(self, order: list[int]) -> list[list[int]]:
         """The batches of an epoch. order: the samples, in random order or as they are."""
 
-    # ---- one epoch's batches, of all ranks
-
     def _plan(self) -> list[list[int]]:
         epoch = self.epoch if self.shuffle else 0
         if self._planned is None or self._planned[0] != epoch:

@@ -187,9 +187,6 @@ class ConvolutionScratch:
         return self._backends[key]
 
 
-# ---- oneDNN's order
-
-
 def _reordered(inputs: Tensor, weight: Tensor, output: Tensor, options: _Options) -> int:
     """First input, weight and output in oneDNN's order, then the output in both; beside the output itself."""
     if _last(inputs):
@@ -240,9 +237,6 @@ def _copied(tensor: Tensor, ordered: int) -> int:
 def _blocked(tensor: Tensor) -> int:
     channels = tensor.shape[1]
     return tensor.nbytes // max(1, channels) * (-(-channels // _BLOCK) * _BLOCK)
-
-
-# ---- torch's own
 
 
 def _columns(inputs: Tensor, weight: Tensor, output: Tensor, options: _Options, backend: str) -> int:
