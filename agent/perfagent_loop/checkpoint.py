@@ -302,7 +302,7 @@ class Checkpoint:
         assert emergency is not None
         self._settle(loop, "sigterm")
         run = current()
-        if run is not None and not emergency.ends_the_process(signum):
+        if run is not None and not emergency.ends_the_process:
             run._sender.flush(1.0)
         emergency.pass_on(signum)
 

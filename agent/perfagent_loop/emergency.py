@@ -24,6 +24,7 @@ from perfagent.session import current
 __all__ = ["Emergency"]
 
 logger = logging.getLogger("perfagent")
+_NOT_OURS = object()
 
 
 class Emergency:
@@ -36,22 +37,20 @@ class Emergency:
     def __init__(self, on_exception: Callable[[BaseException], None], *, grace_s: float) -> None:
         self.signum = 0
         self._on_exception, self._grace_s = on_exception, grace_s
-        self._previous: dict[int, Any] = {}
+        self._previous: Any = _NOT_OURS
         self._excepthook: Any = None
         self._serial = 0
 
-    def install(self, signals: tuple[int, ...] = (signal.SIGTERM,)) -> None:
+    def install(self) -> None:
         """Keeps what was there before, to be called afterwards. Signals can only be handled from the main thread."""
         if self._excepthook is None:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "perfagent: no save on SIGTERM: only the main thread, where the loop is not, handles signals"
+                "perfagent: no save on SIGTERM: only the main thread handles signals, and the loop is not on it"
             )
-            return
-        for signum in signals:
-            if signum not in self._previous:
-                self._previous[signum] = signal.signal(signum, self._noted)
+        elif self._previous is _NOT_OURS:
+            self._previous = signal.signal(signal.SIGTERM, self._noted)
 
     def remove(self) -> None:
         """Puts back what was there before, where nobody has put in something else since."""
@@ -59,27 +58,26 @@ class Emergency:
             sys.excepthook = self._excepthook
         self._excepthook = None
         if threading.current_thread() is threading.main_thread():
-            for signum, previous in self._previous.items():
-                if signal.getsignal(signum) == self._noted:
-                    signal.signal(signum, signal.SIG_DFL if previous is None else previous)
-            self._previous.clear()
+            if self._previous is not _NOT_OURS and signal.getsignal(signal.SIGTERM) == self._noted:
+                signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
+            self._previous = _NOT_OURS
 
-    def ends_the_process(self, signum: int) -> bool:
+    @property
+    def ends_the_process(self) -> bool:
         """Whether the signal's default action follows, and no handler of the script's."""
-        return self._previous.get(signum) in (None, signal.SIG_DFL)
+        return self._previous in (None, signal.SIG_DFL, _NOT_OURS)
 
     def pass_on(self, signum: int, *, interrupting: bool = False) -> None:
         """The signal does now what it would have done without us; returns where that is nothing or a handler."""
         self.signum = 0
         self._serial += 1  # the grace time of this one is over
-        previous = self._previous.get(signum)
-        if callable(previous):
-            previous(signum, None)
-        elif self.ends_the_process(signum):
+        if self.ends_the_process:
             signal.signal(signum, signal.SIG_DFL)  # one more ends it at once
             _end_run(interrupting=interrupting)
             os.kill(os.getpid(), signum)  # the whole process, as from outside; threads do not outlive it
             signal.pause()
+        elif callable(self._previous):
+            self._previous(signum, None)
 
     def release(self) -> None:
         """After remove(): a signal that came after the last step does now what it would have done."""

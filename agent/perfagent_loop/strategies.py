@@ -21,7 +21,7 @@ from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_module
 from perfagent_loop.collectives import all_reduce, world_of_job
 
-__all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "local_piece", "strategy_of"]
+__all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "device_of", "local_piece", "strategy_of"]
 
 logger = logging.getLogger("perfagent")
 
@@ -41,8 +41,7 @@ class Plain:
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self.model, self.module = model, module
-        first = next(module.parameters(), None)
-        self.device = torch.device("cpu") if first is None else first.device
+        self.device = device_of(module)
         self.group: dist.ProcessGroup | None = None
         self.world = 1
 
@@ -186,10 +185,9 @@ class DeepSpeed(Plain):
         self.engine.set_gradient_accumulation_boundary(last)
 
     def state(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        raise ConfigError(_ENGINE_SAVES)
+        raise ConfigError("an engine's state lies in pieces on all ranks: save it with engine.save_checkpoint on each")
 
-    def load(self, *_: Any) -> None:
-        raise ConfigError(_ENGINE_SAVES)
+    load: Any = state
 
     @property
     def precision(self) -> str:
@@ -200,7 +198,6 @@ class DeepSpeed(Plain):
 
 
 Strategy = Plain
-_ENGINE_SAVES = "an engine's state lies in pieces on all ranks: save it with engine.save_checkpoint on each"
 
 
 def strategy_of(model: Any) -> Strategy:
@@ -254,6 +251,12 @@ def _refuse_others(module: nn.Module) -> None:
             "perfagent: %d ranks train, but the model is not wrapped: each trains a model of its own; "
             "perfagent.ddp(model), perfagent.fsdp(model) or deepspeed.initialize brings them together", world_of_job(),
         )  # fmt: skip
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Of the first parameter; the CPU without one."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def local_piece(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import nn
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_choice, check_module
 from perfagent_loop.fsdp import blocks_of
+from perfagent_loop.strategies import device_of
 
 __all__ = ["MODES", "CompileMode", "compile_in_place", "compile_model", "uncompile_model"]
 
@@ -57,7 +58,7 @@ def compile_model(
     parts: list[nn.Module] = blocks_of(nn.ModuleList([model])) if blocks else [model]
     if not parts:
         raise ConfigError("blocks=True compiles the items of lists of like modules, and the model has none")
-    device = _device_of(model)
+    device = device_of(model)
     if mode in _GPU_ONLY and device.type != "cuda":
         logger.warning("perfagent: mode %r compiles as 'default' on the %s: %s", mode, device.type, _GPU_ONLY[mode])
         mode = "default"
@@ -102,7 +103,7 @@ def _check(model: Any, mode: Any, backend: str) -> None:
         if mode != "default":
             raise ConfigError(f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one out")
         return
-    _check_compiler(_device_of(model))
+    _check_compiler(device_of(model))
 
 
 def _check_compiler(device: torch.device) -> None:
@@ -117,8 +118,3 @@ def _check_compiler(device: torch.device) -> None:
     compiler = os.environ.get("CXX") or "g++"
     if device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++") or shutil.which("c++")):
         raise ConfigError(f"there is no compiler ({compiler}): install g++, or say backend='aot_eager'")
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -19,6 +19,7 @@ from perfagent.session import inert
 from perfagent_loop.checks import check_count, wanted_by
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.search.job_file import check_job_file
+from perfagent_loop.strategies import device_of
 
 __all__ = ["TuningJob", "checked_loss", "demo_job", "job_from"]
 
@@ -54,7 +55,7 @@ class TuningJob:
 
     @property
     def device(self) -> torch.device:
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return device_of(self.model)
 
     def with_loss(self) -> nn.Module:
         """The model and its loss as one module: called with a batch, it returns the loss."""

@@ -125,7 +125,9 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
         saved.stateful(item)
 
     def before_forward(module: nn.Module, _inputs: Any) -> None:
-        _refuse_communication(module)
+        communicates = isinstance(module, DistributedDataParallel) and module.require_backward_grad_sync
+        if communicates and world_of_job() > 1:
+            raise ConfigError("the step communicates (DistributedDataParallel): let it use model.module or no_sync()")
         saved.module(module)
 
     of_step = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: saved.optimizer(optimizer))
@@ -152,12 +154,6 @@ def release_memory() -> None:
 
 _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Of glibc alone."""
-
-
-def _refuse_communication(module: nn.Module) -> None:
-    communicates = isinstance(module, DistributedDataParallel) and module.require_backward_grad_sync
-    if communicates and world_of_job() > 1:
-        raise ConfigError("the step communicates (DistributedDataParallel): let it use model.module or no_sync()")
 
 
 def _copied(value: Any) -> Any:
