@@ -24,6 +24,7 @@ from perfagent_loop import randomness
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.collectives import all_gather, rest
 from perfagent_loop.data.transfer import CopyStream, moved
+from perfagent_loop.kinds import Batch, Loader, State
 from perfagent_loop.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Batches", "length_of", "timed"]
 
 logger = logging.getLogger("perfagent")
-Items = Callable[[Any], Count]
+Items = Callable[[Batch], Count]
 
 
 class Batches:
@@ -45,17 +46,17 @@ class Batches:
         self._window, self._strategy = window, strategy
         self.epoch = self.batch = 0
         self._of_call = 0  # the epoch, counted from the call of read()
-        self._began: dict[str, Any] | None = None  # the random generators when this epoch began
+        self._began: State | None = None  # the random generators when this epoch began
         self._loader: Any = None
         self._kept: Any = None  # the state of a loader from which more was fetched than handed out
         self._reached = (0, 0, 0)  # epoch, batch and epoch of the call at the last boundary
-        self._resumed: dict[str, Any] | None = None
+        self._resumed: State | None = None
         # whether `batch` is that of another number of ranks, converted: the epoch may be shorter
         self._estimated = False
         # micro-steps of an epoch's last window on all ranks together, where they differ
         self._last_steps: int | None = None
 
-    def read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Any]:
+    def read(self, loader: Iterable[Batch], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Batch]:
         """The batches of so many epochs; a window that the loader's end cut short is stepped at that end."""
         try:
             yield from self._read(loader, epochs, items, loop)
@@ -63,7 +64,7 @@ class Batches:
             if self._strategy.world > 1 and self._strategy.device.type == "cpu":
                 rest()  # a script may end with its loop
 
-    def _read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Any]:
+    def _read(self, loader: Iterable[Batch], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Batch]:
         resumed, self._resumed = self._resumed, None
         self._loader = loader
         if self._window.done:  # the loop before was left in the middle of a window
@@ -109,7 +110,7 @@ class Batches:
         self._window.end = self._window.done
         loop.step()
 
-    def _count_down(self, source: Iterator[Any], length: int) -> Iterator[Any]:
+    def _count_down(self, source: Iterator[Batch], length: int) -> Iterator[Batch]:
         window = self._window
         for batch in source:
             end = window.done + max(1, length - self.batch)
@@ -117,7 +118,7 @@ class Batches:
                 window.will_end(end, self._last_steps)
             yield batch
 
-    def _one_ahead(self, loader: Any, source: Iterator[Any]) -> Iterator[Any]:
+    def _one_ahead(self, loader: Loader, source: Iterator[Batch]) -> Iterator[Batch]:
         window = self._window
         window.may_differ(self._strategy.world > 1)
         self._keep(loader)
@@ -136,7 +137,7 @@ class Batches:
                 batch = following
         self._kept = None
 
-    def _look_ahead(self, loader: Any, source: Iterator[Any], items: Items) -> Iterator[Any]:
+    def _look_ahead(self, loader: Loader, source: Iterator[Batch], items: Items) -> Iterator[Batch]:
         window = self._window
         while True:
             held = [*itertools.islice(source, max(1, window.size - window.done))]
@@ -147,11 +148,11 @@ class Batches:
             yield from held
         self._kept = None
 
-    def _keep(self, loader: Any) -> None:
+    def _keep(self, loader: Loader) -> None:
         """The state of a loader that has one, before more is fetched than the window at hand needs."""
         self._kept = loader.state_dict() if hasattr(loader, "state_dict") else None
 
-    def _agree(self, loader: Any) -> int | None:
+    def _agree(self, loader: Loader) -> int | None:
         """The batches of an epoch, None where the loader cannot say. A collective: ranks must agree."""
         self._window.may_differ(False)
         self._last_steps = None
@@ -179,7 +180,7 @@ class Batches:
         """An optimizer step is over: this is where a checkpoint goes on."""
         self._reached = (self.epoch, self.batch, self._of_call)
 
-    def state(self) -> tuple[dict[str, Any], Any]:
+    def state(self) -> tuple[State, Any]:
         """The position at the last boundary, and the loader's own state where it has one."""
         epoch, batch, of_call = self._reached
         drawn = [randomness.generator_state(one) for one in randomness.generators_of_samples(self._loader)]
@@ -192,7 +193,7 @@ class Batches:
         }
         return position, self._sampler_state()
 
-    def resume(self, position: Mapping[str, Any], sampler: Any, random: dict[str, Any] | None) -> None:
+    def resume(self, position: Mapping[str, Any], sampler: Any, random: State | None) -> None:
         """The next read() goes on from there."""
         self.epoch, self.batch, self._of_call = position["epoch"], position["batch"], position["epoch_of_call"]
         self._began = position.get("epoch_random")
@@ -209,7 +210,7 @@ class Batches:
             return None
         return loader.state_dict() if self._kept is None else self._kept
 
-    def _source(self, loader: Any, resumed: dict[str, Any] | None) -> Iterator[Any]:
+    def _source(self, loader: Loader, resumed: State | None) -> Iterator[Batch]:
         """An iterator over the rest of this epoch."""
         if resumed is None or not self.batch:
             if resumed is not None and resumed["random"] is not None:
@@ -227,7 +228,7 @@ class Batches:
         if self._began is not None and self._began.get("workers_stayed"):
             randomness.restore_random_state(self._began["process"])
 
-    def _passed_over(self, loader: Any, resumed: dict[str, Any]) -> Iterator[Any]:
+    def _passed_over(self, loader: Loader, resumed: State) -> Iterator[Batch]:
         def back() -> None:
             if resumed["random"] is not None:
                 randomness.restore_random_state(resumed["random"])
@@ -293,7 +294,7 @@ class _PassOver:
     def __len__(self) -> int:
         return len(self._inner)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         number, self._number = self._number, 0
         if number:
             self._before()
@@ -305,7 +306,7 @@ class _PassOver:
         yield from inner
 
 
-def _from_state(loader: Any, state: Any) -> Iterator[Any]:
+def _from_state(loader: Loader, state: Any) -> Iterator[Batch]:
     """An iterator from where a loader with a state of its own was."""
     loader.load_state_dict(state)
     try:
@@ -314,7 +315,7 @@ def _from_state(loader: Any, state: Any) -> Iterator[Any]:
         raise ConfigError("the loader's state wants the num_workers that it was saved with") from error
 
 
-def _to(device: torch.device) -> Callable[[Any], Any]:
+def _to(device: torch.device) -> Callable[[Batch], Batch]:
     """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before."""
     if device.type != "cuda":
         return lambda batch: moved(batch, device)
@@ -322,13 +323,13 @@ def _to(device: torch.device) -> Callable[[Any], Any]:
     return lambda batch: stream.receive(stream.send(batch))
 
 
-def timed(loader: Any) -> Iterator[Any]:
+def timed(loader: Loader) -> Iterator[Batch]:
     """Waits for batches are seen in a DataLoader's iterator; of any other iterable the run is asked to time them."""
     run = None if isinstance(loader, DataLoader) else current()
     return iter(loader if run is None else run.batches(loader))
 
 
-def length_of(loader: Any) -> int | None:
+def length_of(loader: Loader) -> int | None:
     """Batches of an epoch, where the loader knows; not of an iterable dataset, whose length is a guess."""
     if isinstance(loader, DataLoader) and not _is_map_style(loader):
         return None
@@ -338,7 +339,7 @@ def length_of(loader: Any) -> int | None:
         return None
 
 
-def _is_map_style(loader: Any) -> bool:
+def _is_map_style(loader: Loader) -> bool:
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, torch.utils.data.IterableDataset)

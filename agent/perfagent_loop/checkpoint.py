@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from perfagent.errors import CheckpointError, ConfigError, PerfagentError
 from perfagent.session import current, resumed_at
@@ -31,6 +31,7 @@ from perfagent_loop.collectives import Agreement, Ranks
 from perfagent_loop.emergency import Emergency
 from perfagent_loop.events import count, phase, tell
 from perfagent_loop.folder import Folder, FolderUse, folder_use
+from perfagent_loop.kinds import Engine, State
 from perfagent_loop.manifest import Manifest
 from perfagent_loop.retry import retry
 from perfagent_loop.saving import Parts, is_fatal, newest_whole, read, split, write
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint"]
 
 logger = logging.getLogger("perfagent")
-State: TypeAlias = dict[str, Any]
 ARRIVE_S = 10.0
 """How long ranks wait for each other after an exception, before they give up saving."""
 
@@ -107,7 +107,7 @@ class Checkpoint:
         return Ranks()  # a collective: at the first save, load or step
 
     def save(
-        self, step: int, state: State, *, metric: float | None = None, engine: Any = None, reason: str = "asked"
+        self, step: int, state: State, *, metric: float | None = None, engine: Engine = None, reason: str = "asked"
     ) -> None:
         """Saves a state under a step; every rank calls it. Waits for the save before.
 
@@ -183,7 +183,7 @@ class Checkpoint:
         found = newest_whole(self._folder, self._ranks)
         return None if found is None else found[0]
 
-    def load_latest(self, into: State | None = None, *, engine: Any = None) -> tuple[int, State] | None:
+    def load_latest(self, into: State | None = None, *, engine: Engine = None) -> tuple[int, State] | None:
         """Step and state of the newest whole checkpoint, tensors on the CPU; None without one. A collective.
 
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
@@ -192,7 +192,7 @@ class Checkpoint:
         found = self._load(into, engine, None)
         return None if found is None else (found[0].step, found[1])
 
-    def _load(self, into: State | None, engine: Any, kind: str | None) -> tuple[Manifest, State] | None:
+    def _load(self, into: State | None, engine: Engine, kind: str | None) -> tuple[Manifest, State] | None:
         """kind: what the model at hand can take, where that is known."""
         self.wait()
         found = newest_whole(self._folder, self._ranks)
@@ -397,7 +397,7 @@ class Checkpoint:
             # at once: a script that ends without close() would never hear of it
             logger.error("perfagent: %s", str(error))
 
-    def _write(self, parts: Parts, draft: Manifest, engine: Any) -> None:
+    def _write(self, parts: Parts, draft: Manifest, engine: Engine) -> None:
         try:
             saved = retry(
                 lambda: write(parts, draft, folder=self._folder, ranks=self._ranks, engine=engine),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from perfagent.errors import CheckpointError, ConfigError
 from perfagent_loop.accumulation import Count
+from perfagent_loop.kinds import Engine
 from perfagent_loop.precision import checked_precision
 from perfagent_loop.stepping import StepResult, moved_by_windows
 from perfagent_loop.strategies import DeepSpeed
@@ -87,11 +88,11 @@ class EngineStep:
 _TAG = "engine"
 
 
-def save_engine(engine: Any, folder: Path) -> None:
+def save_engine(engine: Engine, folder: Path) -> None:
     engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
 
-def load_engine(engine: Any, folder: Path) -> None:
+def load_engine(engine: Engine, folder: Path) -> None:
     """Raises CheckpointError where the engine's files are for another one."""
     files = engine.checkpoint_engine
     files.load = _load  # on the object, over its class's method

@@ -31,6 +31,7 @@ from perfagent_loop.checks import check_count, check_optimizer_step
 from perfagent_loop.compute.compiling import compile_in_place
 from perfagent_loop.data.prefetch import unwrapped
 from perfagent_loop.deepspeed_engine import EngineStep
+from perfagent_loop.kinds import Batch, State
 from perfagent_loop.precision import autocast_of, checked_precision, scaler_of
 from perfagent_loop.randomness import random_state, restore_random_state
 from perfagent_loop.stepping import OptimizerStep, StepResult
@@ -112,12 +113,12 @@ class Loop:
 
     def batches(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Batch],
         epochs: int | None = 1,
-        items: Callable[[Any], Count] | None = None,
+        items: Callable[[Batch], Count] | None = None,
         *,
         steps: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Batch]:
         """The loader's batches on the model's device, from where resume() left off.
 
         epochs: how often the loader is read; None without end. items: says how many items a batch holds (what num_items
@@ -220,7 +221,7 @@ class Loop:
         """Backward passes since the last optimizer step."""
         return self._window.done
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """All that the next step depends on, as of the last optimizer step; "rng" and "sampler" are this rank's.
 
         Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from perfagent_loop.kinds import Loader, State
+
 __all__ = [
     "cuda_in_use", "generator_state", "generators_of_reading", "generators_of_samples", "is_same", "random_state",
     "restore_generators", "restore_random_state",
@@ -26,11 +28,11 @@ def cuda_in_use() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> State:
     """Python's, numpy's (where it is imported), torch's and each CUDA device's generator, as tensors, numbers, lists
     and text, which weights_only=True loads again."""
     version, words, gauss = random.getstate()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
+    state: State = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kind, keys, place, has_gauss, cached = numpy.random.get_state()
@@ -40,13 +42,13 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def is_same(one: State, other: State) -> bool:
     """Whether nothing was drawn on the host between two states."""
     same = all(one.get(name) == other.get(name) for name in ("python", "numpy"))
     return same and torch.equal(one["torch"], other["torch"])
 
 
-def restore_random_state(state: dict[str, Any]) -> None:
+def restore_random_state(state: State) -> None:
     """Puts back what `random_state` took. A machine with fewer GPUs takes those that it has."""
     torch.set_rng_state(state["torch"].cpu())
     version, words, gauss = state["python"]
@@ -65,7 +67,7 @@ _DEEPEST, _LONGEST, _MOST = 6, 100, 2000
 _NOT_LOOKED_INTO = (str, bytes, int, float, torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType)
 
 
-def generators_of_reading(loader: Any) -> list[Any]:
+def generators_of_reading(loader: Loader) -> list[Any]:
     """Those that decide which samples come: reading the loader anew draws the same again."""
     if not isinstance(loader, DataLoader):
         return _found([loader])
@@ -75,7 +77,7 @@ def generators_of_reading(loader: Any) -> list[Any]:
     return _found(parts, without=Dataset)
 
 
-def generators_of_samples(loader: Any) -> list[Any]:
+def generators_of_samples(loader: Loader) -> list[Any]:
     """The others, from which a map-style dataset draws when a sample is loaded (augmentation)."""
     if not isinstance(loader, DataLoader):
         return []

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from perfagent_loop.collectives import Ranks
 from perfagent_loop.deepspeed_engine import load_engine, save_engine
 from perfagent_loop.events import count, tell
 from perfagent_loop.folder import Folder, sync_file
+from perfagent_loop.kinds import Engine, State
 from perfagent_loop.manifest import DamagedCheckpoint, FileSum, Manifest, check_file, check_list, sum_of
 from perfagent_loop.retry import is_transient, retry
 from perfagent_loop.snapshot import bytes_of, find_nan
@@ -58,9 +59,9 @@ def part_of_rank(rank: int) -> str:
 class Parts:
     """A state divided by who writes it; sharded is None where no tensor is spread over ranks."""
 
-    shared: dict[str, Any]
-    own: dict[str, Any]
-    sharded: dict[str, Any] | None
+    shared: State
+    own: State
+    sharded: State | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,15 @@ class Saved:
     duration_s: float
 
 
-def split(state: dict[str, Any], *, sharded: bool) -> Parts:
+def split(state: State, *, sharded: bool) -> Parts:
     """sharded: model and optimizer are spread over the ranks."""
     own = {name: state[name] for name in PER_RANK if name in state}
-    spread: dict[str, Any] = {name: state[name] for name in ("model", "optimizer") if sharded and name in state}
+    spread: State = {name: state[name] for name in ("model", "optimizer") if sharded and name in state}
     shared = {name: value for name, value in state.items() if name not in ("rng", "sampler", *spread)}
     return Parts(shared, own, spread if sharded else None)
 
 
-def write(parts: Parts, draft: Manifest, *, folder: Folder, ranks: Ranks, engine: Any = None) -> Saved:
+def write(parts: Parts, draft: Manifest, *, folder: Folder, ranks: Ranks, engine: Engine = None) -> Saved:
     """Writes and commits; every rank calls it, with parts that nobody changes meanwhile.
 
     draft: the manifest without number and files. engine: a DeepSpeed engine, which writes its part itself. Raises
@@ -163,7 +164,7 @@ def _begin(parts: Parts, step: int, folder: Folder, ranks: Ranks) -> tuple[Path,
     return path, number
 
 
-def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, engine: Any) -> None:
+def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, engine: Engine) -> None:
     if ranks.first:
         _save(parts.shared, tmp / SHARED)
     _save(parts.own, tmp / part_of_rank(ranks.rank))
@@ -175,7 +176,7 @@ def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, engine: Any) -> None:
         save_engine(engine, tmp)
 
 
-def _save(state: dict[str, Any], path: Path) -> None:
+def _save(state: State, path: Path) -> None:
     """torch.save into a file of Python's: of one that torch opens, a full disk is "unexpected pos 704 vs 598"."""
     try:
         with path.open("xb") as file:
@@ -246,8 +247,8 @@ def _tell_passed_over(said: list[str], used: Path | None, ranks: Ranks) -> None:
 
 
 def read(
-    path: Path, manifest: Manifest, ranks: Ranks, *, into: dict[str, Any] | None, engine: Any, kind: str | None
-) -> dict[str, Any]:
+    path: Path, manifest: Manifest, ranks: Ranks, *, into: State | None, engine: Engine, kind: str | None
+) -> State:
     """The state in a verified checkpoint, tensors on the CPU. Every rank calls it.
 
     into: a state of the same shape, whose sharded tensors are overwritten in place; needed for a sharded checkpoint
@@ -270,7 +271,7 @@ def read(
     return state
 
 
-def _check_kind(path: Path, manifest: Manifest, engine: Any, kind: str | None, ranks: Ranks) -> None:
+def _check_kind(path: Path, manifest: Manifest, engine: Engine, kind: str | None, ranks: Ranks) -> None:
     """Raises CheckpointError for a checkpoint of a model that was wrapped in another way."""
     what = None
     if manifest.kind == "deepspeed" and engine is None:
@@ -293,7 +294,7 @@ def _check_kind(path: Path, manifest: Manifest, engine: Any, kind: str | None, r
         raise CheckpointError(f"{path} {what}")
 
 
-def _fit_to_ranks(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks, *, new: bool) -> None:
+def _fit_to_ranks(state: State, path: Path, manifest: Manifest, ranks: Ranks, *, new: bool) -> None:
     """The place in the data counts the batches of one rank: of as many samples, where there are more ranks or fewer."""
     place = state.get("loop")
     if isinstance(place, dict) and "batch" in place:
@@ -308,20 +309,20 @@ def _fit_to_ranks(state: dict[str, Any], path: Path, manifest: Manifest, ranks: 
         )
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> State:
     load = functools.partial(torch.load, path, map_location="cpu", weights_only=True)
-    loaded: dict[str, Any] = retry(load, what=f"reading {path.parent.name}")
+    loaded: State = retry(load, what=f"reading {path.parent.name}")
     return loaded
 
 
-def _load_sharded(path: Path, ranks: Ranks, into: dict[str, Any] | None) -> dict[str, Any]:
+def _load_sharded(path: Path, ranks: Ranks, into: State | None) -> State:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if into is None:
         raise CheckpointError(
             f"{path} is sharded: pass into= a state of the same model and optimizer (get_state_dict), on every rank, to be filled"
         )
-    spread: dict[str, Any] = {name: into[name] for name in ("model", "optimizer") if name in into}
+    spread: State = {name: into[name] for name in ("model", "optimizer") if name in into}
     try:
         load(spread, checkpoint_id=path / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
     except BaseException as error:

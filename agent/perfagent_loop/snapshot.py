@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent_loop.kinds import State
 from perfagent_loop.strategies import local_piece
 
 __all__ = ["Copier", "bytes_of", "check_loadable", "find_nan", "has_shards", "tensors_in"]
@@ -93,7 +94,7 @@ class Copier:
         options = StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
         self._stager = DefaultStager(options)
 
-    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+    def copy(self, state: State) -> State:
         """The same state on the CPU; what shared memory shares it again. Waits for the device."""
         copied: Any = self._stager.stage(state)
         return copied  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from perfagent_loop.checks import check_count
 from perfagent_loop.collectives import all_reduce
 from perfagent_loop.data.transfer import rebuilt, tensors_in
 from perfagent_loop.events import count, tell
+from perfagent_loop.kinds import Batch
 from perfagent_loop.strategies import Data
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class SplitOnOom:
         self._by_items = items is not None
         self.pieces = 1
 
-    def backward(self, batch: Any, compute: Callable[[Any], Tensor]) -> Tensor:
+    def backward(self, batch: Batch, compute: Callable[[Any], Tensor]) -> Tensor:
         """Fills the gradients for one batch; returns its mean loss on this rank. compute: the mean loss of a piece.
 
         Raises the out-of-memory error of this rank, or RuntimeError for another's, when `most` pieces do not fit.
@@ -83,7 +84,7 @@ class SplitOnOom:
         self._loop._window.is_whole()
         return loss
 
-    def _share(self, batch: Any) -> float:
+    def _share(self, batch: Batch) -> float:
         """What this rank's mean weighs before the mean over ranks is taken; a collective where items are counted."""
         strategy = self._loop.strategy
         if strategy.world == 1 or not self._by_items:
@@ -92,7 +93,7 @@ class SplitOnOom:
         total = strategy.total(torch.full((), mine, dtype=torch.float64, device=strategy.device))
         return mine * float(strategy.world) / max(float(total), 1.0)  # sync
 
-    def _try(self, batch: Any, compute: Callable[[Any], Tensor], share: float) -> Tensor:
+    def _try(self, batch: Batch, compute: Callable[[Any], Tensor], share: float) -> Tensor:
         pieces = cut(batch, self.pieces)
         counts = [float(self._items(piece)) for piece in pieces]
         whole = sum(counts) or 1.0  # a batch without any item has no mean: its gradients are 0, not NaN
@@ -110,7 +111,7 @@ class SplitOnOom:
         assert total is not None
         return total
 
-    def _halve(self, batch: Any, error: BaseException | None) -> None:
+    def _halve(self, batch: Batch, error: BaseException | None) -> None:
         most = min(self._most, int(self._loop.strategy.least(_rows(batch))))
         if self.pieces >= most:
             raise error or RuntimeError(f"another rank ran out of memory with its batch in {self.pieces} pieces")
@@ -141,7 +142,7 @@ class SplitOnOom:
                 gradient.copy_(mean)
 
 
-def cut(batch: Any, pieces: int) -> list[Any]:
+def cut(batch: Batch, pieces: int) -> list[Any]:
     """The batch in so many pieces along the first dimension of its tensors; dicts, lists and tuples keep their form."""
     rows = _rows(batch)
     pieces = max(1, min(pieces, rows))
@@ -157,7 +158,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
-def _rows(batch: Any) -> int:
+def _rows(batch: Batch) -> int:
     found = {one.shape[0] for one in tensors_in(batch) if one.ndim}
     if len(found) != 1:
         raise ConfigError(
@@ -166,7 +167,7 @@ def _rows(batch: Any) -> int:
     return int(found.pop())
 
 
-def _slice(batch: Any, low: int, high: int, rows: int) -> Any:
+def _slice(batch: Batch, low: int, high: int, rows: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[low:high] if batch.ndim else batch
     listed = isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields") and len(batch) == rows

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_module
 from perfagent_loop.collectives import all_reduce, world_of_job
+from perfagent_loop.kinds import Engine, State
 
 __all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "device_of", "local_piece", "strategy_of"]
 
@@ -36,7 +37,7 @@ class Plain:
 
     kind = "plain"
     reduces_early = False
-    engine: Any = None
+    engine: Engine = None
     """DeepSpeed's, else None."""
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
@@ -74,11 +75,11 @@ class Plain:
         """Clips to the norm of all gradients of all ranks, and returns it: a number on the device, not waited for."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state(self, optimizer: torch.optim.Optimizer) -> tuple[State, State]:
         """Of the model and of the optimizer."""
         return self.module.state_dict(), optimizer.state_dict()
 
-    def load(self, optimizer: torch.optim.Optimizer, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
+    def load(self, optimizer: torch.optim.Optimizer, of_model: State, of_optimizer: State) -> None:
         self.module.load_state_dict(of_model)
         optimizer.load_state_dict(of_optimizer)
 
@@ -153,13 +154,13 @@ class FSDP2(Plain):
         torch._foreach_mul_([local_piece(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
-    def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state(self, optimizer: torch.optim.Optimizer) -> tuple[State, State]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         of_model, of_optimizer = get_state_dict(self.module, optimizer)
         return of_model, dict(of_optimizer)
 
-    def load(self, optimizer: torch.optim.Optimizer, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
+    def load(self, optimizer: torch.optim.Optimizer, of_model: State, of_optimizer: State) -> None:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
@@ -174,7 +175,7 @@ class DeepSpeed(Plain):
     kind = "deepspeed"
     reduces_early = True
 
-    def __init__(self, model: nn.Module, engine: Any) -> None:
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
         super().__init__(model, engine.module)
         self.engine = engine
         self.device = torch.device(engine.device)
@@ -184,7 +185,7 @@ class DeepSpeed(Plain):
     def communicate(self, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
 
-    def state(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state(self, *_: Any) -> tuple[State, State]:
         raise ConfigError("an engine's state lies in pieces on all ranks: save it with engine.save_checkpoint on each")
 
     load: Any = state

@@ -30,6 +30,7 @@ from perfagent_loop.checks import check_count
 from perfagent_loop.data.mapped import bytes_of
 from perfagent_loop.data.prefetch import unwrapped
 from perfagent_loop.events import phase
+from perfagent_loop.kinds import Batch, Loader
 
 __all__ = ["BatchReport", "Problem", "inspect_batches"]
 
@@ -91,7 +92,7 @@ class BatchReport:
 
 
 def inspect_batches(
-    loader: Iterable[Any],
+    loader: Iterable[Batch],
     batches: int = 20,
     *,
     model: nn.Module | None = None,
@@ -133,7 +134,7 @@ _END = object()
 
 
 @contextlib.contextmanager
-def _as_found(loader: Any) -> Iterator[Any]:
+def _as_found(loader: Loader) -> Iterator[Batch]:
     """Gives what to read instead of the loader, outside of the run's data wait; puts back all that reading changes."""
     random, own = (
         randomness.random_state(),
@@ -186,7 +187,7 @@ class _Look:
         if bool(bad.any()):
             self.problem(kind, severity, text, *((self.batches - 1, row) for row in bad.nonzero().flatten().tolist()))
 
-    def at(self, batch: Any) -> None:
+    def at(self, batch: Batch) -> None:
         place: Where = (self.batches, None)
         self.batches += 1
         parts = dict(_named(batch))
@@ -285,7 +286,7 @@ class _Look:
             if self._seen.setdefault(_digest(tensor[row] for tensor in aligned), here) != here:
                 self.problem("repeated sample", "warning", "samples that came before, in this batch or another", here)
 
-    def finish(self, loader: Any, *, ended: bool) -> None:
+    def finish(self, loader: Loader, *, ended: bool) -> None:
         """What all batches together show, and the loader's settings."""
         if not self.batches and "error" not in self._found:
             self.problem("no batch", "critical", "the loader gave no batch")
@@ -334,7 +335,7 @@ class _Look:
         )  # fmt: skip
 
 
-def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+def _named(batch: Batch, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a batch with a name, on the CPU; of an unnamed pair, inputs and labels."""
     if isinstance(batch, Tensor):
         if batch.layout is torch.strided and not batch.is_nested:

@@ -21,6 +21,7 @@ from perfagent.errors import ConfigError
 from perfagent_loop.batches import timed
 from perfagent_loop.checks import check_count, device_named
 from perfagent_loop.data.transfer import CopyStream, moved
+from perfagent_loop.kinds import Batch, Loader
 
 __all__ = ["Prefetcher", "read_ahead", "unwrapped"]
 
@@ -42,7 +43,7 @@ class Prefetcher:
     Raises ConfigError for a device that is not there, and inside of a DataLoader worker, where a GPU cannot be used.
     """
 
-    def __init__(self, loader: Iterable[Any], device: Device = None, *, ahead: int = 1) -> None:
+    def __init__(self, loader: Iterable[Batch], device: Device = None, *, ahead: int = 1) -> None:
         if not isinstance(loader, Iterable):
             raise ConfigError(f"it takes a DataLoader or another iterable of batches, not {type(loader).__name__}")
         check_count("ahead", ahead, "a number of batches on their way")
@@ -52,7 +53,7 @@ class Prefetcher:
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         self._state = None
         if self.device.type == "cpu":
             return timed(self.loader)
@@ -75,11 +76,11 @@ class Prefetcher:
             self._state = None
         return getattr(self.loader, name)
 
-    def _through(self, send: Callable[[Any], Any], receive: Callable[[Any], Any]) -> Iterator[Any]:
+    def _through(self, send: Callable[[Batch], Batch], receive: Callable[[Batch], Batch]) -> Iterator[Batch]:
         """Every batch sent ahead and received in its turn, with the loader's state as of that one."""
         keeps_state = hasattr(self.loader, "state_dict")
 
-        def send_with_state(batch: Any) -> tuple[Any, Any]:
+        def send_with_state(batch: Batch) -> tuple[Any, Any]:
             state = self.loader.state_dict() if keeps_state else None  # type: ignore[attr-defined]
             return send(batch), state
 
@@ -92,7 +93,7 @@ class Prefetcher:
         self._state = None
 
 
-def unwrapped(loader: Any) -> Any:
+def unwrapped(loader: Loader) -> Any:
     """The loader inside any Prefetchers, which hide what it is."""
     while isinstance(loader, Prefetcher):
         loader = loader.loader
@@ -102,14 +103,14 @@ def unwrapped(loader: Any) -> Any:
 class _Reading:
     """An iterable that begins anew each time: what the run is asked to time."""
 
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
         self._begin = begin
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return self._begin()
 
 
-def read_ahead(source: Iterator[Any], send: Callable[[Any], Any], ahead: int) -> Iterator[Any]:
+def read_ahead(source: Iterator[Batch], send: Callable[[Batch], Batch], ahead: int) -> Iterator[Batch]:
     """send(batch) of each batch, handed out when `ahead` more have been sent or the source is at its end.
 
     An error of the source is raised after the batches before it.

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from perfagent_loop.kinds import Batch
+
 __all__ = ["CopyStream", "moved", "rebuilt", "tensors_in"]
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: Batch, device: torch.device) -> Any:
     """The batch with its tensors on the device; copies from pinned memory do not wait. On the CPU: the batch itself.
 
     Tensors are looked for in mappings, sequences, named tuples, dataclasses, and in what has a `to()` of its own.
@@ -44,7 +46,7 @@ class CopyStream:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+    def send(self, batch: Batch) -> tuple[Any, torch.cuda.Event]:
         """The batch on its way, and the event behind its copies."""
         with torch.cuda.stream(self._stream):
             sent = _Later(batch) if _goes_later(batch) else moved(batch, self.device)
@@ -69,10 +71,10 @@ class CopyStream:
 class _Later:
     """A batch that is copied on the stream that uses it."""
 
-    batch: Any
+    batch: Batch
 
 
-def _goes_later(batch: Any) -> bool:
+def _goes_later(batch: Batch) -> bool:
     """Whether it holds tensors that are sparse or nested, or that cannot be found from outside."""
     return any(
         hasattr(part, "to")
@@ -82,14 +84,14 @@ def _goes_later(batch: Any) -> bool:
     )
 
 
-def _moved_by_itself(batch: Any, device: torch.device) -> Any:
+def _moved_by_itself(batch: Batch, device: torch.device) -> Any:
     try:
         return batch.to(device, non_blocking=True)
     except TypeError:  # a to() that knows only the device
         return batch.to(device)
 
 
-def rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
+def rebuilt(batch: Batch, change: Callable[[Any], Any]) -> Any:
     """The same container with each part changed; what is no container comes back as it is."""
     if isinstance(batch, (str, bytes, bytearray, range)):
         return batch
@@ -114,7 +116,7 @@ def rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     return batch
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
+def _leaves(batch: Batch) -> Iterator[Any]:
     if isinstance(batch, (str, bytes, bytearray, range, torch.Tensor)):
         yield batch
     elif isinstance(batch, Mapping):
@@ -130,6 +132,6 @@ def _leaves(batch: Any) -> Iterator[Any]:
         yield batch
 
 
-def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Batch) -> Iterator[torch.Tensor]:
     """Every tensor of a batch, in mappings, sequences and dataclasses."""
     return (part for part in _leaves(batch) if isinstance(part, torch.Tensor))

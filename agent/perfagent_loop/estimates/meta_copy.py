@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_module
 from perfagent_loop.data.transfer import rebuilt
+from perfagent_loop.kinds import Batch
 
 __all__ = ["Twin", "plain_module"]
 
@@ -58,7 +59,7 @@ class Twin:
             twin: torch.optim.Optimizer = copy.deepcopy(optimizer, self._memo)
         return twin
 
-    def batch(self, batch: Any, dtype: torch.dtype | None = None) -> Any:
+    def batch(self, batch: Batch, dtype: torch.dtype | None = None) -> Any:
         """The same containers with copied tensors."""
         return mapped(batch, lambda tensor: self._tensor(tensor, dtype))
 

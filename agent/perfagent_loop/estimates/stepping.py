@@ -23,6 +23,7 @@ from perfagent_loop.estimates.adapters import Quantization, add_lora
 from perfagent_loop.estimates.live_memory import CUDA_BLOCK, Account
 from perfagent_loop.estimates.meta_copy import Twin
 from perfagent_loop.estimates.optimizers import optimizer_for
+from perfagent_loop.kinds import Batch
 from perfagent_loop.precision import Precision, autocast_of, dtype_of
 
 __all__ = ["Plan", "Simulated", "call", "simulate"]
@@ -33,7 +34,7 @@ class Plan:
     """What is to be simulated: see `estimate_memory`."""
 
     model: nn.Module
-    batch: Any
+    batch: Batch
     optimizer: Any
     precision: Precision
     zero_stage: int
@@ -96,7 +97,7 @@ class _Step(ExitStack):
     parameters: a hook that leads back to its parameter is a cycle which the garbage collector does not see."""
 
     def __init__(
-        self, plan: Plan, account: Account, model: nn.Module, batch: Any, twin: Twin, trainable: list[nn.Parameter]
+        self, plan: Plan, account: Account, model: nn.Module, batch: Batch, twin: Twin, trainable: list[nn.Parameter]
     ) -> None:
         super().__init__()
         self._plan, self._account, self._model, self._batch, self._trainable = plan, account, model, batch, trainable
@@ -152,7 +153,7 @@ class _Step(ExitStack):
         self._model.zero_grad(set_to_none=True)
 
 
-def call(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None) -> Tensor:
+def call(model: nn.Module, batch: Batch, loss: Callable[[Any, Any], Tensor] | None) -> Tensor:
     """The loss of a batch: a mapping gives keyword arguments, a list or tuple as many arguments as the model takes."""
     if isinstance(batch, Mapping):
         output = model(**batch)
@@ -180,7 +181,7 @@ def _taken(model: nn.Module, given: int) -> int:
     return min(given, len(places)) if needed >= given or len(places) < given else max(needed, 1)
 
 
-def _loss_of(output: Any, batch: Any) -> Tensor:
+def _loss_of(output: Any, batch: Batch) -> Tensor:
     """The output's own loss; else by the targets that come last in the batch; else the mean."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from perfagent.errors import ConfigError
 from perfagent.session import inert
 from perfagent_loop.checks import check_count, wanted_by
+from perfagent_loop.kinds import Batch
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.search.job_file import check_job_file
 from perfagent_loop.strategies import device_of
@@ -61,7 +62,7 @@ class TuningJob:
         """The model and its loss as one module: called with a batch, it returns the loss."""
         return _WithLoss(self.model, self.loss)
 
-    def loader(self, *, batch_size: int = 0, workers: int | None = None, pin: bool = False) -> DataLoader[Any]:
+    def loader(self, *, batch_size: int = 0, workers: int | None = None, pin: bool = False) -> DataLoader[Batch]:
         """Shuffled batches of whole size, as long as there are enough samples for one."""
         size = batch_size or self.batch_size
         workers = self.num_workers if workers is None else workers
@@ -82,7 +83,7 @@ class _WithLoss(nn.Module):
         super().__init__()
         self.model, self._loss = model, loss
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         return checked_loss(self._loss(self.model, batch))
 
 

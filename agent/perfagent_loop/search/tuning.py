@@ -21,6 +21,7 @@ from torch import nn
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_count
 from perfagent_loop.estimates.meta_copy import mapped
+from perfagent_loop.kinds import Batch
 from perfagent_loop.precision import Precision, autocast_of
 from perfagent_loop.search.batch_size import search_batch_size
 from perfagent_loop.search.job import TuningJob, checked_loss
@@ -282,7 +283,7 @@ class _Training:
         collate: Any = self._loader.collate_fn
         self._step(collate(self._samples[:size]))
 
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Batch) -> None:
         batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
         with self._autocast or contextlib.nullcontext():
             loss = checked_loss(self._loss(self._job.model, batch))

@@ -13,6 +13,7 @@ from typing import Any
 
 from perfagent.errors import ConfigError
 from perfagent.step.suspend import unwatched
+from perfagent_loop.kinds import Batch
 from perfagent_loop.randomness import random_state, restore_random_state
 
 __all__ = ["Endless", "WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
@@ -34,7 +35,7 @@ class WorkersTrial:
 
 
 def find_num_workers(
-    make_loader: Callable[[int], Iterable[Any]],
+    make_loader: Callable[[int], Iterable[Batch]],
     candidates: Sequence[int] | None = None,
     *,
     batches: int = 20,
@@ -58,7 +59,7 @@ def find_num_workers(
 
 
 def search_num_workers(
-    make_loader: Callable[[int], Iterable[Any]],
+    make_loader: Callable[[int], Iterable[Batch]],
     candidates: Sequence[int] | None,
     *,
     batches: int,
@@ -129,7 +130,7 @@ def more_workers_than_cores() -> Iterator[None]:
         yield
 
 
-def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches: int, most_s: float) -> float:
+def _measure(make_loader: Callable[[int], Iterable[Batch]], workers: int, batches: int, most_s: float) -> float:
     """Seconds from batch to batch, of a loader whose queues have been emptied once."""
     with more_workers_than_cores():
         loader = make_loader(workers)
@@ -151,9 +152,9 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
 class Endless:
     """A loader's batches, from the beginning again at its end."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Batch]) -> None:
         self._loader: Any = loader
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[Batch] | None = None
         self._passed = 0
 
     def next(self) -> Any:
