@@ -18,6 +18,7 @@ import torch
 
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_choice
+from perfagent_loop.kinds import State
 from perfagent_loop.precision import Precision, checked_precision
 
 __all__ = ["check_zero_config", "extensions_folder", "stale_locks", "zero_config", "zero_conflicts"]
@@ -36,13 +37,13 @@ def zero_config(
     clip_norm: float | None = None,
     offload: Offload | None = None,
     autocast: bool = False,
-    optimizer: Mapping[str, Any] | None = None,
-    scheduler: Mapping[str, Any] | None = None,
+    optimizer: Config | None = None,
+    scheduler: Config | None = None,
     communication: Precision | None = None,
     bucket_elements: int = 200_000_000,
     device: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    overrides: Config | None = None,
+) -> State:
     """A configuration for `deepspeed.initialize(model=..., optimizer=..., config=...)`.
 
     stage: what is divided over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. micro_batch:
@@ -64,7 +65,7 @@ def zero_config(
     check_choice("device", device, ("cuda", "cpu"), or_none=True)
     check_choice("offload", offload, get_args(Offload), or_none=True)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    config: dict[str, Any] = {
+    config: State = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": grad_accum,
         "steps_per_print": 1_000_000_000,  # the loop's monitor says more
@@ -115,8 +116,8 @@ def zero_conflicts(config: Config, *, device: str | None = None, world_size: int
             )
 
 
-def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage}
+def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) -> State:
+    zero: State = {"stage": stage}
     if stage:
         zero |= {"reduce_bucket_size": bucket, "contiguous_gradients": True, "overlap_comm": overlaps}
     if stage in (1, 2):
@@ -134,7 +135,7 @@ def _stage(stage: int, bucket: int, offload: Offload | None, *, overlaps: bool) 
     return zero
 
 
-def _precision(precision: Precision, *, autocast: bool) -> dict[str, Any]:
+def _precision(precision: Precision, *, autocast: bool) -> State:
     if precision == "fp32":
         if autocast:
             raise ConfigError("autocast is half precision, and precision is 'fp32': say precision='bf16' instead")
@@ -153,7 +154,7 @@ def _precision(precision: Precision, *, autocast: bool) -> dict[str, Any]:
     return {"fp16": {"enabled": True, **scale}}
 
 
-def _merged(config: Config, over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(config: Config, over: Config) -> State:
     merged = dict(config)
     for key, value in over.items():
         inner = merged.get(key)
@@ -180,7 +181,7 @@ def _enabled(config: Config, *names: str) -> bool:
     return any(isinstance(config.get(name), Mapping) and config[name].get("enabled") is True for name in names)
 
 
-def _zero(config: Config) -> Mapping[str, Any]:
+def _zero(config: Config) -> Config:
     zero = config.get("zero_optimization")
     return zero if isinstance(zero, Mapping) else {}
 
@@ -268,7 +269,7 @@ def _offloads(config: Config, device: str) -> Iterator[str]:
         )
 
 
-def _goes_away(target: Any) -> bool:
+def _goes_away(target: object) -> bool:
     return isinstance(target, Mapping) and target.get("device", "none") != "none"
 
 
@@ -308,7 +309,7 @@ def _optimizers(config: Config, device: str) -> Iterator[str]:
         yield 'torch_adam with offload_optimizer is refused by DeepSpeed unless "zero_force_ds_cpu_optimizer" is false'
 
 
-def _torch_adam(optimizer: Mapping[str, Any]) -> bool:
+def _torch_adam(optimizer: Config) -> bool:
     params = optimizer.get("params")
     return isinstance(params, Mapping) and params.get("torch_adam") is True
 

@@ -10,9 +10,10 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from perfagent_loop.kinds import Loader, State
@@ -62,12 +63,13 @@ def restore_random_state(state: State) -> None:
             torch.cuda.set_rng_state(of_device.cpu(), device)
 
 
+Generator: TypeAlias = Any  # torch's, Python's or numpy's
 _DEEPEST, _LONGEST, _MOST = 6, 100, 2000
 """How far is looked: a dataset may hold a list of a million samples, which are no generators."""
 _NOT_LOOKED_INTO = (str, bytes, int, float, torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType)
 
 
-def generators_of_reading(loader: Loader) -> list[Any]:
+def generators_of_reading(loader: Loader) -> list[Generator]:
     """Those that decide which samples come: reading the loader anew draws the same again."""
     if not isinstance(loader, DataLoader):
         return _found([loader])
@@ -77,7 +79,7 @@ def generators_of_reading(loader: Loader) -> list[Any]:
     return _found(parts, without=Dataset)
 
 
-def generators_of_samples(loader: Loader) -> list[Any]:
+def generators_of_samples(loader: Loader) -> list[Generator]:
     """The others, from which a map-style dataset draws when a sample is loaded (augmentation)."""
     if not isinstance(loader, DataLoader):
         return []
@@ -85,7 +87,7 @@ def generators_of_samples(loader: Loader) -> list[Any]:
     return [one for one in _found([loader.dataset, loader.collate_fn]) if id(one) not in before]
 
 
-def generator_state(generator: Any) -> Any:
+def generator_state(generator: Generator) -> Tensor | str:
     """A tensor, or text: both can be in a checkpoint."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
@@ -94,7 +96,7 @@ def generator_state(generator: Any) -> Any:
     return json.dumps(_bits(generator).state, default=lambda array: array.tolist())
 
 
-def restore_generators(generators: Iterable[Any], states: Iterable[Any]) -> None:
+def restore_generators(generators: Iterable[Generator], states: Iterable[Any]) -> None:
     """Puts back what `generator_state` took of each."""
     for generator, state in zip(generators, states, strict=True):
         if isinstance(generator, torch.Generator):
@@ -106,17 +108,17 @@ def restore_generators(generators: Iterable[Any], states: Iterable[Any]) -> None
             _bits(generator).state = json.loads(state)
 
 
-def _bits(generator: Any) -> Any:
+def _bits(generator: Generator) -> Any:
     """The part of a generator of numpy that has the state."""
     return generator.bit_generator if hasattr(generator, "bit_generator") else generator._bit_generator
 
 
-def _found(roots: Iterable[Any], without: type | None = None) -> list[Any]:
+def _found(roots: Iterable[object], without: type | None = None) -> list[Generator]:
     seen: set[int] = set()
     numpy = sys.modules.get("numpy")
     kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
 
-    def within(one: Any, depth: int) -> Iterator[Any]:
+    def within(one: object, depth: int) -> Iterator[Generator]:
         if one is None or id(one) in seen or len(seen) > _MOST or isinstance(one, _NOT_LOOKED_INTO):
             return
         seen.add(id(one))
@@ -129,7 +131,7 @@ def _found(roots: Iterable[Any], without: type | None = None) -> list[Any]:
     return [one for root in roots for one in within(root, 0)]
 
 
-def _parts(one: Any) -> list[Any]:
+def _parts(one: object) -> list[object]:
     if isinstance(one, dict):
         held = [*one.values()] if len(one) <= _LONGEST else []
     elif isinstance(one, (list, tuple, set, frozenset)):

@@ -26,12 +26,14 @@ from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_module
 from perfagent_loop.compute.recompute_state import Kept, contexts
 from perfagent_loop.fsdp import blocks_of
+from perfagent_loop.kinds import State
 
 __all__ = ["checkpoint_activations", "dear_operators"]
 
 logger = logging.getLogger("perfagent")
 
 Choose: TypeAlias = Callable[[str, nn.Module], bool]
+Operator: TypeAlias = torch._ops.OpOverload
 _selective: Any = torch.utils.checkpoint.create_selective_checkpoint_contexts
 _SETTINGS = "_perfagent_checkpointing"
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
@@ -43,18 +45,18 @@ class _Settings:
 
     __slots__ = ("keep", "kept", "plain", "preserve_rng")
 
-    def __init__(self, keep: Sequence[Any], plain: Callable[..., Any] | None, preserve_rng: bool) -> None:
+    def __init__(self, keep: Sequence[Operator], plain: Callable[..., Any] | None, preserve_rng: bool) -> None:
         self.keep, self.plain, self.preserve_rng, self.kept = keep, plain, preserve_rng, Kept()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Settings:
         return _Settings(self.keep, copy.deepcopy(self.plain, memo), self.preserve_rng)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a block that was pickled has none
 
 
 def checkpoint_activations(
-    model: nn.Module, mode: str | Choose = "all", *, keep: Iterable[Any] | None = None, preserve_rng: bool = True
+    model: nn.Module, mode: str | Choose = "all", *, keep: Iterable[Operator] | None = None, preserve_rng: bool = True
 ) -> Callable[[], None]:
     """Has blocks of the model compute their activations again in the backward pass; returns what takes it out again.
 
@@ -87,7 +89,7 @@ def checkpoint_activations(
     return undo
 
 
-def dear_operators() -> list[Any]:
+def dear_operators() -> list[Operator]:
     """What "selective" keeps: operators whose results take long to compute for the memory that they fill."""
     aten: Any = torch.ops.aten
     names = (
@@ -142,7 +144,7 @@ def _check_in_place(chosen: list[tuple[str, nn.Module]]) -> None:
                 )
 
 
-def _stride(mode: Any) -> int:
+def _stride(mode: object) -> int:
     if mode in ("all", "selective"):
         return 1
     head, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
@@ -151,7 +153,7 @@ def _stride(mode: Any) -> int:
     raise ConfigError(f'mode must be "all", "every:n" with n of 1 or more, "selective" or a function; got {mode!r:.80}')
 
 
-def _operators(mode: Any, keep: Iterable[Any] | None) -> list[Any]:
+def _operators(mode: object, keep: Iterable[Operator] | None) -> list[Operator]:
     if keep is None:
         return dear_operators() if mode == "selective" else []
     operators = list(keep)
@@ -174,7 +176,7 @@ def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs = _without_cache(block, kwargs)
     call = functools.partial(plain, **kwargs)
     selective = functools.partial(_selective, list(settings.keep)) if settings.keep else None
-    context: dict[str, Any] = {}
+    context: State = {}
     if not torch.compiler.is_compiling():
         context["context_fn"] = functools.partial(contexts, block, settings.kept, selective, preserve_rng=preserve_rng)
     elif selective is not None:  # the compiler computes operators again, not the block: state moves once by itself
@@ -185,7 +187,7 @@ def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
 _forward.__name__ = "forward"  # pickle writes a method as (object, name): the class's own is found
 
 
-def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _without_cache(block: nn.Module, kwargs: State) -> State:
     """A cache of keys and values would be filled a second time by the second computation; training needs none."""
     kwargs = dict(kwargs)
     for name in [name for name in _CACHES if kwargs.get(name) is not None]:

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from perfagent_loop.checks import check_module
 from perfagent_loop.compute.attention import AttentionChoice, best_attention
+from perfagent_loop.kinds import State
 
 __all__ = ["SeenAttention", "SeenCall", "watch_attention"]
 
@@ -87,9 +88,9 @@ class _Watch(TorchFunctionMode):
     def __init__(self, seen: SeenAttention) -> None:
         super().__init__()
         self._seen = seen
-        self._kinds: dict[Any, SeenCall] = {}
+        self._kinds: dict[object, SeenCall] = {}
 
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, kinds: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             self._note(args, kwargs)
@@ -129,7 +130,7 @@ class _Watch(TorchFunctionMode):
         )  # fmt: skip
         self._count(kind, q, lambda: best_attention(q, k, v, causal=causal, mask=mask, dropout=dropout, gqa=grouped))
 
-    def _note_weights(self, given: dict[str, Any]) -> None:
+    def _note_weights(self, given: State) -> None:
         query, key, heads = given["query"], given["key"], given["num_heads"]
         batch = query.shape[1] if query.dim() == 3 else 1
         width = query.shape[-1] // heads
@@ -140,7 +141,7 @@ class _Watch(TorchFunctionMode):
         kind = (*(t.shape for t in like), query.dtype, "weights")
         self._count(kind, like[0], lambda: best_attention(*like, weights=True))
 
-    def _count(self, kind: Any, query: torch.Tensor, choose: Callable[[], AttentionChoice]) -> None:
+    def _count(self, kind: object, query: torch.Tensor, choose: Callable[[], AttentionChoice]) -> None:
         call = self._kinds.get(kind)
         if call is None:
             call = self._kinds[kind] = SeenCall(0, tuple(query.shape), query.dtype, choose())

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from perfagent.errors import ConfigError
+from perfagent_loop.kinds import State
 
 __all__ = ["MappedLines", "MappedTokens", "bytes_of", "map_tokens", "place_of"]
 
@@ -131,10 +132,10 @@ class MappedTokens(Dataset[Tensor]):
         if crc != self._crc:
             raise ConfigError(f"{self.path} is damaged: its tokens are not as they were written; {_ANEW}")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         return {"path": self.path}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         self.path = state["path"]
         self._open()
 
@@ -170,10 +171,10 @@ class MappedLines(Dataset[Any]):
         begin = int(self._ends[place - 1]) + 1 if place else 0
         return self.parse(self._map[begin : int(self._ends[place])].rstrip(b"\r"))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         return {"path": self.path, "parse": self.parse, "index": self.index}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         self.path, self.parse, self.index = state["path"], state["parse"], state["index"]
         self._open()
 

@@ -25,6 +25,7 @@ from perfagent_loop.checks import check_count
 from perfagent_loop.collectives import rank_of_job, world_of_job
 from perfagent_loop.data.collating import join
 from perfagent_loop.data.next_fit import fill_rows
+from perfagent_loop.kinds import Batch, Loader
 
 __all__ = ["PackedStream", "checked_lengths", "fill", "pack", "pack_stream"]
 
@@ -162,7 +163,7 @@ def _refuse(numbers: list[int], most: int | None, begin: int = 0) -> None:
         )
 
 
-class PackedStream(IterableDataset[Any]):
+class PackedStream(IterableDataset[Batch]):
     """Rows packed as the samples come: `DataLoader(PackedStream(samples, 8192), batch_size=None)`.
 
     source: an IterableDataset, which shares itself among workers and ranks as it always must; or a map-style dataset or
@@ -174,20 +175,20 @@ class PackedStream(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Any,
+        source: Loader,
         capacity: int,
         *,
         length: Callable[[Any], int] | None = None,
         window: int = 2000,
-        collate: Callable[[list[Any]], Any] = join,
+        collate: Callable[[list[Any]], Batch] = join,
     ) -> None:
         if isinstance(source, Iterator) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
             raise ConfigError(f"source must be a dataset or list that can be read again, not {type(source).__name__}")
         self.source, self.capacity, self.length, self.window, self.collate = source, capacity, length, window, collate
 
-    def __iter__(self) -> Iterator[Any]:
-        source: Any = self.source
-        samples: Iterable[Any] = source
+    def __iter__(self) -> Iterator[Batch]:
+        source: Loader = self.source
+        samples: Iterable[object] = source
         if not isinstance(source, IterableDataset):
             part, parts = _share()
             if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # the others' samples are not even made

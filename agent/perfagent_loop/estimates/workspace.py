@@ -10,7 +10,8 @@ keep the memory of all numbers on a CPU.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,16 +34,17 @@ _REDUCED = {  # the loss -> which of its arguments is the reduction, and how muc
 }
 _NOT_REDUCED, _MEAN = 0, 1
 _FEW = 16
+Args: TypeAlias = tuple[Any, ...]
 
 
 class Scratch:
     """One for each simulation: it remembers what oneDNN answered."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[Any, ...], int] = {}
+        self._asked: dict[Args, int] = {}
         self._convolutions = ConvolutionScratch()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Callable[..., Any], args: Args, kwargs: dict[str, Any]) -> Any:
         """Calls the operation. torch 2.11 to 2.13 have no fake version of cuDNN's backward pass."""
         if func is _CUDNN_BACKWARD and isinstance(args[0], FakeTensor):
             return _cudnn_gradients(*args)
@@ -58,7 +60,7 @@ class Scratch:
             return torch.empty(_numbers(args), dtype=result.dtype, device=result.device).as_strided((), ())
         return result
 
-    def bytes_within(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
+    def bytes_within(self, func: object, args: Args, result: Any) -> int:
         """What the operation allocates and frees before it ends: reordered weights, gates before non-linearities."""
         if func in (_ONEDNN, _ONEDNN_BACKWARD):
             return _gates(*args[:5])
@@ -70,14 +72,14 @@ class Scratch:
             return _REDUCED[func][1] * _numbers(args) * int(args[0].element_size())
         return 0
 
-    def _workspace(self, args: tuple[Any, ...]) -> int:
+    def _workspace(self, args: Args) -> int:
         steps = int(args[0].shape[0])
         if steps <= _FEW:
             return self._ask(args, steps)
         half, whole = self._ask(args, _FEW // 2), self._ask(args, _FEW)
         return whole + (whole - half) * (steps - _FEW) // (_FEW - _FEW // 2)
 
-    def _ask(self, args: tuple[Any, ...], steps: int) -> int:
+    def _ask(self, args: Args, steps: int) -> int:
         """Bytes of the workspace of so many time steps, of the real operation on zeros."""
         key = (steps, args[0].shape[1:], args[0].dtype, args[2].shape, args[7], *args[10:13])
         if key not in self._asked:
@@ -88,13 +90,13 @@ class Scratch:
         return self._asked[key]
 
 
-def _is_reduced(func: Any, args: tuple[Any, ...]) -> bool:
+def _is_reduced(func: Any, args: Args) -> bool:
     place = _REDUCED[func][0]
     reduction = args[place] if len(args) > place else _MEAN
     return reduction != _NOT_REDUCED and args[0].device.type == "cpu"
 
 
-def _numbers(args: tuple[Any, ...]) -> int:
+def _numbers(args: Args) -> int:
     """Of the input and the target, brought to one shape."""
     return math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))  # type: ignore[no-untyped-call]
 
@@ -105,14 +107,14 @@ def _gates(inputs: Tensor, weight: Tensor, *others: Tensor) -> int:
     return gates + sum(one.nbytes for one in (weight, *others))
 
 
-def _reserve(args: tuple[Any, ...], output: Tensor) -> int:
+def _reserve(args: Args, output: Tensor) -> int:
     """cuDNN's reserve by its documentation, not measured: the gates and the cell of every step, layer and direction."""
     gates = {2: 4, 3: 3}.get(int(args[6]), 1)
     return int(output.nbytes * (gates + 2) * int(args[9]))
 
 
 def _cudnn_gradients(
-    inputs: Tensor, weights: list[Tensor], _stride: int, _buffer: Any, hx: Tensor, cx: Tensor | None, *_: Any
+    inputs: Tensor, weights: list[Tensor], _stride: int, _buffer: object, hx: Tensor, cx: Tensor | None, *_: object
 ) -> Any:
     """Of the input, the states and the weights: each has the size of what it is the gradient of."""
     cell = torch.empty_like(cx) if cx is not None else inputs.new_empty(0)
@@ -127,11 +129,11 @@ _BY_ONEDNN = ("Mkldnn", "MkldnnTranspose")
 class _Options(NamedTuple):
     """Of aten::convolution, in its order."""
 
-    stride: Any
-    padding: Any
-    dilation: Any
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
     transposed: bool
-    output_padding: Any
+    output_padding: list[int]
     groups: int
 
 
@@ -139,9 +141,9 @@ class ConvolutionScratch:
     """Bytes of one call. Remembers which implementation torch takes for which sizes."""
 
     def __init__(self) -> None:
-        self._backends: dict[tuple[Any, ...], str] = {}
+        self._backends: dict[Args, str] = {}
 
-    def forward(self, inputs: Tensor, weight: Tensor, options: Any, output: Tensor) -> int:
+    def forward(self, inputs: Tensor, weight: Tensor, options: Args, output: Tensor) -> int:
         given = _Options(*options)
         backend = self._backend(inputs, weight, given)
         if backend in _BY_ONEDNN:
@@ -153,7 +155,7 @@ class ConvolutionScratch:
             return max(output.nbytes, inputs.nbytes // given.groups + columns)
         return columns
 
-    def backward(self, gradient: Tensor, inputs: Tensor, weight: Tensor, options: Any, wanted: list[bool]) -> int:
+    def backward(self, gradient: Tensor, inputs: Tensor, weight: Tensor, options: Args, wanted: list[bool]) -> int:
         """wanted: the gradients of input, weight and bias."""
         given = _Options(*options)
         backend = self._backend(inputs, weight, given)

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from perfagent.errors import ConfigError
 from perfagent.step.suspend import unwatched
 from perfagent_loop.collectives import world_of_job
+from perfagent_loop.kinds import State
 from perfagent_loop.randomness import cuda_in_use, random_state, restore_random_state
 
 __all__ = ["SavedState", "release_memory", "restoring_state"]
 
-State: TypeAlias = dict[Tensor, dict[str, Any]]
 _DEPTH = 3
 """How many references in a row are followed from the step function."""
 
@@ -42,7 +42,7 @@ class SavedState:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._modes: dict[int, tuple[nn.Module, bool]] = {}
-        self._optimizers: dict[int, tuple[torch.optim.Optimizer, State, list[dict[str, Any]]]] = {}
+        self._optimizers: dict[int, tuple[torch.optim.Optimizer, dict[Tensor, State], list[State]]] = {}
         self._others: dict[int, tuple[Any, Any]] = {}
         self._random = random_state()
 
@@ -113,7 +113,7 @@ class SavedState:
 
 
 @contextmanager
-def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]:
+def restoring_state(step: object, also: Iterable[Any] = ()) -> Iterator[SavedState]:
     """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further
     objects with state_dict() and load_state_dict(), which no reference of the step leads to."""
     saved = SavedState()
@@ -124,7 +124,7 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
     for item in _reachable(step):
         saved.stateful(item)
 
-    def before_forward(module: nn.Module, _inputs: Any) -> None:
+    def before_forward(module: nn.Module, _inputs: object) -> None:
         communicates = isinstance(module, DistributedDataParallel) and module.require_backward_grad_sync
         if communicates and world_of_job() > 1:
             raise ConfigError("the step communicates (DistributedDataParallel): let it use model.module or no_sync()")
@@ -167,7 +167,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _restore_values(now: dict[str, Any], before: dict[str, Any]) -> None:
+def _restore_values(now: State, before: State) -> None:
     """The old values, in the tensors that hold the new ones where the shapes agree."""
     for name in [name for name in now if name != "params" and name not in before]:
         del now[name]
@@ -179,7 +179,7 @@ def _restore_values(now: dict[str, Any], before: dict[str, Any]) -> None:
             now[name] = value
 
 
-def _reachable(step: Any) -> Iterator[Any]:
+def _reachable(step: object) -> Iterator[Any]:
     """Objects with state that references lead to from the step function, at most _DEPTH of them in a row."""
     seen: set[int] = set()
     level = [step]
@@ -190,7 +190,7 @@ def _reachable(step: Any) -> Iterator[Any]:
         yield from (item for item in level if _has_state(item))
 
 
-def _has_state(item: Any) -> bool:
+def _has_state(item: object) -> bool:
     found = (getattr(item, name, None) for name in ("state_dict", "load_state_dict"))
     return not inspect.isclass(item) and all(map(callable, found))
 
