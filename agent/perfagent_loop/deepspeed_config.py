@@ -144,14 +144,8 @@ def _precision(precision: Precision, *, autocast: bool) -> State:
         return {"torch_autocast": {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision]}}
     if precision == "bf16":
         return {"bf16": {"enabled": True}}
-    scale = {
-        "loss_scale": 0,
-        "initial_scale_power": 16,
-        "loss_scale_window": 1000,
-        "hysteresis": 2,
-        "min_loss_scale": 1,
-    }
-    return {"fp16": {"enabled": True, **scale}}
+    window = {"loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}
+    return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, **window}}
 
 
 def _merged(config: Config, over: Config) -> State:

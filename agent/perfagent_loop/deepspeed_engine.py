@@ -53,9 +53,7 @@ class EngineStep:
                 f"here and say zero_config(..., precision={precision!r})"
             )
         if grad_accum is not None and grad_accum != self.grad_accum:
-            raise ConfigError(
-                f"grad_accum is not the engine's gradient_accumulation_steps {self.grad_accum}; leave it out"
-            )
+            raise ConfigError(f"grad_accum is not the engine's gradient_accumulation_steps {self.grad_accum}; drop it")
         clips = float(engine.gradient_clipping() or 0.0)
         if clip_norm is not None and float(clip_norm) != clips:
             raise ConfigError(

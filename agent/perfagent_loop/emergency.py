@@ -46,9 +46,7 @@ class Emergency:
         if self._excepthook is None:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         if threading.current_thread() is not threading.main_thread():
-            logger.warning(
-                "perfagent: no save on SIGTERM: only the main thread handles signals, and the loop is not on it"
-            )
+            logger.warning("perfagent: no save on SIGTERM: the loop runs beside the main thread, which handles signals")
         elif self._previous is _NOT_OURS:
             self._previous = signal.signal(signal.SIGTERM, self._noted)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from perfagent.errors import ConfigError
 from perfagent_loop.collectives import need_group
-from perfagent_loop.precision import Precision, checked_precision, dtype_of
+from perfagent_loop.precision import DTYPES, Precision, checked_precision
 
 __all__ = ["blocks_of", "fsdp"]
 
@@ -59,8 +59,8 @@ def fsdp(
         "mesh": mesh,
         "reshard_after_forward": reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=dtype_of(precision) if precision != "fp32" else None,
-            reduce_dtype=dtype_of(reduce) if half else None,
+            param_dtype=DTYPES[precision] if precision != "fp32" else None,
+            reduce_dtype=DTYPES[reduce] if half else None,
         ),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }

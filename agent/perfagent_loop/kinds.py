@@ -6,11 +6,7 @@ from typing import Any, TypeAlias
 
 __all__ = ["Batch", "Engine", "Loader", "State"]
 
-Batch: TypeAlias = Any
-"""What a loader gives: a tensor, or containers of tensors."""
-Loader: TypeAlias = Any
-"""A DataLoader, or another iterable of batches."""
-Engine: TypeAlias = Any
-"""DeepSpeed's."""
-State: TypeAlias = dict[str, Any]
-"""What a state_dict() gives: tensors, numbers, text, and containers of them, by name."""
+Batch: TypeAlias = Any  # what a loader gives: a tensor, or containers of tensors
+Loader: TypeAlias = Any  # a DataLoader, or another iterable of batches
+Engine: TypeAlias = Any  # DeepSpeed's
+State: TypeAlias = dict[str, Any]  # what a state_dict() gives: tensors, numbers, text and containers of them, by name

@@ -24,6 +24,7 @@ __all__ = ["FORMAT", "NAME", "DamagedCheckpoint", "FileSum", "Manifest", "check_
 
 FORMAT = 1
 NAME = "manifest.json"
+_VERSIONS = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
 
 
 class DamagedCheckpoint(CheckpointError):  # noqa: N818 - it says what was found
@@ -57,9 +58,7 @@ class Manifest:
     files: dict[str, FileSum] = field(default_factory=dict)
     run: str | None = None
     metric: float | None = None
-    versions: dict[str, str] = field(
-        default_factory=lambda: {"torch": str(torch.__version__), "python": sys.version.split()[0]}
-    )
+    versions: dict[str, str] = field(default_factory=_VERSIONS.copy)
 
     @property
     def total_bytes(self) -> int:

@@ -87,10 +87,8 @@ class NanPolicy:
             self._saved_at = loop.step_count
             checkpoint.save_loop(loop, reason="nan")
         if self._row > self._most:
-            raise NonFiniteGradients(
-                f"{done}, as in the {self._most} windows before; look at the data and the loss, lower the learning rate, or "
-                "resume from an older checkpoint"
-            )
+            advice = "look at the data, lower the learning rate, or resume from an older checkpoint"
+            raise NonFiniteGradients(f"{done}, as in the {self._most} windows before; {advice}")
         if self._action == "lower_lr":
             scale_learning_rates(loop.optimizer, loop.scheduler, self._factor)
             done += f"; learning rates are multiplied by {self._factor:g}"

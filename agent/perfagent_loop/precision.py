@@ -15,21 +15,17 @@ import torch
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_choice
 
-__all__ = ["PRECISIONS", "Precision", "autocast_of", "checked_precision", "dtype_of", "scaler_of"]
+__all__ = ["DTYPES", "PRECISIONS", "Precision", "autocast_of", "checked_precision", "scaler_of"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def checked_precision(given: object) -> Precision:
     """The precision of that name. Raises ConfigError for anything else."""
     check_choice("precision", given, PRECISIONS)
     return cast("Precision", given)
-
-
-def dtype_of(precision: Precision) -> torch.dtype:
-    return _DTYPES[precision]
 
 
 def autocast_of(precision: Precision, device: torch.device) -> AbstractContextManager[Any] | None:
@@ -39,7 +35,7 @@ def autocast_of(precision: Precision, device: torch.device) -> AbstractContextMa
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"precision is 'bf16', which {name} only emulates; use precision='fp16'")
-    return torch.autocast(device.type, dtype=dtype_of(precision))
+    return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 def scaler_of(

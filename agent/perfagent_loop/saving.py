@@ -90,7 +90,10 @@ def write(parts: Parts, draft: Manifest, *, folder: Folder, ranks: Ranks, engine
     began = time.monotonic()
     all_or_none = _Stages(draft.step, folder, ranks)
     all_or_none(lambda: _check_numbers(parts))
-    tmp, number = _begin(parts, draft.step, folder, ranks)
+    mine = bytes_of(parts.own) + bytes_of(parts.sharded or {}) + (bytes_of(parts.shared) if ranks.first else 0)
+    needed = sum(ranks.gather(mine))
+    begun = all_or_none(lambda: _begin(draft.step, needed, folder) if ranks.first else None)
+    tmp, number = cast("tuple[Path, int]", ranks.gather(begun)[0])
     all_or_none.tmp = tmp
     all_or_none(lambda: _write_parts(parts, tmp, ranks, engine))
     sums = all_or_none(lambda: _sums(tmp, folder, ranks))
@@ -127,10 +130,8 @@ class _Stages:
             self._folder.abandon(self.tmp)
         rank, said, _ = problems[0]
         where = f" (rank {rank})" if self._ranks.world > 1 else ""
-        raise CheckpointError(
-            f"the checkpoint of step {self._step} was not kept{where}: {said}",
-            transient=all(one[2] for one in problems),
-        )
+        passes = all(one[2] for one in problems)
+        raise CheckpointError(f"the checkpoint of step {self._step} was not kept{where}: {said}", transient=passes)
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -145,23 +146,11 @@ def _check_numbers(parts: Parts) -> None:
             raise CheckpointError(f"{place} of the model holds NaN, and going on from there would be of no use")
 
 
-def _begin(parts: Parts, step: int, folder: Folder, ranks: Ranks) -> tuple[Path, int]:
-    """The folder to write into and the number of this save, both from rank 0."""
-    mine = bytes_of(parts.own) + bytes_of(parts.sharded or {}) + (bytes_of(parts.shared) if ranks.first else 0)
-    needed = sum(ranks.gather(mine))
-    path: Path | None = None
-    number, problem, passes = 0, "", False
-    if ranks.first:
-        try:
-            known = folder.candidates()
-            number = 1 + max((manifest.number for _, manifest in known), default=0)
-            path = folder.begin(step, max(needed, known[0][1].total_bytes if known else 0))
-        except (OSError, CheckpointError) as error:
-            problem, passes = _say(error), is_transient(error)
-    path, number, problem, passes = ranks.gather((path, number, problem, passes))[0]
-    if path is None:
-        raise CheckpointError(f"the checkpoint of step {step} was not begun: {problem}", transient=passes)
-    return path, number
+def _begin(step: int, needed: int, folder: Folder) -> tuple[Path, int]:
+    """The folder to write into and the number of this save."""
+    known = folder.candidates()
+    number = 1 + max((manifest.number for _, manifest in known), default=0)
+    return folder.begin(step, max(needed, known[0][1].total_bytes if known else 0)), number
 
 
 def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, engine: Engine) -> None:
@@ -246,25 +235,23 @@ def _tell_passed_over(said: list[str], used: Path | None, ranks: Ranks) -> None:
     count("checkpoint/damaged", float(len(said)))
 
 
-def read(
-    path: Path, manifest: Manifest, ranks: Ranks, *, into: State | None, engine: Engine, kind: str | None
-) -> State:
+def read(path: Path, found: Manifest, ranks: Ranks, *, into: State | None, engine: Engine, kind: str | None) -> State:
     """The state in a verified checkpoint, tensors on the CPU. Every rank calls it.
 
     into: a state of the same shape, whose sharded tensors are overwritten in place; needed for a sharded checkpoint
     only. engine: a DeepSpeed engine, which reads its own files. kind: what the model at hand can take, where that is
     known. Raises CheckpointError when the state does not fit.
     """
-    _check_kind(path, manifest, engine, kind, ranks)
+    _check_kind(path, found, engine, kind, ranks)
     state = _load(path / SHARED)
     own = path / part_of_rank(ranks.rank)
     if own.exists():
         state.update(_load(own))
     else:
         state |= {"rng": None, "sampler": None}  # this rank is new: its random numbers are as the script seeded them
-    if ranks.world != manifest.world_size:
-        _fit_to_ranks(state, path, manifest, ranks, new=not own.exists())
-    if manifest.kind == "sharded":
+    if ranks.world != found.world_size:
+        _fit_to_ranks(state, path, found, ranks, new=not own.exists())
+    if found.kind == "sharded":
         state.update(_load_sharded(path, ranks, into))
     if engine is not None:
         load_engine(engine, path)

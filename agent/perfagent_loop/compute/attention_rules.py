@@ -20,6 +20,7 @@ from torch import Tensor
 __all__ = ["AttentionCall", "Gpu", "Kernel", "Obstacle", "default_order", "obstacles"]
 
 Kernel = Literal["flash", "efficient", "cudnn", "math", "explicit", "none"]
+_LATER = "an A100, L4, H100 or later has it"
 _WIDE_IN_CUDNN = (2, 11)
 """Up to this torch, cuDNN on Hopper takes heads up to 256 wide and any dropout (seen in 2.11 on an H200); later ones
 ask for a newer cuDNN, and for dropout in steps of 1/16."""
@@ -250,9 +251,7 @@ def _widest_in_cudnn(gpu: Gpu, query: int, value: int) -> int:
     return 192 if both else 128
 
 
-def _capability(
-    kernel: str, gpu: Gpu, least: tuple[int, int] = (8, 0), change: str = "an A100, L4, H100 or later has it"
-) -> Rule:
+def _capability(kernel: str, gpu: Gpu, least: tuple[int, int] = (8, 0), change: str = _LATER) -> Rule:
     why = f"{kernel} needs compute capability {least[0]}.{least[1]} to 12.1, and this is {gpu.said}"
     return not least <= gpu.capability <= (12, 1), why, change
 

@@ -57,10 +57,10 @@ class SeenAttention:
     def __str__(self) -> str:
         if not self.calls:
             return "no attention was called: the model has none, writes it by hand, or is compiled"
-        return "\n".join(
-            f"{call.count} x {tuple(call.shape)} {str(call.dtype).removeprefix('torch.')}: {call.choice}"
-            for call in self.calls
-        )
+        lines = [
+            f"{one.count} x {one.shape} {str(one.dtype).removeprefix('torch.')}: {one.choice}" for one in self.calls
+        ]
+        return "\n".join(lines)
 
 
 @contextmanager

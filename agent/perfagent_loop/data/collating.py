@@ -113,8 +113,7 @@ def _tensor(name: Any, value: Any) -> Tensor:
 
 
 def _names_of_all(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [*rows[0]]
     for row in rows:
-        if set(row) != set(names):
-            raise ConfigError(f"samples of one batch have different parts: {', '.join(names)} and {', '.join(row)}")
-    return names
+        if set(row) != set(rows[0]):
+            raise ConfigError(f"samples of one batch have different parts: {', '.join(rows[0])} and {', '.join(row)}")
+    return [*rows[0]]

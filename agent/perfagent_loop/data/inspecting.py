@@ -115,22 +115,14 @@ def inspect_batches(
     with _as_found(loader) as same:
         ended = False
         try:
-            reading = iter(same)
-            for _ in range(batches):
-                batch = next(reading, _END)
-                if batch is _END:
-                    ended = True
-                    break
+            for batch in itertools.islice(same, batches):
                 look.at(batch)
-            del reading
+            ended = look.batches < batches
         except Exception as error:  # noqa: BLE001 - what the loader raises is what is to be reported
             text = f"the loader raised {type(error).__name__}: {_last_line(error)}"
             look.problem("error", "critical", text, (look.batches, None))
     look.finish(loader, ended=ended)
     return look.report()
-
-
-_END = object()
 
 
 @contextlib.contextmanager

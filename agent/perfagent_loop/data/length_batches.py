@@ -13,7 +13,7 @@ import random
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from torch.utils.data import Sampler
 
@@ -24,6 +24,7 @@ from perfagent_loop.data.packing import checked_lengths, pack
 
 __all__ = ["LengthBatchSampler", "LengthBucketBatchSampler", "PackedBatchSampler", "TokenBudgetBatchSampler"]
 
+Lengths: TypeAlias = Sequence[int] | Any
 _BUCKETS_WINDOW, _BUDGET_WINDOW = 50, 100
 """Batches in one window sorted by length: enough that neighbors are alike, few enough that epochs differ."""
 
@@ -51,7 +52,7 @@ class LengthBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | Any,
+        lengths: Lengths,
         *,
         most: int | None,
         shuffle: bool = True,
@@ -149,12 +150,7 @@ class LengthBucketBatchSampler(LengthBatchSampler):
     """
 
     def __init__(
-        self,
-        lengths: Sequence[int] | Any,
-        batch_size: int,
-        *,
-        boundaries: Sequence[int] | None = None,
-        **common: Unpack[Common],
+        self, lengths: Lengths, batch_size: int, *, boundaries: Sequence[int] | None = None, **common: Unpack[Common]
     ) -> None:
         check_count("batch_size", batch_size, "a number of samples")
         self.boundaries = None if boundaries is None else [*boundaries]
@@ -200,7 +196,7 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
 
     def __init__(
         self,
-        lengths: Sequence[int] | Any,
+        lengths: Lengths,
         max_tokens: int,
         *,
         max_samples: int | None = None,
@@ -246,9 +242,7 @@ class PackedBatchSampler(LengthBatchSampler):
     Raises ConfigError for a sample that is longer than a row.
     """
 
-    def __init__(
-        self, lengths: Sequence[int] | Any, capacity: int, *, window: int = 10_000, **common: Unpack[Common]
-    ) -> None:
+    def __init__(self, lengths: Lengths, capacity: int, *, window: int = 10_000, **common: Unpack[Common]) -> None:
         check_count("window", window, "a number of samples that are packed together")
         super().__init__(lengths, most=capacity, **common)
         self.capacity, self.window = capacity, window

@@ -4,8 +4,7 @@
         ...
 
 The thread that asks for a batch also reads it. So a dataset draws the same random numbers as before, and the monitor
-shows the same wait for data. Only the copy to the device overlaps with the computation. `perfagent.loop` needs no
-Prefetcher.
+shows the same wait for data. Only the copy to the device overlaps with computation. `perfagent.loop` needs none.
 """
 
 from __future__ import annotations

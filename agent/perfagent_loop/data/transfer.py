@@ -2,8 +2,7 @@
 
 A copy on the stream that computes waits for all that was queued there before. On a stream of its own it runs beside it;
 the computing stream then waits for the copy alone, and the allocator learns that the tensors are in use there
-(record_stream): else their memory could go to the next copy while a kernel still reads them. Only copies from pinned
-memory overlap.
+(record_stream): else their memory could go to the next copy too early. Only copies from pinned memory overlap.
 """
 
 from __future__ import annotations

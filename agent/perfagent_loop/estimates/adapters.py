@@ -60,11 +60,8 @@ def add_lora(
 
 
 def _linears(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if name and (type(module) is nn.Linear or type(module).__name__ == "Conv1D")
-    ]
+    named = model.named_modules()
+    return [(name, one) for name, one in named if name and (type(one) is nn.Linear or type(one).__name__ == "Conv1D")]
 
 
 def _chosen(model: nn.Module, targets: Sequence[str] | None) -> Iterator[tuple[str, nn.Module]]:

@@ -38,8 +38,7 @@ class MemoryEstimate:
     model under ZeRO. activations_bytes: what autograd saves for the backward pass, every tensor once. at_peak: weights,
     gradients, optimizer, inputs, activations (with all temporaries) at the largest moment. peak_phase: forward,
     backward or optimizer. first_step_bytes: the same for the first step. device: cpu or cuda, whose allocator and
-    optimizers were assumed. measured: on a copy with contents, since the model reads values back. notes: what is left
-    out.
+    optimizers were assumed. measured: on a copy with contents, as the model reads values back. notes: what is left out.
     """
 
     total_bytes: int

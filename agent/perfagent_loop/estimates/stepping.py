@@ -24,7 +24,7 @@ from perfagent_loop.estimates.live_memory import CUDA_BLOCK, Account
 from perfagent_loop.estimates.meta_copy import Twin
 from perfagent_loop.estimates.optimizers import optimizer_for
 from perfagent_loop.kinds import Batch
-from perfagent_loop.precision import Precision, autocast_of, dtype_of
+from perfagent_loop.precision import DTYPES, Precision, autocast_of
 
 __all__ = ["Plan", "Simulated", "call", "simulate"]
 
@@ -67,7 +67,7 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
     twin = Twin(plan.device, real=real)
     account = Account(block=CUDA_BLOCK if plan.on_cuda else 1)
     half = plan.zero_stage > 0 and plan.precision != "fp32"
-    dtype = dtype_of(plan.precision) if half else None
+    dtype = DTYPES[plan.precision] if half else None
     with twin.mode or nullcontext(), account:
         with account.making("weights"):
             model = twin.module(plan.model, dtype)
@@ -82,7 +82,7 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise ConfigError("no parameter of the model requires a gradient: unfreeze some, or use lora=8")
-        with _Step(plan, account, model, batch, twin, trainable) as step:
+        with _Step(plan, account, model, batch, twin) as step:
             step.run(1)
             saved = step.run(2)
         weights = account.live("weights")
@@ -96,11 +96,10 @@ class _Step(ExitStack):
     """One step over the copies, entered into the books phase by phase. On leaving, its hooks are taken off the
     parameters: a hook that leads back to its parameter is a cycle which the garbage collector does not see."""
 
-    def __init__(
-        self, plan: Plan, account: Account, model: nn.Module, batch: Batch, twin: Twin, trainable: list[nn.Parameter]
-    ) -> None:
+    def __init__(self, plan: Plan, account: Account, model: nn.Module, batch: Batch, twin: Twin) -> None:
         super().__init__()
-        self._plan, self._account, self._model, self._batch, self._trainable = plan, account, model, batch, trainable
+        self._plan, self._account, self._model, self._batch = plan, account, model, batch
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         with account.making("optimizer"):
             if plan.zero_stage:

@@ -50,8 +50,8 @@ def find_batch_size(
     uses (modules, optimizers, and the schedulers and scalers that it refers to) is put back as it was, with the random
     generators of Python, numpy and torch; freed memory goes back to the device. restore: further objects with
     state_dict() and load_state_dict(). group: of ranks that search together, each calling this; all ranks by default.
-    They get the same answer. On a CPU, a size is not tried that would, as the smaller ones grew, take over 90 % of what
-    is left.
+    They get the same answer. On a CPU, no size is tried that would, as the smaller ones grew, take over 90 % of what is
+    left.
 
     Raises ConfigError when not even `start` fits, for a step that communicates between ranks, and for sizes that are
     not whole numbers; every error of the step but a lack of memory goes through.
@@ -140,7 +140,6 @@ class _Search:
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 
 
 class HostMemory:
@@ -153,7 +152,7 @@ class HostMemory:
     def begin(self) -> None:
         """A trial begins: the kernel's mark of the peak goes down to what is resident now."""
         with suppress(OSError):
-            _CLEAR.write_text(_RESET_PEAK)
+            _CLEAR.write_text("5")
         self._before = _kilobytes(_STATUS, "VmRSS") or 0
 
     def end(self, size: int) -> int | None:

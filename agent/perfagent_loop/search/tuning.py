@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -100,6 +100,9 @@ class TuningReport:
         return " and ".join(signs)
 
 
+Told: TypeAlias = Callable[[TuningStep], None]
+
+
 def tune(
     job: TuningJob,
     *,
@@ -107,7 +110,7 @@ def tune(
     rounds: int = 3,
     largest_batch: int | None = None,
     compiling: bool | None = None,
-    told: Callable[[TuningStep], None] | None = None,
+    told: Told | None = None,
 ) -> TuningReport:
     """Searches for a faster setting of a training; a minute for a small one.
 
@@ -140,9 +143,7 @@ def tune(
 
 
 class _Search:
-    def __init__(
-        self, job: TuningJob, given: Setting, steps: int, rounds: int, told: Callable[[TuningStep], None] | None
-    ) -> None:
+    def __init__(self, job: TuningJob, given: Setting, steps: int, rounds: int, told: Told | None) -> None:
         self._job, self._steps, self._rounds, self._told = job, steps, rounds, told
         self.best = given
         self.first: float | None = None
