@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from perfagent_loop.data.mapped import MappedLines as MappedLines
     from perfagent_loop.data.mapped import MappedTokens as MappedTokens
     from perfagent_loop.data.mapped import map_tokens as map_tokens
-    from perfagent_loop.data.packing import PackedStream as PackedStream
+    from perfagent_loop.data.packed_stream import PackedStream as PackedStream
     from perfagent_loop.data.packing import pack as pack
     from perfagent_loop.data.packing import pack_stream as pack_stream
     from perfagent_loop.data.prefetch import Prefetcher as Prefetcher
@@ -174,7 +174,7 @@ _WHERE = {
     "MappedLines": "perfagent_loop.data.mapped",
     "MappedTokens": "perfagent_loop.data.mapped",
     "PackedBatchSampler": "perfagent_loop.data.length_batches",
-    "PackedStream": "perfagent_loop.data.packing",
+    "PackedStream": "perfagent_loop.data.packed_stream",
     "Prefetcher": "perfagent_loop.data.prefetch",
     "TokenBudgetBatchSampler": "perfagent_loop.data.length_batches",
     "inspect_batches": "perfagent_loop.data.inspecting",

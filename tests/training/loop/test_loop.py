@@ -24,7 +24,7 @@ import perfagent
 from perfagent.errors import ConfigError
 from perfagent_loop.data.length_batches import PackedBatchSampler, TokenBudgetBatchSampler
 from perfagent_loop.data.loader import resumable_loader
-from perfagent_loop.data.packing import PackedStream
+from perfagent_loop.data.packed_stream import PackedStream
 
 Batch = tuple[Tensor, Tensor]
 
