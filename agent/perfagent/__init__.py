@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from perfagent_loop.compute.compiling import compile_model as compile_model
     from perfagent_loop.compute.nccl import nccl_preset as nccl_preset
     from perfagent_loop.compute.packed import packed_attention as packed_attention
-    from perfagent_loop.data.buckets import LengthBucketBatchSampler as LengthBucketBatchSampler
     from perfagent_loop.data.cache import CachedDataset as CachedDataset
     from perfagent_loop.data.cache import DiskCache as DiskCache
     from perfagent_loop.data.inspecting import inspect_batches as inspect_batches
+    from perfagent_loop.data.length_batches import LengthBucketBatchSampler as LengthBucketBatchSampler
+    from perfagent_loop.data.length_batches import PackedBatchSampler as PackedBatchSampler
+    from perfagent_loop.data.length_batches import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from perfagent_loop.data.loader import loader_defaults as loader_defaults
     from perfagent_loop.data.loader import resumable_loader as resumable_loader
     from perfagent_loop.data.mapped import MappedLines as MappedLines
     from perfagent_loop.data.mapped import MappedTokens as MappedTokens
     from perfagent_loop.data.mapped import map_tokens as map_tokens
-    from perfagent_loop.data.packed_batches import PackedBatchSampler as PackedBatchSampler
     from perfagent_loop.data.packed_stream import PackedStream as PackedStream
     from perfagent_loop.data.packing import pack as pack
     from perfagent_loop.data.packing import pack_stream as pack_stream
     from perfagent_loop.data.prefetch import Prefetcher as Prefetcher
-    from perfagent_loop.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from perfagent_loop.ddp import comm_hook as comm_hook
     from perfagent_loop.ddp import ddp as ddp
     from perfagent_loop.deepspeed_config import zero_config as zero_config
@@ -170,13 +170,13 @@ _WHERE = {
     "tune": "perfagent_loop.search.tuning",
     "CachedDataset": "perfagent_loop.data.cache",
     "DiskCache": "perfagent_loop.data.cache",
-    "LengthBucketBatchSampler": "perfagent_loop.data.buckets",
+    "LengthBucketBatchSampler": "perfagent_loop.data.length_batches",
     "MappedLines": "perfagent_loop.data.mapped",
     "MappedTokens": "perfagent_loop.data.mapped",
-    "PackedBatchSampler": "perfagent_loop.data.packed_batches",
+    "PackedBatchSampler": "perfagent_loop.data.length_batches",
     "PackedStream": "perfagent_loop.data.packed_stream",
     "Prefetcher": "perfagent_loop.data.prefetch",
-    "TokenBudgetBatchSampler": "perfagent_loop.data.token_budget",
+    "TokenBudgetBatchSampler": "perfagent_loop.data.length_batches",
     "inspect_batches": "perfagent_loop.data.inspecting",
     "loader_defaults": "perfagent_loop.data.loader",
     "map_tokens": "perfagent_loop.data.mapped",

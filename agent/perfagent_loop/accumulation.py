@@ -1,9 +1,9 @@
 """Weighs each micro-step in its window, so that a window has the gradient of one big batch.
 
 A window is the micro-steps between two optimizer steps. Averaging the means of micro-batches of unequal size is wrong
-(the error was found in every large framework, see huggingface/transformers issue 34191); right is the mean over all
-items of the window and of all ranks. With n the items of a micro-batch, N those of the window on all of `world` ranks,
-and gradients that the strategy averages over the ranks, a micro-batch's mean loss must weigh
+(huggingface/transformers issue 34191); right is the mean over all items of the window and of all ranks. With n the
+items of a micro-batch, N those of the window on all of `world` ranks, and gradients that the strategy averages over the
+ranks, a micro-batch's mean loss must weigh
 
     world * n / N
 
@@ -20,20 +20,19 @@ import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
-from perfagent_loop.collectives import all_reduce
 from perfagent_loop.strategies import Strategy
 
 __all__ = ["Count", "Window"]
 
 Count = int | float | Tensor
+_FOR_ALL = "num_items was given for some micro-steps of a window and not for others; give it for all or none"
 
 
 class Window:
     """The window in progress. Counts on a device are never read on the host.
 
     size: micro-steps of a full one. done: micro-steps whose backward pass is over. end: micro-steps of this one, as far
-    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps and cannot know by
-    how many.
+    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps.
     """
 
     __slots__ = (
@@ -59,8 +58,6 @@ class Window:
         self.ranks_steps: int | None = None
         self.trivial = self.size == 1 and not self.uneven
 
-    # ---- what the loader tells
-
     def may_differ(self, uneven: bool) -> None:
         """An epoch begins. uneven: ranks may end it with windows of different lengths that nobody knows beforehand."""
         self.uneven = uneven
@@ -84,18 +81,15 @@ class Window:
         self.trivial = False
 
     def is_whole(self) -> None:
-        """The gradients are those of the window's mean, however they came about, and nothing is left to be
-        multiplied."""
+        """The gradients are those of the window's mean already: nothing is left to be multiplied."""
         self.done = self.end = self._base = 1
         self._total, self._items, self._loss = None, None, None
-
-    # ---- what a micro-step weighs
 
     def weighted(self, loss: Tensor, num_items: Count | None) -> Tensor:
         """The loss as a part of its window's."""
         world = self._strategy.world
         if self._total is not None:
-            return _times(loss, _ratio(self._counted[self.done] * world, self._total))
+            return _times(loss, self._counted[self.done] * world / self._total)
         if num_items is not None and self._strategy.reduces_early:
             self._refuse_unequal(num_items)
             num_items = None
@@ -103,16 +97,12 @@ class Window:
             self._base = self.end
         if num_items is None and not self.uneven:
             if self._items is not None:
-                raise ConfigError(
-                    "num_items was given for some micro-steps of a window and not for others; give it for all or none"
-                )
+                raise ConfigError(_FOR_ALL)
             if self.ranks_steps is not None:
                 return loss * (world / self.ranks_steps)
             return loss if self._base == 1 else loss * (1.0 / self._base)
         if self.done and self._items is None:
-            raise ConfigError(
-                "num_items was given for some micro-steps of a window and not for others; give it for all or none"
-            )
+            raise ConfigError(_FOR_ALL)
         return self._count(loss, 1 if num_items is None else num_items, says_loss=num_items is not None)
 
     def _count(self, loss: Tensor, count: Count, *, says_loss: bool) -> Tensor:
@@ -123,37 +113,29 @@ class Window:
         if self._base == 1:
             if world == 1:
                 return loss
-            return _times(loss, _ratio(count * world, _at_least_one(self._strategy.total(_copy(count)))))
+            return _times(loss, count * world / _at_least_one(self._sum(count)))
         if says_loss:
             value = loss.detach()
             part = (float(value) if value.is_cpu and not isinstance(count, Tensor) else value) * count
             self._loss = part if self._loss is None else self._loss + part
         if self._expected is None:
-            self._expected = _at_least_one(self._mean_over_ranks(count))
-        return _times(loss, _ratio(count, self._expected * self._base))
+            self._expected = _at_least_one(self._sum(count) / world)
+        return _times(loss, count / (self._expected * self._base))
 
-    def _mean_over_ranks(self, count: Count) -> Count:
-        if self._strategy.world == 1:
-            return count
-        return self._strategy.total(_copy(count)) / self._strategy.world
+    def _sum(self, count: Count) -> Count:
+        """Over the ranks; counts of several ranks are tensors."""
+        return self._strategy.total(count.clone()) if isinstance(count, Tensor) else count
 
     def _refuse_unequal(self, num_items: Count) -> None:
-        """Gradients are averaged before the window is known: then every micro-batch of every rank must have the same
-        count."""
+        """Gradients that are averaged before the window is known need one count in all micro-batches of all ranks."""
         count = float(num_items)  # sync: waits for a count that is on a device
         if self._constant is None:
-            same = self._number(count)
-            if self._strategy.world > 1:
-                low, high = same.clone(), same.clone()
-                all_reduce(low, torch.distributed.ReduceOp.MIN, group=self._strategy.group)
-                all_reduce(high, torch.distributed.ReduceOp.MAX, group=self._strategy.group)
-                if float(low) != float(high):
-                    raise ConfigError(_unequal(float(low), float(high)))
+            low, high = self._strategy.least(count), -self._strategy.least(-count)
+            if low != high:
+                raise ConfigError(_unequal(low, high))
             self._constant = count
         if count != self._constant:
             raise ConfigError(_unequal(self._constant, count))
-
-    # ---- state
 
     @property
     def expected(self) -> float | None:
@@ -164,8 +146,6 @@ class Window:
     def expected(self, items: float | None) -> None:
         alone = items is None or self._strategy.world == 1
         self._expected = items if alone else self._number(items)  # type: ignore[arg-type]
-
-    # ---- the end of a window
 
     def factor(self) -> Count | None:
         """What the gradients are to be multiplied by at the end of the window; None where they are right as they are.
@@ -179,15 +159,14 @@ class Window:
         if self._base == 1 or self._expected is None:
             return None
         world = self._strategy.world
-        total = _at_least_one(self._items if world == 1 else self._strategy.total(_copy(self._items)))
-        factor: Count = _ratio(self._expected * (self._base * world), total)
-        self._expected = _ratio(total, world * self.done)
+        total = _at_least_one(self._items if world == 1 else self._sum(self._items))
+        factor = self._expected * (self._base * world) / total
+        self._expected = total / (world * self.done)
         return factor
 
     def loss(self) -> Any:
-        """The mean loss over the items of this rank, where the weights of the window do not add up to one; else
-        None."""
-        return None if self._loss is None or self._items is None else _ratio(self._loss, _at_least_one(self._items))
+        """The mean loss over this rank's items, where the window's weights do not add up to one; else None."""
+        return None if self._loss is None or self._items is None else self._loss / _at_least_one(self._items)
 
     def _number(self, count: Count) -> Tensor:
         """As a number on the device; a Python number goes there without a copy that waits."""
@@ -200,16 +179,7 @@ def _times(loss: Tensor, weight: Count) -> Tensor:
     return loss * (weight.to(torch.float32) if isinstance(weight, Tensor) else weight)
 
 
-def _ratio(above: Any, below: Any) -> Any:
-    return above / below
-
-
-def _copy(count: Any) -> Tensor:
-    copy: Tensor = count.clone()
-    return copy
-
-
-def _at_least_one(count: Any) -> Any:
+def _at_least_one(count: Count) -> Count:
     """A window in which every item is masked has no mean: its gradients are 0, not NaN."""
     return count.clamp(min=1.0) if isinstance(count, Tensor) else max(count, 1)
 

@@ -15,38 +15,36 @@ import logging
 import math
 import os
 import random
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from perfagent.errors import CheckpointError, ConfigError, PerfagentError
-from perfagent.session import current
-from perfagent_loop import deepspeed_checkpoint
+from perfagent.session import current, resumed_at
+from perfagent.step.suspend import unwatched
+from perfagent_loop.checks import check_choice, check_count
+from perfagent_loop.collectives import Agreement, Ranks
 from perfagent_loop.emergency import Emergency
-from perfagent_loop.events import count, tell
-from perfagent_loop.folder import Folder
-from perfagent_loop.folder_use import FolderUse, folder_use
-from perfagent_loop.manifest import FileSum, Manifest
-from perfagent_loop.ranks import Agreement, Ranks
-from perfagent_loop.resume import newest_whole, read
-from perfagent_loop.resume_run import continue_run
+from perfagent_loop.events import count, phase, tell
+from perfagent_loop.folder import Folder, FolderUse, folder_use
+from perfagent_loop.kinds import Engine, State
+from perfagent_loop.manifest import Manifest
 from perfagent_loop.retry import retry
-from perfagent_loop.saving import SHARED, Parts, Saved, is_fatal, split, write
+from perfagent_loop.saving import Parts, is_fatal, newest_whole, read, split, write
 from perfagent_loop.snapshot import Copier, check_loadable, has_shards
+
+if TYPE_CHECKING:
+    from perfagent_loop.loop import Loop
 
 __all__ = ["Checkpoint"]
 
 logger = logging.getLogger("perfagent")
 ARRIVE_S = 10.0
 """How long ranks wait for each other after an exception, before they give up saving."""
-_PREEMPTED = ("preempted", "terminated by SIGTERM")
 
 
 class Checkpoint:
@@ -78,12 +76,11 @@ class Checkpoint:
     ) -> None:
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise ConfigError(f"folder must be the path of a folder such as 'runs/a', not {folder!r:.80}")
-        _whole_number("every", every, 1, or_none=True)
-        _whole_number("keep", keep, 1)
-        _whole_number("tries", tries, 1)
-        _whole_number("tolerate", tolerate, 0)
-        if best not in (None, "min", "max"):
-            raise ConfigError(f"best must be 'min' (a lower metric is better), 'max' or None, not {best!r:.80}")
+        check_count("every", every, or_none=True)
+        check_count("keep", keep)
+        check_count("tries", tries)
+        check_count("tolerate", tolerate, least=0)
+        check_choice("best", best, ("min", "max"), or_none=True)
         if not isinstance(grace_s, (int, float)) or not 0 < grace_s < math.inf:
             raise ConfigError(f"grace_s must be a number of seconds above 0, not {grace_s!r:.80}")
         path = Path(folder).expanduser().absolute()
@@ -95,30 +92,24 @@ class Checkpoint:
         self._warned = False
         self._every, self._keep, self._best, self._asynchronous = every, keep, best, asynchronous
         self._tries, self._tolerate = tries, tolerate
-        self._emergency = Emergency(self._exception, _preempted, grace_s=float(grace_s)) if emergency else None
-        self._ranks: Ranks | None = None
+        self._emergency = Emergency(self._exception, grace_s=float(grace_s)) if emergency else None
         self._agreement: Agreement | None = None
         self._copier: Copier | None = None
-        self._loop: weakref.ref[Any] | None = None
+        self._loop: weakref.ref[Loop] | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._failures = 0
         self._metric: float | None = None
         self._last_step = -1
 
-    # ---- saving
+    @cached_property
+    def _ranks(self) -> Ranks:
+        return Ranks()  # a collective: at the first save, load or step
 
     def save(
-        self,
-        step: int,
-        state: dict[str, Any],
-        *,
-        metric: float | None = None,
-        engine: Any = None,
-        reason: str = "asked",
+        self, step: int, state: State, *, metric: float | None = None, engine: Engine = None, reason: str = "asked"
     ) -> None:
-        """Saves a state under a step; every rank calls it. Waits for the save before, and with asynchronous=False for
-        this one.
+        """Saves a state under a step; every rank calls it. Waits for the save before.
 
         state: tensors, numbers, text and containers of them; "rng", "sampler" and "loop" are each rank's own, sharded
         tensors (DTensor) below "model" and "optimizer" are saved in pieces, all else is rank 0's. metric: what `best`
@@ -127,26 +118,28 @@ class Checkpoint:
         Raises ConfigError for a state that could not be loaded again, CheckpointError when this save (or the one
         before, if that went on beside the training) failed.
         """
-        _whole_number("step", step, 0)
+        check_count("step", step, least=0)
         check_loadable(state)
-        with _phase():
+        with phase("checkpoint"):
             self.wait()
-            ranks = self._all_ranks()
-            if ranks.first and self._use is None:
+            if self._ranks.first and self._use is None:
                 self._used_beside(begins=True)
             sharded = has_shards({name: state.get(name) for name in ("model", "optimizer")})
             parts = split(state, sharded=sharded)
+            place, run = state.get("loop"), current()
+            run_id = place.get("run_id") if isinstance(place, dict) else None
+            if run_id is None and run is not None:
+                run_id = run.id
             kind = "deepspeed" if engine is not None else "sharded" if sharded else "plain"
-            describe = _Describe(step, kind, ranks.world, reason, self._rated(metric), _run_of(state))
-            files = None if engine is None else deepspeed_checkpoint.writer(engine)
+            metric, self._metric = (self._metric if metric is None else float(metric)), None
+            world = self._ranks.world
+            draft = Manifest(step=step, kind=kind, world_size=world, reason=reason, run=run_id, metric=metric)
             if self._asynchronous and engine is None:
-                parts = self._copied(parts, ranks)
-                self._thread = threading.Thread(
-                    target=self._write_aside, args=(parts, describe, ranks), name="perfagent-checkpoint", daemon=False
-                )
+                given = (self._copied(parts), draft)
+                self._thread = threading.Thread(None, self._write_aside, "perfagent-checkpoint", given, daemon=False)
                 self._thread.start()
             else:
-                self._write(parts, describe, ranks, files)
+                self._write(parts, draft, engine)
         self._last_step = step
 
     def wait(self) -> None:
@@ -170,38 +163,28 @@ class Checkpoint:
         try:
             self.wait()
         finally:
-            if self._agreement is not None:
-                self._agreement.close()
-                self._agreement = None
-            if self._copier is not None:
-                self._copier.close()
-                self._copier = None
-            self._loop = self._use = None
+            for made in (self._agreement, self._copier):
+                if made is not None:
+                    made.close()
+            self._agreement = self._copier = self._loop = self._use = None
             if self._emergency is not None:
                 self._emergency.release()
 
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, (Exception, KeyboardInterrupt)):
             self._exception(error)
         self.close()
 
-    # ---- loading
-
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, every file of it verified; every rank calls it."""
-        found = newest_whole(self._folder, self._all_ranks())
+        found = newest_whole(self._folder, self._ranks)
         return None if found is None else found[0]
 
-    def load_latest(
-        self, into: dict[str, Any] | None = None, *, engine: Any = None
-    ) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole, tensors on the CPU; None without one. Every rank calls
-        it.
+    def load_latest(self, into: State | None = None, *, engine: Engine = None) -> tuple[int, State] | None:
+        """Step and state of the newest whole checkpoint, tensors on the CPU; None without one. A collective.
 
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
         engine that takes its part itself. Loading never runs code from a file (weights_only).
@@ -209,24 +192,20 @@ class Checkpoint:
         found = self._load(into, engine, None)
         return None if found is None else (found[0].step, found[1])
 
-    def _load(
-        self, into: dict[str, Any] | None, engine: Any, kind: str | None
-    ) -> tuple[Manifest, dict[str, Any]] | None:
+    def _load(self, into: State | None, engine: Engine, kind: str | None) -> tuple[Manifest, State] | None:
         """kind: what the model at hand can take, where that is known."""
         self.wait()
-        ranks = self._all_ranks()
-        found = newest_whole(self._folder, ranks)
+        found = newest_whole(self._folder, self._ranks)
         if found is None:
             return None
         path, manifest, self._damaged = found
-        _check_kind(path, manifest, engine, kind, ranks)
-        read_engine = None if engine is None else deepspeed_checkpoint.reader(engine)
-        state = read(path, manifest, ranks, into=into, read_engine=read_engine)
-        return manifest, state
+        return manifest, read(path, manifest, self._ranks, into=into, engine=engine, kind=kind)
 
-    # ---- what a loop calls
+    def _load_for(self, loop: Loop) -> tuple[Manifest, State] | None:
+        kind = {"fsdp2": "sharded", "deepspeed": "deepspeed"}.get(loop.strategy.kind, "plain")
+        return self._load(loop.state_dict() if kind == "sharded" else None, loop.strategy.engine, kind)
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: Loop) -> None:
         """After each optimizer step of a loop: saves when it is time, or urgent."""
         if self._loop is None:
             self._begin(loop)
@@ -240,52 +219,60 @@ class Checkpoint:
         elif self._every is not None and not loop.step_count % self._every:
             self.save_loop(loop, reason="every")
 
-    def save_loop(self, loop: Any, *, metric: float | None = None, reason: str = "asked") -> None:
-        """Saves a loop between two steps; every rank calls it. A failure is an alert, and after `tolerate` in a row it
-        raises."""
+    def save_loop(self, loop: Loop, *, metric: float | None = None, reason: str = "asked") -> None:
+        """Saves a loop between two steps. A collective. A failure is an alert; after `tolerate` in a row it raises."""
         with self._tolerated():
             self.wait()  # the save before, which went on beside the training
         with self._tolerated():
-            self.save(loop.step_count, loop.state_dict(), metric=metric, engine=_engine_of(loop), reason=reason)
+            self.save(loop.step_count, loop.state_dict(), metric=metric, engine=loop.strategy.engine, reason=reason)
 
-    def save_at_stop(self, loop: Any) -> None:
+    def save_at_stop(self, loop: Loop) -> None:
         """The run is stopped from afar: saves what the last step left, never as the best; every rank calls it after the
         same step. Weights that hold NaN are not saved, so that the checkpoint before stays the newest."""
         self._metric = None
+        self._settle(loop, "stopped")
+
+    def _settle(self, loop: Loop, reason: str) -> None:
+        """The last step is saved, and no save is under way any more."""
         if self._last_step != loop.step_count:
-            self._now(loop, "stopped")
+            self._now(loop, reason)
         with contextlib.suppress(CheckpointError):  # a save that was under way; it was logged
             self.wait()
 
-    def resume(self, loop: Any) -> int | None:
-        """Loads the newest whole checkpoint into a loop; its step, or None when training begins afresh. Every rank
-        calls it."""
-        with _unwatched():
-            engine = _engine_of(loop)
-            into = loop.state_dict() if loop.strategy.kind == "fsdp2" else None
-            found = self._load(into, engine, _kind_of(loop))
+    def resume(self, loop: Loop) -> int | None:
+        """Loads the newest whole checkpoint into a loop; returns its step, or None without one. A collective."""
+        with unwatched():  # loading a sharded optimizer steps it once without effect (torch's get_state_dict)
+            found = self._load_for(loop)
             if found is None:
                 return None
             manifest, state = found
-            with self._fitting(manifest.step):
+            try:
                 loop.load_state_dict(state)
+            except (RuntimeError, ValueError, KeyError) as error:
+                if isinstance(error, PerfagentError):
+                    raise
+                raise CheckpointError(  # a whole one of something else; torch says what differs
+                    f"step_{manifest.step} in {self._folder.path} is whole, but does not fit this training: {error}; build "
+                    "model, optimizer and scheduler as they were when it was saved, or name another folder"
+                ) from error
         self._last_step = manifest.step
-        ranks = self._all_ranks()
-        beside = ranks.gather(self._used_beside(begins=False) if ranks.first else None)[0]
+        beside = self._ranks.gather(self._used_beside(begins=False) if self._ranks.first else None)[0]
         # every rank reads the same one; while another process trains in it, the run is that one's
-        continue_run(None if beside else manifest.run, manifest.step)
+        run_id, run = None if beside else manifest.run, current()
+        if run is None:
+            resumed_at(run_id, manifest.step + 1)  # a run that is attached later takes it up
+        else:
+            run.continue_as(run_id, manifest.step + 1)
         tell("resumed", f"from step {manifest.step}", level="info")
         return manifest.step
 
-    def roll_back(self, loop: Any) -> int | None:
-        """Weights, optimizer, scheduler and scaler of the newest whole checkpoint; the loop goes on with its data and
-        its count.
+    def roll_back(self, loop: Loop) -> int | None:
+        """Loads weights, optimizer, scheduler and scaler of the newest whole checkpoint; data and step count go on.
 
-        The step of that checkpoint, or None when there is none. Every rank calls it.
+        Returns the step of that checkpoint, or None without one. A collective.
         """
-        with _phase(), _unwatched():
-            into = loop.state_dict() if loop.strategy.kind == "fsdp2" else None
-            found = self._load(into, None, _kind_of(loop))
+        with phase("checkpoint"), unwatched():
+            found = self._load_for(loop)
             if found is None:
                 return None
             manifest, state = found
@@ -296,36 +283,35 @@ class Checkpoint:
                     owner.load_state_dict(state[name])
         return manifest.step
 
-    def _begin(self, loop: Any) -> None:
+    def _begin(self, loop: Loop) -> None:
         """At a loop's first step: what could never be loaded is refused now, not after hours."""
         self._loop = weakref.ref(loop)
-        ranks = self._all_ranks()
         check_loadable(loop.state_dict())
-        self._check_folder(ranks)
-        if ranks.first:
+        problem = self._ranks.gather(self._folder.obstacle() if self._ranks.first else "")[0]
+        if problem:
+            raise ConfigError(f"no checkpoint can be written into {self._folder.path}: {problem}; name another folder")
+        if self._ranks.first:
             self._used_beside(begins=True)
         if self._emergency is not None:
             self._emergency.install()
-            if ranks.world > 1:
+            if self._ranks.world > 1:
                 self._agreement = Agreement(Ranks())
 
-    def _save_and_leave(self, loop: Any, signum: int) -> None:
+    def _save_and_leave(self, loop: Loop, signum: int) -> None:
         emergency = self._emergency
         assert emergency is not None
-        if self._last_step != loop.step_count:
-            self._now(loop, "sigterm")
-        with contextlib.suppress(CheckpointError):  # a save that was under way; it was logged
-            self.wait()
+        self._settle(loop, "sigterm")
         run = current()
-        if run is not None and not emergency.ends_the_process(signum):
+        if run is not None and not emergency.ends_the_process:
             run._sender.flush(1.0)
         emergency.pass_on(signum)
 
     def _save_for_late_signal(self, emergency: Emergency) -> None:
         """One that came after the last step. Not with several ranks: the others may not know of it."""
         loop = None if self._loop is None else self._loop()
-        alone = self._ranks is not None and self._ranks.world == 1
-        if emergency.signum and alone and loop is not None and loop.step_count != self._last_step and not loop.in_step:
+        if not emergency.signum or loop is None or loop.step_count == self._last_step or loop.in_step:
+            return
+        if self._ranks.world == 1:
             self._now(loop, "sigterm")
 
     def _exception(self, error: BaseException) -> None:
@@ -338,9 +324,10 @@ class Checkpoint:
             why = "its last step is saved already"
         elif loop.in_step:
             why = "it broke off in the middle of an optimizer step"
-        elif _engine_of(loop) is not None:
+        elif loop.strategy.engine is not None:
             why = "a DeepSpeed engine can only be saved while all of it works"
-        elif not self._all_here():
+        # not over the group of a save that may be under way
+        elif not (self._ranks if self._agreement is None else self._agreement.ranks).all_arrive(ARRIVE_S):
             why = "the other ranks did not come within 10 s"
         elif self._at_different_steps(loop):
             why = "the ranks are at different steps"
@@ -350,13 +337,13 @@ class Checkpoint:
         loop.discard_window()
         self._now(loop, "exception")
 
-    def _now(self, loop: Any, reason: str) -> None:
+    def _now(self, loop: Loop, reason: str) -> None:
         """Saves while the training waits, whatever was said about saving beside it. Failures are logged, not raised."""
         asynchronous, self._asynchronous = self._asynchronous, False
         try:
             with contextlib.suppress(CheckpointError):  # this save is what counts now
                 self.wait()
-            self.save(loop.step_count, loop.state_dict(), engine=_engine_of(loop), reason=reason)
+            self.save(loop.step_count, loop.state_dict(), engine=loop.strategy.engine, reason=reason)
             tell("emergency checkpoint", f"of step {loop.step_count}, because of {reason}", level="info", shown=True)
         except BaseException as problem:
             if is_fatal(problem):
@@ -364,19 +351,6 @@ class Checkpoint:
             tell("emergency checkpoint failed", f"{type(problem).__name__}: {problem}", level="critical")
         finally:
             self._asynchronous = asynchronous
-
-    # ---- details
-
-    def _check_folder(self, ranks: Ranks) -> None:
-        problem = ""
-        if ranks.first:
-            try:
-                self._folder.check_writable()
-            except OSError as error:
-                problem = f"{type(error).__name__}: {error}"
-        problem = ranks.gather(problem)[0]
-        if problem:
-            raise ConfigError(f"no checkpoint can be written into {self._folder.path}: {problem}; name another folder")
 
     def _used_beside(self, *, begins: bool) -> bool:
         """Whether another process trains in the folder: the user is told once, and the training goes on all the same.
@@ -389,23 +363,9 @@ class Checkpoint:
             logger.warning(
                 "perfagent: %s trains in the checkpoint folder %s already, and both write into it; the next start resumes "
                 "from whichever saved last. Stop one of them, or give this training a folder of its own",
-                use.other,
-                self._folder.path,
-            )
+                use.other, self._folder.path,
+            )  # fmt: skip
         return use.other is not None
-
-    @contextlib.contextmanager
-    def _fitting(self, step: int) -> Iterator[None]:
-        """A whole checkpoint that the loop does not take is of something else; torch says what differs."""
-        try:
-            yield
-        except PerfagentError:
-            raise
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"step_{step} in {self._folder.path} is whole, but does not fit this training: {error}; build model, optimizer "
-                "and scheduler as they were when it was saved, or name another folder"
-            ) from error
 
     @contextlib.contextmanager
     def _tolerated(self) -> Iterator[None]:
@@ -417,56 +377,39 @@ class Checkpoint:
                 raise
             tell("checkpoint failed", f"{error}; training goes on", level="critical")
 
-    def _all_ranks(self) -> Ranks:
-        if self._ranks is None:
-            self._ranks = Ranks()
-        return self._ranks
-
-    def _all_here(self) -> bool:
-        """Not over the group of a save that may be under way."""
-        ranks = self._all_ranks() if self._agreement is None else self._agreement.ranks
-        return ranks.all_arrive(ARRIVE_S)
-
-    def _at_different_steps(self, loop: Any) -> bool:
+    def _at_different_steps(self, loop: Loop) -> bool:
         if self._thread is not None:
             self._thread.join()
-        return len(set(self._all_ranks().gather(loop.step_count))) > 1
+        return len(set(self._ranks.gather(loop.step_count))) > 1
 
-    def _rated(self, metric: float | None) -> float | None:
-        given, self._metric = (self._metric if metric is None else float(metric)), None
-        return given
-
-    def _copied(self, parts: Parts, ranks: Ranks) -> Parts:
+    def _copied(self, parts: Parts) -> Parts:
         """What this rank writes, in memory that the training does not touch. The small things are copied as well."""
         if self._copier is None:
             self._copier = Copier()
-        whole = {"own": parts.own, "shared": parts.shared if ranks.first else {}, "sharded": parts.sharded}
-        copied = self._copier.copy(whole)
-        return Parts(copied["shared"], copied["own"], copied["sharded"])
+        whole = {"own": parts.own, "shared": parts.shared if self._ranks.first else {}, "sharded": parts.sharded}
+        return Parts(**self._copier.copy(whole))
 
-    def _write_aside(self, parts: Parts, describe: _Describe, ranks: Ranks) -> None:
+    def _write_aside(self, parts: Parts, draft: Manifest) -> None:
         try:
-            self._write(parts, describe, ranks, None)
+            self._write(parts, draft, None)
         except BaseException as error:  # noqa: BLE001 - raised by wait(), on the training's thread
             self._failure = error
             # at once: a script that ends without close() would never hear of it
             logger.error("perfagent: %s", str(error))
 
-    def _write(self, parts: Parts, describe: _Describe, ranks: Ranks, files: Callable[[Path], None] | None) -> None:
+    def _write(self, parts: Parts, draft: Manifest, engine: Engine) -> None:
         try:
-            saved: Saved = retry(
-                lambda: write(
-                    parts, describe, step=describe.step, folder=self._folder, ranks=ranks, write_engine=files
-                ),
-                tries=self._tries if files is None else 1,
-                what=f"saving step {describe.step}",
-                seeded=random.Random(describe.step),  # noqa: S311 - all ranks pause alike
+            saved = retry(
+                lambda: write(parts, draft, folder=self._folder, ranks=self._ranks, engine=engine),
+                tries=self._tries if engine is None else 1,
+                what=f"saving step {draft.step}",
+                seeded=random.Random(draft.step),  # noqa: S311 - all ranks pause alike
             )
         except CheckpointError:
             count("checkpoint/failed", 1.0)
             raise
         self._failures = 0
-        if ranks.first:
+        if self._ranks.first:
             count("checkpoint/saved_bytes", float(saved.manifest.total_bytes))
             count("checkpoint/save_s", saved.duration_s)
             try:
@@ -474,115 +417,3 @@ class Checkpoint:
                 self._folder.retain(self._keep, self._best, self._damaged)
             except OSError as error:
                 tell("old checkpoints stay", f"{type(error).__name__}: {error}")
-
-
-class _Describe:
-    """Makes the manifest once number and files are known."""
-
-    def __init__(self, step: int, kind: str, world: int, reason: str, metric: float | None, run: str | None) -> None:
-        self.step, self._kind, self._world, self._reason, self._metric, self._run = (
-            step,
-            kind,
-            world,
-            reason,
-            metric,
-            run,
-        )
-
-    def __call__(self, number: int, files: dict[str, FileSum]) -> Manifest:
-        return Manifest(
-            step=self.step,
-            number=number,
-            kind=self._kind,
-            world_size=self._world,
-            reason=self._reason,
-            created=time.time(),
-            files=files,
-            run=self._run,
-            metric=self._metric,
-            versions={"torch": str(torch.__version__), "python": sys.version.split()[0]},
-        )
-
-
-def _kind_of(loop: Any) -> str:
-    return {"fsdp2": "sharded", "deepspeed": "deepspeed"}.get(loop.strategy.kind, "plain")
-
-
-def _check_kind(path: Path, manifest: Manifest, engine: Any, kind: str | None, ranks: Ranks) -> None:
-    """Raises CheckpointError for a checkpoint of a model that was wrapped in another way."""
-    what = None
-    if manifest.kind == "deepspeed" and engine is None:
-        what = "was saved by a DeepSpeed engine: pass engine=, or give the loop an engine"
-    elif manifest.kind != "deepspeed" and engine is not None:
-        what = "was saved without DeepSpeed: load it without engine="
-    elif manifest.kind == "deepspeed" and manifest.world_size != ranks.world:
-        what = (
-            f"was saved by {manifest.world_size} ranks under DeepSpeed, whose files fit no other number, and here are "
-            f"{ranks.world}: start {manifest.world_size}, or convert it with DeepSpeed's ds_to_universal"
-        )
-    elif kind == "plain" and manifest.kind == "sharded":
-        what = "was saved under FSDP2: wrap the model with perfagent.fsdp(model) here too, on any number of ranks (one will do)"
-    elif kind == "sharded" and manifest.kind == "plain":
-        what = (
-            "was saved from a model that was not sharded: go on with perfagent.ddp(model), or begin anew and load its weights "
-            f"before perfagent.fsdp(model): torch.load('{SHARED}', weights_only=True)['model']"
-        )
-    if what is not None:
-        raise CheckpointError(f"{path} {what}")
-
-
-def _engine_of(loop: Any) -> Any:
-    return getattr(loop.strategy, "engine", None)
-
-
-def _run_of(state: dict[str, Any]) -> str | None:
-    place = state.get("loop")
-    told = place.get("run_id") if isinstance(place, dict) else None
-    if told is None:
-        run = current()
-        told = None if run is None else run.id
-    return told
-
-
-def _preempted(interrupting: bool) -> None:
-    """SIGTERM is about to end the process, past the exit handlers: the run ends first."""
-    run = current()
-    if run is None:
-        return
-    with contextlib.suppress(Exception):  # the signal ends the process, whatever becomes of the run
-        if interrupting:  # the rest of an end takes locks that the interrupted code may hold
-            run._sender.close(*_PREEMPTED)
-        else:
-            run._end(*_PREEMPTED)
-
-
-@contextlib.contextmanager
-def _phase() -> Iterator[None]:
-    """The time is the run's checkpoint phase."""
-    run = current()
-    if run is None:
-        yield
-    else:
-        with run.phase("checkpoint"):
-            yield
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """Loading a sharded optimizer steps it once without effect (torch's get_state_dict); that is no step of the
-    training."""
-    hooks = sys.modules["perfagent.step.state"].state
-    watching, hooks.current = hooks.current, None
-    try:
-        yield
-    finally:
-        hooks.current = watching
-
-
-def _whole_number(name: str, given: Any, least: int, *, or_none: bool = False) -> None:
-    if or_none and given is None:
-        return
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise ConfigError(
-            f"{name} must be a whole number from {least} on{' or None' if or_none else ''}, not {given!r:.80}"
-        )

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice, check_count
+from perfagent_loop.collectives import need_group
 
 __all__ = ["HOOKS", "backend_for", "comm_hook", "ddp"]
 
@@ -40,23 +42,16 @@ def ddp(
     static_graph: the same parameters get gradients in the same order in every step; needed for checkpointing the same
     layer twice, and then find_unused_parameters has nothing to do. hook: compression, as of `comm_hook`.
     """
-    _need_group()
+    need_group()
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("the model is wrapped by DistributedDataParallel already; pass it to perfagent.loop as it is")
     if not bucket_mb > 0:
-        raise ConfigError(
-            f"bucket_mb is the size of a bucket of gradients in MiB, above 0 (25 is usual); got {bucket_mb!r}"
-        )
+        raise ConfigError(f"bucket_mb is the size of a bucket of gradients in MiB, above 0; got {bucket_mb!r}")
     if static_graph and find_unused_parameters:
-        raise ConfigError(
-            "static_graph and find_unused_parameters exclude each other: a static graph has the same unused parameters in every "
-            "step, which DDP finds in the first; leave find_unused_parameters out"
-        )
+        raise ConfigError("static_graph and find_unused_parameters exclude each other: leave the second out")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise ConfigError(
-            "no parameter of the model requires a gradient, so there is nothing to bring together; do not wrap it"
-        )
+        raise ConfigError("no parameter of the model requires a gradient: there is nothing to average; do not wrap it")
     devices = {parameter.device for parameter in trained}
     one = next(iter(devices)) if len(devices) == 1 else None
     if hook is not None:
@@ -64,15 +59,10 @@ def ddp(
     # torch renames it, and warns of the name
     buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
     wrapped = DistributedDataParallel(
-        model,
-        device_ids=[one] if one is not None and one.type == "cuda" else None,
-        process_group=process_group,
-        bucket_cap_mb=bucket_mb,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        static_graph=static_graph,
-        find_unused_parameters=find_unused_parameters,
-        **buffers,
-    )
+        model, device_ids=[one] if one is not None and one.type == "cuda" else None, process_group=process_group,
+        bucket_cap_mb=bucket_mb, gradient_as_bucket_view=gradient_as_bucket_view, static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters, **buffers,
+    )  # fmt: skip
     if hook is not None:
         comm_hook(wrapped, hook)
     return wrapped
@@ -91,8 +81,7 @@ def comm_hook(
 
     hook: fp16 and bf16 halve the traffic by rounding; powersgd sends factors of that rank with error feedback (Vogels
     et al., "PowerSGD", 2019) from step start_iter on, batched_powersgd those of whole buckets, fp16_powersgd rounds the
-    factors too. One hook a model, registered once before training. Raises ConfigError where a hook cannot work, instead
-    of hanging there.
+    factors too. One hook a model, before training. Raises ConfigError where a hook cannot work.
     """
     inner: Any = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):
@@ -104,24 +93,11 @@ def comm_hook(
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook in ("fp16", "bf16"):
-        inner.register_comm_hook(
-            inner.process_group,
-            default_hooks.fp16_compress_hook if hook == "fp16" else default_hooks.bf16_compress_hook,
-        )
+        inner.register_comm_hook(inner.process_group, getattr(default_hooks, f"{hook}_compress_hook"))
         return
-    if rank < 1:
-        raise ConfigError(f"rank is that of the factors, 1 or more (1 to 4 are usual); got {rank}")
-    if start_iter < 2:
-        raise ConfigError(
-            f"start_iter is {start_iter}; PowerSGD needs 2 plain steps at least, since DDP rebuilds its buckets after the first"
-        )
-    state = powerSGD_hook.PowerSGDState(
-        process_group=inner.process_group,
-        matrix_approximation_rank=rank,
-        start_powerSGD_iter=start_iter,
-        min_compression_rate=min_compression_rate,
-        random_seed=seed,
-    )
+    check_count("rank", rank, "the rank of the factors (1 to 4 are usual)")
+    check_count("start_iter", start_iter, "a number of plain steps (DDP rebuilds its buckets after one)", least=2)
+    state = powerSGD_hook.PowerSGDState(inner.process_group, rank, start_iter, min_compression_rate, random_seed=seed)
     chosen: Any = powerSGD_hook.batched_powerSGD_hook if hook == "batched_powersgd" else powerSGD_hook.powerSGD_hook
     if hook == "fp16_powersgd":
         chosen = default_hooks.fp16_compress_wrapper(chosen)
@@ -129,37 +105,15 @@ def comm_hook(
 
 
 def _check_hook(hook: Any, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    if hook not in HOOKS:
-        raise ConfigError(f"hook must be one of {', '.join(HOOKS)}, not {hook!r:.80}")
+    check_choice("hook", hook, HOOKS)
     backend = backend_for(device, dist.get_backend_config(group))
     if hook == "bf16" and backend not in ("nccl", "xccl"):
-        raise ConfigError(
-            f"the bf16 hook needs NCCL, and the process group is {backend}, whose all-reduce of bf16 torch refuses in the "
-            "first backward pass; use hook='fp16', or init_process_group('nccl') on GPUs"
-        )
+        raise ConfigError(f"the bf16 hook needs NCCL, and the process group is {backend}; use hook='fp16'")
     if "powersgd" in hook and backend != "nccl":
-        raise ConfigError(
-            f"{hook} needs NCCL, and the process group is {backend}, over which it hangs for ever when compression begins; "
-            "use hook='fp16', or init_process_group('nccl') on GPUs"
-        )
-    if (
-        hook == "bf16"
-        and torch.version.cuda is not None
-        and tuple(map(int, torch.version.cuda.split(".")[:2])) < (11, 0)
-    ):
-        raise ConfigError(
-            f"the bf16 hook needs CUDA 11 or later, and this torch was built for {torch.version.cuda}; use hook='fp16'"
-        )
+        raise ConfigError(f"{hook} needs NCCL, and the group is {backend}, over which it hangs; use hook='fp16'")
 
 
 def backend_for(device: torch.device, config: str) -> str:
     """The backend over which gradients on this device travel. config: of a group, such as "cpu:gloo,cuda:nccl"."""
     by_device = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
     return by_device.get(device.type, config)
-
-
-def _need_group() -> None:
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError(
-            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
-        )

@@ -6,9 +6,8 @@ all its parameters at once, and cannot overlap the gathering of one layer with t
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from perfagent.errors import ConfigError
-from perfagent_loop.precision import Precision, checked_precision, dtype_of
+from perfagent_loop.collectives import need_group
+from perfagent_loop.precision import DTYPES, Precision, checked_precision
 
 __all__ = ["blocks_of", "fsdp"]
 
@@ -39,10 +39,7 @@ def fsdp(
     sharding. reshard_after_forward: False keeps gathered parameters for the backward pass: faster, more memory (ZeRO-2
     rather than 3). offload: shards live in host memory.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError(
-            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
-        )
+    need_group()
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -52,11 +49,7 @@ def fsdp(
         raise ConfigError("the model is sharded already; pass it to perfagent.loop as it is")
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if kinds & {torch.float16, torch.bfloat16} and precision != "fp32":
-        raise ConfigError(
-            f"the weights are {' and '.join(sorted(str(kind) for kind in kinds))}: updates smaller than their rounding are "
-            "lost; keep "
-            "them in float32, precision says in what the computation runs"
-        )
+        raise ConfigError(f"the weights are {', '.join(map(str, kinds))} and lose small updates; keep them in float32")
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() != "gloo" else "cpu"
     if offload and device == "cpu":
         raise ConfigError("offload moves shards from a GPU to host memory, and there is no GPU here: leave it out")
@@ -66,8 +59,8 @@ def fsdp(
         "mesh": mesh,
         "reshard_after_forward": reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=dtype_of(precision) if precision != "fp32" else None,
-            reduce_dtype=dtype_of(reduce) if half else None,
+            param_dtype=DTYPES[precision] if precision != "fp32" else None,
+            reduce_dtype=DTYPES[reduce] if half else None,
         ),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
@@ -91,18 +84,13 @@ def _chosen(model: nn.Module, kinds: Sequence[type[nn.Module]] | None) -> list[n
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The items of the outermost lists of two or more like modules with parameters: the layers of a transformer,
-    say."""
+    """The items of the outermost lists of like modules with parameters, such as the layers of a transformer."""
     found: list[nn.Module] = []
     for child in model.children():
         items = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-        if len(items) > 1 and len({type(item) for item in items}) == 1 and all(_has_parameters(item) for item in items):
+        full = all(next(item.parameters(), None) is not None for item in items)
+        if full and len(items) > 1 and len(set(map(type, items))) == 1:
             found.extend(items)
         else:
             found.extend(blocks_of(child))
     return found
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    parameters: Iterable[nn.Parameter] = module.parameters()
-    return any(True for _ in itertools.islice(parameters, 1))

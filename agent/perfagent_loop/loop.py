@@ -1,5 +1,4 @@
-"""The training loop: precision, accumulation, clipping, schedule, position and state, over the model as the user
-wrapped it.
+"""The training loop: precision, accumulation, clipping, schedule, position and state.
 
     loop = perfagent.loop(model, optimizer, scheduler, precision="bf16", grad_accum=8, clip_norm=1.0)
     loop.resume()
@@ -9,18 +8,14 @@ wrapped it.
         loop.backward(loss, num_items=n)
         loop.step()
 
-torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches (the optimizer's
-step, backward, the loader's iterator) is called as in any training script, so that phases, loss and norms are seen
-without a word. Nothing waits for the device, save what GradScaler itself waits for.
+torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches is called as in
+any training script. Nothing waits for the device, save GradScaler.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -28,21 +23,21 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from perfagent.errors import ConfigError, Stopped
+from perfagent.session import current
 from perfagent.step.stop import claim
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.batches import Batches
-from perfagent_loop.closures import check_optimizer_step
+from perfagent_loop.checks import check_count, check_optimizer_step
 from perfagent_loop.compute.compiling import compile_in_place
-from perfagent_loop.data.prefetch import Prefetcher
-from perfagent_loop.deepspeed_step import EngineStep
+from perfagent_loop.data.prefetch import unwrapped
+from perfagent_loop.deepspeed_engine import EngineStep
+from perfagent_loop.kinds import Batch, State
 from perfagent_loop.precision import autocast_of, checked_precision, scaler_of
 from perfagent_loop.randomness import random_state, restore_random_state
 from perfagent_loop.stepping import OptimizerStep, StepResult
 from perfagent_loop.strategies import DeepSpeed, Strategy, strategy_of
 
 __all__ = ["Checkpointing", "Loop", "StepResult", "loop"]
-
-logger = logging.getLogger("perfagent")
 
 
 class Checkpointing(Protocol):
@@ -55,65 +50,39 @@ class Checkpointing(Protocol):
         """Loads the newest good checkpoint into the loop, if there is one."""
 
 
-def loop(
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
-    scheduler: Any = None,
-    *,
-    precision: str | None = None,
-    grad_accum: int | None = None,
-    clip_norm: float | None = None,
-    compile: bool | str | Mapping[str, Any] = False,  # noqa: A002 - the documented name
-    checkpoint: Checkpointing | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-) -> Loop:
-    """A loop that trains this model; see the module's text for its use.
+class Loop:
+    """A loop that trains this model; see the module's text for its use. `perfagent.loop` is its name.
 
     model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
-    `deepspeed.initialize`: how ranks communicate follows from its type. optimizer: over the parameters of that model;
-    an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was
-    not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation. precision:
-    fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a window.
-    clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile, or
-    its arguments. scaler: a GradScaler with settings of yours, for fp16.
+    `deepspeed.initialize`: how ranks communicate follows from its type (`strategy`). optimizer: over the parameters of
+    that model; an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer
+    step that was not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an
+    evaluation. precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum:
+    micro-steps of a window. clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a
+    mode of torch.compile, or its arguments. scaler: a GradScaler with settings of yours, for fp16.
+
+    step_count: optimizer steps so far, those that the scaler skipped included; restored by resume().
 
     Raises ConfigError for values that contradict each other or the way in which the model is wrapped.
-    """
-    return Loop(
-        model, optimizer, scheduler, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm, compiled=compile,
-        checkpoint=checkpoint, scaler=scaler,
-    )  # fmt: skip
-
-
-class Loop:
-    """Made by `perfagent.loop`.
-
-    model, optimizer, scheduler, scaler: what is trained and by what. strategy: how ranks communicate (strategies.py).
-    step_count:
-    optimizer steps so far, those that the scaler skipped included; restored by resume().
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None,
-        scheduler: Any,
+        optimizer: Optimizer | None = None,
+        scheduler: Any = None,
         *,
-        precision: str | None,
-        grad_accum: int | None,
-        clip_norm: float | None,
-        compiled: bool | str | Mapping[str, Any],
-        checkpoint: Checkpointing | None,
-        scaler: torch.amp.GradScaler | None,
+        precision: str | None = None,
+        grad_accum: int | None = None,
+        clip_norm: float | None = None,
+        compile: bool | str | Mapping[str, Any] = False,  # noqa: A002 - the documented name
+        checkpoint: Checkpointing | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        if grad_accum is not None and (type(grad_accum) is not int or grad_accum < 1):
-            raise ConfigError(
-                f"grad_accum is the number of micro-steps to one optimizer step, 1 or more; got {grad_accum!r:.80}"
-            )
-        if clip_norm is not None and not (_is_number(clip_norm) and clip_norm > 0):
-            raise ConfigError(
-                f"clip_norm is the largest norm that gradients may have, above 0; got {clip_norm!r:.80}; None does not clip"
-            )
+        check_count("grad_accum", grad_accum, "a number of micro-steps", or_none=True)
+        number = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
+        if clip_norm is not None and not (number and clip_norm > 0):
+            raise ConfigError(f"clip_norm is the largest norm of gradients, above 0, or None; got {clip_norm!r:.80}")
         if checkpoint is not None and not (hasattr(checkpoint, "after_step") and hasattr(checkpoint, "resume")):
             raise ConfigError(f"checkpoint must be a perfagent.Checkpoint, not {type(checkpoint).__name__}")
         self.model, self.scheduler, self.checkpoint = model, scheduler, checkpoint
@@ -122,9 +91,7 @@ class Loop:
         self._update: OptimizerStep | EngineStep
         self.scaler: torch.amp.GradScaler | None = None
         if isinstance(self.strategy, DeepSpeed):
-            engine = EngineStep(
-                self.strategy, optimizer, scheduler, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm
-            )
+            engine = EngineStep(self.strategy, optimizer, scheduler, precision, grad_accum, clip_norm)
             self._update, grad_accum = engine, engine.grad_accum
             self.optimizer: Any = engine.optimizer
             self.precision = self.strategy.precision
@@ -142,37 +109,29 @@ class Loop:
         self._stopped = False
         self._forward = _Forward(self._window, self.strategy, autocast)
         self._scale: Callable[[Tensor], Tensor] | None = None if self.scaler is None else self.scaler.scale
-        _compile(model, compiled)
-
-    # ---- the verbs
+        _compile(model, compile)
 
     def batches(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Batch],
         epochs: int | None = 1,
-        items: Callable[[Any], Count] | None = None,
+        items: Callable[[Batch], Count] | None = None,
         *,
         steps: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Batch]:
         """The loader's batches on the model's device, from where resume() left off.
 
         epochs: how often the loader is read; None without end. items: says how many items a batch holds (what num_items
         would say); then a whole window is fetched before it begins, and num_items is not needed. steps: ends when
         step_count is there. Ranks whose loaders would make unequal numbers of steps are refused.
         """
-        if epochs is not None and (type(epochs) is not int or epochs < 0):
-            raise ConfigError(f"epochs must be 0 or more, or None with steps=..., not {epochs!r:.80}")
+        check_count("epochs", epochs, least=0, or_none=True)
         if epochs is None and steps is None:
             raise ConfigError("epochs is None and there is no steps=...: this loop would never end; give one of them")
         if not isinstance(loader, Iterable):
-            raise ConfigError(
-                f"batches() takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
-            )
+            raise ConfigError(f"batches() takes a DataLoader or another iterable, not {type(loader).__name__}")
         self._until = steps
-        # which would hide from us what the loader is; the copies overlap here too
-        while isinstance(loader, Prefetcher):
-            loader = loader.loader
-        return self._batches.read(loader, epochs, items, self)
+        return self._batches.read(unwrapped(loader), epochs, items, self)  # the copies overlap here too
 
     def forward(self, *, last: bool | None = None) -> _Forward:
         """What the forward pass of one micro-step runs in: autocast, and communication only in a window's last one.
@@ -184,8 +143,7 @@ class Loop:
         return self._forward
 
     def backward(self, loss: Tensor, num_items: Count | None = None) -> None:
-        """The backward pass of one micro-step. loss: the mean over the micro-batch's num_items items (tokens, samples;
-        default 1).
+        """The backward pass of one micro-step. loss: the mean over num_items items (tokens, samples; default 1).
 
         num_items may be a tensor on the device. All micro-steps of a run give it, or none.
         """
@@ -198,19 +156,18 @@ class Loop:
         window.done += 1
 
     def step(self) -> StepResult:
-        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule. Before it:
-        nothing."""
+        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule."""
         window = self._window
         if window.done < window.end:
             if not window.done:
-                raise ConfigError(
-                    "step() was called without a backward() before it; each micro-step is forward(), backward(), step()"
-                )
+                raise ConfigError("step() without a backward() before it; a micro-step is forward, backward, step")
             return StepResult.WAITING
         if window.trivial:
             result = self._update.step(None)
         else:
-            self._tell_loss(window.loss())
+            loss, run = window.loss(), current()
+            if loss is not None and run is not None:  # what the agent saw going backward is not the window's loss
+                run.log({"loss": loss})
             result = self._update.step(window.factor())
         self.step_count += 1
         window.clear()
@@ -223,8 +180,7 @@ class Loop:
         return result
 
     def _stop(self, why: str) -> None:
-        """The run is stopped from afar, after this step of all ranks: batches() ends; other loops are left at the end of
-        the next step."""
+        """The run is stopped from afar: batches() ends; other loops are left at the end of the next step."""
         if self._stopped:
             raise Stopped(f"perfagent: stopped after step {self.step_count:,}: {why}")
         self._stopped = True
@@ -265,19 +221,16 @@ class Loop:
         """Backward passes since the last optimizer step."""
         return self._window.done
 
-    # ---- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, as of the last optimizer step; of this rank alone where "rng" and
-        "sampler" are concerned.
+    def state_dict(self) -> State:
+        """All that the next step depends on, as of the last optimizer step; "rng" and "sampler" are this rank's.
 
         Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under
         DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.
         """
-        of_model: Any = None
-        of_optimizer: Any = None
-        if not isinstance(self.strategy, DeepSpeed):
-            of_model, of_optimizer = self.strategy.state(self.optimizer)
+        deepspeed = isinstance(self.strategy, DeepSpeed)
+        of_model, of_optimizer = (None, None) if deepspeed else self.strategy.state(self.optimizer)
+        run = current()
+        of_loop = {"step_count": self.step_count, "run_id": None if run is None else run.id}
         position, sampler = self._batches.state()
         return {
             "model": of_model,
@@ -286,20 +239,14 @@ class Loop:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "rng": random_state(),
             "sampler": sampler,
-            "loop": {"step_count": self.step_count, "run_id": _run_id(), "items": self._window.expected, **position},
+            "loop": {**of_loop, "items": self._window.expected, **position},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what state_dict() gave; the next batches() goes on from there."""
-        missing = [
-            name
-            for name in ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
-            if name not in state
-        ]
-        if missing:
-            raise ConfigError(
-                f"this is no state of a loop: it has no {', '.join(missing)}; pass what state_dict() gave"
-            )
+        wanted = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
+        if missing := [name for name in wanted if name not in state]:
+            raise ConfigError(f"this is no state of a loop: it has no {', '.join(missing)}")
         if not isinstance(self.strategy, DeepSpeed):
             self.strategy.load(self.optimizer, state["model"], state["optimizer"])
         if state["scheduler"] is not None and hasattr(self.scheduler, "load_state_dict"):
@@ -314,13 +261,6 @@ class Loop:
         self._batches.resume(place, state["sampler"], state["rng"])
         if state["rng"] is not None:
             restore_random_state(state["rng"])
-
-    def _tell_loss(self, loss: Any) -> None:
-        """The weights of this window do not add up to one, so that what the agent saw going backward is not the
-        loss."""
-        run = _current_run()
-        if loss is not None and run is not None:
-            run.log({"loss": loss})
 
 
 class _Forward:
@@ -343,9 +283,7 @@ class _Forward:
                 self._autocast.__enter__()
             self._depth += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._autocast is not None:
             self._depth -= 1
             if not self._depth:
@@ -354,35 +292,21 @@ class _Forward:
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if isinstance(optimizer, (list, tuple)):
-        raise ConfigError(
-            f"optimizer must be one torch optimizer, and {len(optimizer)} were given: make them parameter groups of one, or a "
-            "loop for each where each has a loss of its own (a GAN)"
-        )
+        raise ConfigError(f"{len(optimizer)} optimizers were given: make one, or a loop for each (a GAN)")
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"optimizer must be a torch optimizer over the model's parameters, not {type(optimizer).__name__}"
-        )
+        raise ConfigError(f"optimizer must be a torch optimizer, not {type(optimizer).__name__}")
     known = {id(parameter) for parameter in model.parameters()}
     held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     if not any(id(parameter) in known for parameter in held):
-        raise ConfigError(
-            "the optimizer holds none of the model's parameters: fsdp() and model.to() may replace them; make the optimizer "
-            "after the model is wrapped, from model.parameters()"
-        )
+        raise ConfigError("the optimizer holds none of the model's parameters: make it after the model is wrapped")
     check_optimizer_step(
         optimizer,
         "a loop of forward, backward and step has none: write this loop yourself, perfagent.attach() watches it all the same",
     )
 
 
-def _is_number(given: Any) -> bool:
-    return isinstance(given, (int, float)) and not isinstance(given, bool)
-
-
 def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:
     """In place: the model keeps its type and the names of its parameters."""
-    if how is False or how is None:
-        return
     if how is True:
         compile_in_place(model)
     elif isinstance(how, str):
@@ -394,15 +318,8 @@ def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:
         compile_in_place(model, mode=how)
     elif isinstance(how, Mapping):
         compile_in_place(model, **how)
-    else:
+    elif how:
         raise ConfigError(f"compile must be True, False, a mode of torch.compile or its arguments, not {how!r:.80}")
 
 
-def _current_run() -> Any:
-    session = sys.modules.get("perfagent.session")
-    return None if session is None else session.current()
-
-
-def _run_id() -> str | None:
-    run = _current_run()
-    return None if run is None else run.id
+loop = Loop

@@ -2,8 +2,7 @@
 
 A checkpoint is whole when the manifest is as it was written, each file that it names has the bytes it names, and the
 folder holds no other file. So a change of any single byte, a file cut short, lost or put in between is found before
-anything is loaded. The sums show damage, not malice: who can write the folder can write its manifest too, which is why
-loading never unpickles code.
+anything is loaded. The sums show damage, not malice: loading never unpickles code.
 """
 
 from __future__ import annotations
@@ -11,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from perfagent.errors import CheckpointError
 
@@ -22,6 +24,7 @@ __all__ = ["FORMAT", "NAME", "DamagedCheckpoint", "FileSum", "Manifest", "check_
 
 FORMAT = 1
 NAME = "manifest.json"
+_VERSIONS = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
 
 
 class DamagedCheckpoint(CheckpointError):  # noqa: N818 - it says what was found
@@ -42,20 +45,20 @@ class Manifest:
 
     step: optimizer steps done. number: counts the saves into a folder, over restarts too: the greater one is the newer
     one, also where a run was rolled back and saves the same steps again. kind: plain, sharded
-    (torch.distributed.checkpoint) or deepspeed. reason: why it was saved (every, asked, sigterm, exception, nan, stopped).
-    metric: what `best` compares. created: Unix seconds.
+    (torch.distributed.checkpoint) or deepspeed. reason: why it was saved (every, asked, sigterm, exception, nan,
+    stopped). metric: what `best` compares. created: Unix seconds.
     """
 
     step: int
-    number: int
     kind: str
     world_size: int
     reason: str
-    created: float
-    files: dict[str, FileSum]
+    number: int = 0
+    created: float = 0.0
+    files: dict[str, FileSum] = field(default_factory=dict)
     run: str | None = None
     metric: float | None = None
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=_VERSIONS.copy)
 
     @property
     def total_bytes(self) -> int:
@@ -75,9 +78,7 @@ class Manifest:
             raise DamagedCheckpoint(f"{NAME} is not as it was written")
         told: dict[str, Any] = json.loads(body)
         if told.pop("format") != FORMAT:
-            raise DamagedCheckpoint(
-                f"{NAME} has a format other than {FORMAT}; read it with the version of perfagent that wrote it"
-            )
+            raise DamagedCheckpoint(f"{NAME} has another format than {FORMAT}: another version of perfagent wrote it")
         files = {name: FileSum(**one) for name, one in told.pop("files").items()}
         return cls(files=files, **told)
 

@@ -1,24 +1,26 @@
 """Handles a step whose gradients hold NaN or Inf: leave it out, go back, or go on more slowly.
 
 The gradients are looked at before the optimizer uses them, so the weights stay good. All ranks decide alike: gradients
-that were averaged are the same on each, and of sharded ones the ranks put their findings together. The data goes on:
-the batches that did it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1, which went back some
-hundred steps.
+that were averaged are the same on each, and of sharded ones the ranks put their findings together. The batches that did
+it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, get_args
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from perfagent.errors import ConfigError, PerfagentError
-from perfagent_loop.collectives import all_reduce
+from perfagent_loop.checks import check_choice, check_count
 from perfagent_loop.events import count, tell
 from perfagent_loop.stepping import StepResult
+from perfagent_loop.strategies import local_piece
+
+if TYPE_CHECKING:
+    from perfagent_loop.loop import Loop
 
 __all__ = ["NanPolicy", "NonFiniteGradients", "all_finite"]
 
@@ -32,24 +34,20 @@ class NonFiniteGradients(PerfagentError):  # noqa: N818 - it says what was found
 
 
 class NanPolicy:
-    """Steps a loop, unless the gradients of the window hold NaN or Inf: call `policy.step(loop)` where `loop.step()`
-    stood.
+    """Steps a loop unless its gradients hold NaN or Inf: call `policy.step(loop)` instead of `loop.step()`.
 
     action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by
     `factor`; "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole
     checkpoint. most: how many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of
-    them, as reason "nan", though not again within the next SAVED_ONCE_IN steps, so that a training full of them does
-    not rotate its good checkpoints away.
+    them, as reason "nan", though not again within the next SAVED_ONCE_IN steps.
 
     One number is read from the device in each step. Raises ConfigError for fp16, whose scaler leaves such steps out by
     itself, and under DeepSpeed, which steps its own way.
     """
 
     def __init__(self, action: Action = "skip", *, most: int = 5, factor: float = 0.5) -> None:
-        if action not in get_args(Action):
-            raise ConfigError(f"action must be one of {', '.join(get_args(Action))}, not {action!r:.80}")
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ConfigError(f"most is how many windows in a row may be thrown away, 1 or more, not {most!r:.80}")
+        check_choice("action", action, get_args(Action))
+        check_count("most", most, "a number of windows in a row")
         if not isinstance(factor, (int, float)) or not 0.0 < factor < 1.0:
             raise ConfigError(f"factor is what learning rates are multiplied by, between 0 and 1, not {factor!r:.80}")
         self._action, self._most, self._factor = action, most, float(factor)
@@ -58,72 +56,57 @@ class NanPolicy:
         self.total = 0
         """Windows thrown away so far."""
 
-    def step(self, loop: Any) -> StepResult:
+    def step(self, loop: Loop) -> StepResult:
         """`loop.step()`, or what was chosen instead; then the result says that nothing was stepped."""
         self._check(loop)
         window = loop._window
         if not window.done or window.done < window.end:
-            result: StepResult = loop.step()
-            return result
+            return loop.step()
         if all_finite(loop):
             self._row = 0
-            stepped: StepResult = loop.step()
-            return stepped
+            return loop.step()
         self._row += 1
         self.total += 1
         self._act(loop)
         return StepResult(stepped=False)
 
-    def _check(self, loop: Any) -> None:
+    def _check(self, loop: Loop) -> None:
         if loop.scaler is not None:
-            raise ConfigError(
-                "the scaler of precision='fp16' leaves out steps with NaN or Inf by itself; call loop.step()"
-            )
+            raise ConfigError("the scaler of precision='fp16' leaves out such steps itself; call loop.step()")
         if loop.strategy.kind == "deepspeed":
-            raise ConfigError(
-                "DeepSpeed's engine steps by itself; a NanPolicy is for torch optimizers. Watch result.grad_norm instead"
-            )
+            raise ConfigError("DeepSpeed's engine steps by itself; watch result.grad_norm instead")
         if self._action == "rollback" and not hasattr(loop.checkpoint, "roll_back"):
-            raise ConfigError(
-                "action='rollback' needs something to go back to: perfagent.loop(..., checkpoint=perfagent.Checkpoint(...))"
-            )
+            raise ConfigError("action='rollback' needs something to go back to: give the loop a checkpoint")
 
-    def _act(self, loop: Any) -> None:
+    def _act(self, loop: Loop) -> None:
         loop.pass_over_window()
         done = f"the gradients after step {loop.step_count} are not finite and were thrown away"
+        checkpoint: Any = loop.checkpoint
         due = self._saved_at is None or loop.step_count - self._saved_at >= SAVED_ONCE_IN
-        if due and self._row == 1 and hasattr(loop.checkpoint, "save_loop") and self._action != "rollback":
+        if due and self._row == 1 and hasattr(checkpoint, "save_loop") and self._action != "rollback":
             self._saved_at = loop.step_count
-            loop.checkpoint.save_loop(loop, reason="nan")
+            checkpoint.save_loop(loop, reason="nan")
         if self._row > self._most:
-            raise NonFiniteGradients(
-                f"{done}, as in the {self._most} windows before; look at the data and the loss, lower the learning rate, or "
-                "resume from an older checkpoint"
-            )
+            advice = "look at the data, lower the learning rate, or resume from an older checkpoint"
+            raise NonFiniteGradients(f"{done}, as in the {self._most} windows before; {advice}")
         if self._action == "lower_lr":
             scale_learning_rates(loop.optimizer, loop.scheduler, self._factor)
             done += f"; learning rates are multiplied by {self._factor:g}"
         if self._action == "rollback":
-            step = loop.checkpoint.roll_back(loop)
-            done += (
-                "; there is no checkpoint to go back to" if step is None else f"; the weights of step {step} are back"
-            )
+            step = checkpoint.roll_back(loop)
+            done += "; there is no checkpoint yet" if step is None else f"; the weights of step {step} are back"
         tell("non-finite gradients", done)
         count("recovery/nonfinite", float(self.total))
 
 
-def all_finite(loop: Any) -> bool:
+def all_finite(loop: Loop) -> bool:
     """Whether all gradients of all ranks are finite; the same answer on every rank. Waits for the device."""
-    parameters: Iterable[Any] = (p for group in loop.optimizer.param_groups for p in group["params"])
-    pieces: list[Tensor] = [getattr(p.grad, "_local_tensor", p.grad) for p in parameters if p.grad is not None]
-    strategy = loop.strategy
-    good = torch.ones((), device=strategy.device)
-    if pieces:
-        norms = torch._foreach_norm(pieces, float("inf"))
-        good = torch.stack([norm.to(strategy.device) for norm in norms]).isfinite().all().float()
-    if strategy.kind == "fsdp2" and strategy.world > 1:
-        all_reduce(good, op=dist.ReduceOp.MIN, group=strategy.group)
-    return bool(good)  # sync
+    parameters = [p for group in loop.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    strategy, good = loop.strategy, True
+    if parameters:
+        norms = torch._foreach_norm([local_piece(p.grad) for p in parameters], float("inf"))
+        good = bool(torch.stack([norm.to(strategy.device) for norm in norms]).isfinite().all())  # sync
+    return bool(strategy.least(good)) if strategy.kind == "fsdp2" else good
 
 
 def scale_learning_rates(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> None:

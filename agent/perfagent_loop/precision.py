@@ -13,23 +13,19 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice
 
-__all__ = ["PRECISIONS", "Precision", "autocast_of", "checked_precision", "dtype_of", "scaler_of"]
+__all__ = ["DTYPES", "PRECISIONS", "Precision", "autocast_of", "checked_precision", "scaler_of"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def checked_precision(given: Any) -> Precision:
+def checked_precision(given: object) -> Precision:
     """The precision of that name. Raises ConfigError for anything else."""
-    if given not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {given!r:.80}")
+    check_choice("precision", given, PRECISIONS)
     return cast("Precision", given)
-
-
-def dtype_of(precision: Precision) -> torch.dtype:
-    return _DTYPES[precision]
 
 
 def autocast_of(precision: Precision, device: torch.device) -> AbstractContextManager[Any] | None:
@@ -38,10 +34,8 @@ def autocast_of(precision: Precision, device: torch.device) -> AbstractContextMa
         return None
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(
-            f"precision is 'bf16', which {name} can only emulate; use precision='fp16', which it computes fast"
-        )
-    return torch.autocast(device.type, dtype=dtype_of(precision))
+        raise ConfigError(f"precision is 'bf16', which {name} only emulates; use precision='fp16'")
+    return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 def scaler_of(
@@ -50,9 +44,7 @@ def scaler_of(
     """The scaler of fp16: the user's own, or one with torch's defaults. None in a precision that needs none."""
     if precision != "fp16":
         if given is not None and given.is_enabled():
-            raise ConfigError(
-                f"a scaler is for precision='fp16'; with precision={precision!r} it only skips steps: leave it out"
-            )
+            raise ConfigError(f"a scaler is for precision='fp16'; with {precision!r} it only skips steps: leave it out")
         return None
     if any(parameter.dtype == torch.float16 for parameter in parameters):
         raise ConfigError(

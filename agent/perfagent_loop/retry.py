@@ -1,8 +1,7 @@
 """Another try, for errors that pass by themselves and for nothing else.
 
 A file system that is remounted, a network file server that answers late, an interrupted call: these are tried again a
-few times, with pauses that double. A full disk, a missing right, a wrong path, and every error of the program itself
-are raised at once.
+few times, with pauses that double. A full disk, a missing right and errors of the program are raised at once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.events import count, tell
 
 __all__ = ["TRANSIENT", "is_transient", "pauses", "retry"]
@@ -29,16 +28,14 @@ TRANSIENT = frozenset((
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed in a moment: an OSError of those kinds, a time-out, or an error that says so
-    itself."""
-    if isinstance(error, OSError):  # TimeoutError and ConnectionError are among them
-        reason = getattr(error, "reason", None)  # urllib's URLError has the real one there
-        if isinstance(reason, OSError):
-            return is_transient(reason)
-        if isinstance(error, socket.gaierror):  # its numbers are not those of other OSErrors
-            return error.errno == socket.EAI_AGAIN
-        return isinstance(error, (TimeoutError, ConnectionError)) or error.errno in TRANSIENT
-    return bool(getattr(error, "transient", False))
+    """Whether the same call may succeed in a moment: an OSError of those kinds, or an error that says so itself."""
+    if not isinstance(error, OSError):
+        return bool(getattr(error, "transient", False))
+    if isinstance(reason := getattr(error, "reason", None), OSError):  # urllib's URLError has the real one there
+        return is_transient(reason)
+    if isinstance(error, socket.gaierror):  # its numbers are not those of other OSErrors
+        return error.errno == socket.EAI_AGAIN
+    return isinstance(error, (TimeoutError, ConnectionError)) or error.errno in TRANSIENT
 
 
 def pauses(tries: int, *, first_s: float, longest_s: float, seeded: random.Random | None = None) -> Iterator[float]:
@@ -59,30 +56,20 @@ def retry(
     pause: Callable[[float], None] = time.sleep,
     seeded: random.Random | None = None,
 ) -> T:
-    """The result of `call`, after at most so many tries; what is not transient is raised at once, the last failure as
-    it is.
+    """The result of `call`, after at most so many tries; what is not transient is raised at once.
 
-    what: named in the run's events. pause: waits so many seconds. Example: `rows = retry(lambda: read(path),
-    what="reading")`.
+    what: named in the run's events. pause: waits so many seconds.
     """
-    if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
-        raise ConfigError(f"tries must be a whole number from 1 on, not {tries!r:.80}")
-    waits = pauses(tries, first_s=first_s, longest_s=longest_s, seeded=seeded)
-    number = 1
-    while True:
+    check_count("tries", tries)
+    for number, wait_s in enumerate(pauses(tries, first_s=first_s, longest_s=longest_s, seeded=seeded), 1):
         try:
-            result = call()
+            return call()
         except Exception as error:
-            wait_s = next(waits, None)
-            if wait_s is None or not is_transient(error):
+            if not is_transient(error):
                 raise
             name = what or getattr(call, "__qualname__", "a call")
-            tell(
-                f"{name} failed and is tried again",
-                f"{type(error).__name__}: {error} (try {number} of {tries}, in {wait_s:.1f} s)",
-            )
+            why = f"{type(error).__name__}: {error} (try {number} of {tries}, in {wait_s:.1f} s)"
+            tell(f"{name} failed and is tried again", why)
             count("recovery/retries", 1.0)
-            pause(wait_s)
-            number += 1
-        else:
-            return result
+        pause(wait_s)
+    return call()

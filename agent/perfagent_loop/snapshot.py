@@ -1,5 +1,4 @@
-"""Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU while the training
-waits.
+"""Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU.
 
 Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else.
 A state that holds more is refused when it is saved, by its place, and not when it is needed.
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent_loop.kinds import State
+from perfagent_loop.strategies import local_piece
 
 __all__ = ["Copier", "bytes_of", "check_loadable", "find_nan", "has_shards", "tensors_in"]
 
@@ -30,9 +31,7 @@ def check_loadable(state: Any, at: str = "state") -> None:
     if kind in _MAPPINGS:
         for key, value in state.items():
             if type(key) not in (str, int, bool, float, tuple):
-                raise ConfigError(
-                    f"{at} has a key {key!r:.60} of type {type(key).__name__}; text and numbers can be loaded again"
-                )
+                raise ConfigError(f"{at} has a key {key!r:.60} of type {type(key).__name__}; use text or numbers")
             check_loadable(value, f"{at}[{key!r}]")
     elif kind in (list, tuple, set):
         for number, value in enumerate(state):
@@ -62,17 +61,11 @@ def has_shards(state: Any) -> bool:
     return any(hasattr(tensor, "device_mesh") for _, tensor in tensors_in(state))
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's piece of a sharded tensor."""
-    piece: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return piece
-
-
 def bytes_of(state: Any) -> int:
     """Bytes of all tensors; of a sharded one this rank's piece. One that stands in several places counts once."""
     seen: dict[tuple[int, int], int] = {}
     for _, tensor in tensors_in(state):
-        piece = local(tensor)
+        piece = local_piece(tensor)
         seen[piece.data_ptr(), piece.numel()] = piece.numel() * piece.element_size()
     return sum(seen.values())
 
@@ -80,7 +73,7 @@ def bytes_of(state: Any) -> int:
 def find_nan(state: Any) -> str | None:
     """The place of a tensor that holds NaN; None when there is none. Infinities may be meant (masks)."""
     for place, tensor in tensors_in(state):
-        piece = local(tensor)
+        piece = local_piece(tensor)
         # The sum is NaN when a number is, and needs no tensor of truth values; it is NaN of +Inf and -Inf too: look
         # closer.
         if piece.is_floating_point() and bool(piece.sum().isnan()) and bool(piece.isnan().any()):
@@ -91,21 +84,17 @@ def find_nan(state: Any) -> str | None:
 class Copier:
     """Copies states to the CPU, into the same memory each time: the second copy of a state is faster than the first.
 
-    It keeps as much host memory as a state has bytes, pinned where the state comes from a GPU. A copy is overwritten by
-    the next.
+    It keeps as much host memory as a state has bytes, pinned on a machine with GPUs. The next copy overwrites it.
     """
 
     def __init__(self) -> None:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         on_gpu = torch.cuda.is_available()
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
-            )
-        )
+        options = StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
+        self._stager = DefaultStager(options)
 
-    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+    def copy(self, state: State) -> State:
         """The same state on the CPU; what shared memory shares it again. Waits for the device."""
         copied: Any = self._stager.stage(state)
         return copied  # type: ignore[no-any-return]

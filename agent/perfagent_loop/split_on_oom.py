@@ -1,10 +1,8 @@
 """Splits a batch that does not fit into the device's memory into halves, until it does.
 
 Forward and backward pass run without any communication; then the ranks exchange whether one of them ran out of memory,
-and only when none did are the gradients averaged. A rank that retried alone would leave the others waiting in a
-collective for ever (mosaicml/composer issues 1319 and 3510). So the whole window is tried again on all ranks, in twice
-as many pieces, from gradients that are zero. The mean of the pieces, weighed by their items, is the gradient of the
-whole batch.
+and only when none did are the gradients averaged. A rank that retried alone would leave the others waiting for ever
+(mosaicml/composer issues 1319 and 3510). So the window is tried again on all ranks, in twice as many pieces.
 """
 
 from __future__ import annotations
@@ -12,16 +10,22 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.collectives import all_reduce
+from perfagent_loop.data.transfer import rebuilt, tensors_in
 from perfagent_loop.events import count, tell
+from perfagent_loop.kinds import Batch
+from perfagent_loop.strategies import Data
+
+if TYPE_CHECKING:
+    from perfagent_loop.loop import Loop
 
 __all__ = ["SplitOnOom", "cut", "is_out_of_memory"]
 
@@ -45,28 +49,20 @@ class SplitOnOom:
     it cannot be waited for; find the batch size beforehand there (find_batch_size).
     """
 
-    def __init__(self, loop: Any, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
+    def __init__(self, loop: Loop, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
         if loop.strategy.kind not in ("plain", "ddp"):
-            raise ConfigError(
-                f"a batch cannot be split under {loop.strategy.kind}: the forward pass communicates, and the other ranks would "
-                "wait in it for the one that ran out of memory; use perfagent.find_batch_size() before the training"
-            )
+            raise ConfigError(f"{loop.strategy.kind} communicates in its forward pass: use perfagent.find_batch_size()")
         if loop._window.size != 1:
-            raise ConfigError(
-                "splitting takes the place of accumulation: use grad_accum=1, and a batch as large as the whole window"
-            )
-        if isinstance(most, bool) or not isinstance(most, int) or most < 2:
-            raise ConfigError(f"most is into how many pieces a batch may be cut, 2 or more, not {most!r:.80}")
+            raise ConfigError("splitting replaces accumulation: use grad_accum=1, and whole windows as batches")
+        check_count("most", most, "a number of pieces", least=2)
         self._loop, self._most, self._items = loop, most, items or _rows
         self._by_items = items is not None
         self.pieces = 1
 
-    def backward(self, batch: Any, compute: Callable[[Any], Tensor]) -> Tensor:
-        """Fills the gradients for one batch; answers its mean loss on this rank, detached. compute: the mean loss of a
-        piece.
+    def backward(self, batch: Batch, compute: Callable[[Any], Tensor]) -> Tensor:
+        """Fills the gradients for one batch; returns its mean loss on this rank. compute: the mean loss of a piece.
 
-        Raises the out-of-memory error of this rank (or RuntimeError for that of another) when `most` pieces do not fit
-        either.
+        Raises the out-of-memory error of this rank, or RuntimeError for another's, when `most` pieces do not fit.
         """
         share = self._share(batch)
         while True:
@@ -78,7 +74,8 @@ class SplitOnOom:
                 if not is_out_of_memory(problem):
                     raise
                 error = problem.with_traceback(None)  # its frames hold the tensors that filled the memory
-            if not self._any(error is not None):
+            # a collective, which every rank reaches, whatever became of its batch
+            if self._loop.strategy.least(float(error is None)):
                 break
             self._loop.discard_window()
             self._halve(batch, error)
@@ -87,7 +84,7 @@ class SplitOnOom:
         self._loop._window.is_whole()
         return loss
 
-    def _share(self, batch: Any) -> float:
+    def _share(self, batch: Batch) -> float:
         """What this rank's mean weighs before the mean over ranks is taken; a collective where items are counted."""
         strategy = self._loop.strategy
         if strategy.world == 1 or not self._by_items:
@@ -96,13 +93,14 @@ class SplitOnOom:
         total = strategy.total(torch.full((), mine, dtype=torch.float64, device=strategy.device))
         return mine * float(strategy.world) / max(float(total), 1.0)  # sync
 
-    def _try(self, batch: Any, compute: Callable[[Any], Tensor], share: float) -> Tensor:
+    def _try(self, batch: Batch, compute: Callable[[Any], Tensor], share: float) -> Tensor:
         pieces = cut(batch, self.pieces)
         counts = [float(self._items(piece)) for piece in pieces]
         whole = sum(counts) or 1.0  # a batch without any item has no mean: its gradients are 0, not NaN
-        scale: Callable[[Tensor], Tensor] | None = self._loop._scale
+        scale = self._loop._scale
         total: Tensor | None = None
-        with self._quiet():
+        strategy = self._loop.strategy
+        with strategy._wrapper.no_sync() if isinstance(strategy, Data) else nullcontext():  # nothing is communicated
             for piece, items in zip(pieces, counts, strict=True):
                 with self._loop._forward._autocast or nullcontext():
                     loss = compute(piece)
@@ -113,24 +111,8 @@ class SplitOnOom:
         assert total is not None
         return total
 
-    def _quiet(self) -> AbstractContextManager[Any]:
-        """Nothing is communicated inside."""
-        if self._loop.strategy.kind != "ddp":
-            return nullcontext()
-        quiet: AbstractContextManager[Any] = self._loop.strategy._wrapper.no_sync()
-        return quiet
-
-    def _any(self, failed: bool) -> bool:
-        """Whether any rank failed. Sync; a collective, which every rank reaches, whatever became of its batch."""
-        strategy = self._loop.strategy
-        if strategy.world == 1:
-            return failed
-        flag = torch.full((), float(failed), device=strategy.device)
-        all_reduce(flag, op=dist.ReduceOp.MAX, group=strategy.group)
-        return bool(flag)
-
-    def _halve(self, batch: Any, error: BaseException | None) -> None:
-        most = min(self._most, self._smallest(_rows(batch)))
+    def _halve(self, batch: Batch, error: BaseException | None) -> None:
+        most = min(self._most, int(self._loop.strategy.least(_rows(batch))))
         if self.pieces >= most:
             raise error or RuntimeError(f"another rank ran out of memory with its batch in {self.pieces} pieces")
         self.pieces = min(2 * self.pieces, most)
@@ -140,17 +122,8 @@ class SplitOnOom:
         tell("out of memory", f"{error or 'on another rank'}; from here on each batch is cut into {self.pieces} pieces")
         count("recovery/pieces", float(self.pieces))
 
-    def _smallest(self, rows: int) -> int:
-        strategy = self._loop.strategy
-        if strategy.world == 1:
-            return rows
-        least = torch.full((), float(rows), device=strategy.device)
-        all_reduce(least, op=dist.ReduceOp.MIN, group=strategy.group)
-        return int(least)
-
     def _average(self) -> None:
-        """What DistributedDataParallel would have done in the backward pass: the mean over ranks, some megabytes at a
-        time."""
+        """The mean of the gradients over ranks, some megabytes at a time, which DDP takes in the backward pass."""
         strategy = self._loop.strategy
         if strategy.world == 1:
             return
@@ -160,15 +133,16 @@ class SplitOnOom:
                 if parameter.grad is None:  # unused here, perhaps not on another rank
                     parameter.grad = torch.zeros_like(parameter)
                 held.append(parameter.grad)
-        for bucket in _buckets(held):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        utils: Any = torch._utils
+        for bucket in utils._take_tensors(held, _AT_ONCE_BYTES):
+            flat = utils._flatten_dense_tensors(bucket)
             all_reduce(flat, group=strategy.group)
             flat /= strategy.world
-            for gradient, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-                gradient.copy_(mean.view_as(gradient))
+            for gradient, mean in zip(bucket, utils._unflatten_dense_tensors(flat, bucket), strict=True):
+                gradient.copy_(mean)
 
 
-def cut(batch: Any, pieces: int) -> list[Any]:
+def cut(batch: Batch, pieces: int) -> list[Any]:
     """The batch in so many pieces along the first dimension of its tensors; dicts, lists and tuples keep their form."""
     rows = _rows(batch)
     pieces = max(1, min(pieces, rows))
@@ -184,8 +158,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
-def _rows(batch: Any) -> int:
-    found = {one.shape[0] for one in _tensors(batch) if one.ndim}
+def _rows(batch: Batch) -> int:
+    found = {one.shape[0] for one in tensors_in(batch) if one.ndim}
     if len(found) != 1:
         raise ConfigError(
             f"a batch is split along the first dimension of its tensors, which must be the same in all; it is {sorted(found)}"
@@ -193,36 +167,10 @@ def _rows(batch: Any) -> int:
     return int(found.pop())
 
 
-def _tensors(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return [tensor for one in inside for tensor in _tensors(one)]
-
-
-def _slice(batch: Any, low: int, high: int, rows: int) -> Any:
+def _slice(batch: Batch, low: int, high: int, rows: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[low:high] if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return {name: _slice(one, low, high, rows) for name, one in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_slice(one, low, high, rows) for one in batch))
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == rows and not any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in batch):
-            return batch[low:high]  # texts, say: one for each row
-        return type(batch)(_slice(one, low, high, rows) for one in batch)
-    return batch
-
-
-def _buckets(gradients: list[Tensor]) -> list[list[Tensor]]:
-    """Of one type each, at most some megabytes."""
-    buckets: list[list[Tensor]] = []
-    size = 0
-    for gradient in sorted(gradients, key=lambda one: str(one.dtype)):
-        count_bytes = gradient.numel() * gradient.element_size()
-        if not buckets or buckets[-1][0].dtype != gradient.dtype or size + count_bytes > _AT_ONCE_BYTES:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(gradient)
-        size += count_bytes
-    return buckets
+    listed = isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields") and len(batch) == rows
+    if listed and not any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in batch):
+        return batch[low:high]  # texts, say: one for each row
+    return rebuilt(batch, lambda one: _slice(one, low, high, rows))

@@ -1,8 +1,6 @@
-"""The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule. In this
-order.
+"""The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule.
 
-Clipping before unscaling clips to the loss scale; clipping after the step does nothing. Both are among the commonest
-mistakes.
+The order matters: clipping before unscaling clips to the loss scale, and after the step it does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from perfagent.errors import ConfigError
 from perfagent_loop.accumulation import Count
-from perfagent_loop.closures import wanted_by_step
+from perfagent_loop.checks import wanted_by_step
 from perfagent_loop.strategies import Strategy
 
 __all__ = ["OptimizerStep", "StepResult", "moved_by_windows"]
@@ -38,8 +36,7 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """The scaler left the weights as they are, since gradients were not finite. With a fused optimizer, reading it
-        waits."""
+        """The scaler left the weights as they are: gradients were not finite. With a fused optimizer, this waits."""
         return bool(self._found_inf)
 
     def __repr__(self) -> str:
@@ -52,8 +49,7 @@ StepResult.WAITING = StepResult(stepped=False)
 class OptimizerStep:
     """Steps a torch optimizer over the gradients of one window.
 
-    under_way: from the optimizer's first change of a weight until the loop has counted the step; what lies between
-    cannot be gone on from.
+    under_way: from the optimizer's first change of a weight until the loop has counted the step.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class OptimizerStep:
         self._simple = scaler is None and clip_norm is None
         self._ran = False
         if scaler is not None:
-            optimizer.register_step_post_hook(self._note)
+            optimizer.register_step_post_hook(lambda *_: setattr(self, "_ran", True))
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -95,9 +91,7 @@ class OptimizerStep:
 
     def _careful(self, factor: Count | None) -> StepResult:
         scaler, norm = self._scaler, None
-        if factor is None and self._clip_norm is None:
-            pass  # the scaler unscales on its own, or inside of a fused optimizer's kernel
-        else:
+        if factor is not None or self._clip_norm is not None:  # else the scaler or a fused optimizer unscales
             if scaler is not None:
                 scaler.unscale_(self._optimizer)
             parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -113,39 +107,26 @@ class OptimizerStep:
         scaler.step(self._optimizer)
         found_inf: Tensor | bool = not self._ran
         if self._ran and getattr(self._optimizer, "_step_supports_amp_scaling", False):
-            found_inf = self._decided_on_device(scaler)
+            # a fused optimizer skips in its kernel: only the device knows, and it is not asked here
+            found = [*scaler._found_inf_per_device(self._optimizer).values()]
+            found_inf = sum(one.to(found[0].device, non_blocking=True) for one in found) if found else False
         scaler.update()
         return StepResult(stepped=True, grad_norm=norm, found_inf=found_inf)
-
-    def _decided_on_device(self, scaler: Any) -> Tensor | bool:
-        """A fused optimizer is always called, and skips in its kernel: only the device knows, and it is not asked
-        here."""
-        found = [*scaler._found_inf_per_device(self._optimizer).values()]
-        return sum(one.to(found[0].device, non_blocking=True) for one in found) if found else False
-
-    def _note(self, *_: Any) -> None:
-        self._ran = True
 
 
 _STEPPED = StepResult(stepped=True)
 
 
 def moved_by_windows(scheduler: Any) -> Any:
-    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps after an
-    evaluation.
+    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps.
 
     Raises ConfigError for what has no step() that can be called once an optimizer step.
     """
     if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
         return None
     if not callable(getattr(scheduler, "step", None)):
-        raise ConfigError(
-            f"scheduler must have a step() that is called once an optimizer step, not be {type(scheduler).__name__}"
-        )
+        raise ConfigError(f"scheduler must have a step(), and {type(scheduler).__name__} has none")
     wanted = wanted_by_step(scheduler)
     if wanted:
-        raise ConfigError(
-            f"the step() of {type(scheduler).__name__} wants {wanted}, which the loop does not know: leave it out here, and "
-            "call it yourself after loop.step() where the result says stepped"
-        )
+        raise ConfigError(f"the step() of {type(scheduler).__name__} wants {wanted}: call it after loop.step()")
     return scheduler

@@ -7,7 +7,6 @@ communicate, where their gradients lie, and what their state is. All else of the
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -19,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from perfagent.errors import ConfigError
-from perfagent_loop.collectives import all_reduce
+from perfagent_loop.checks import check_module
+from perfagent_loop.collectives import all_reduce, world_of_job
+from perfagent_loop.kinds import Engine, State
 
-__all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "strategy_of"]
+__all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "device_of", "local_piece", "strategy_of"]
 
 logger = logging.getLogger("perfagent")
 
@@ -36,17 +37,17 @@ class Plain:
 
     kind = "plain"
     reduces_early = False
+    engine: Engine = None
+    """DeepSpeed's, else None."""
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self.model, self.module = model, module
-        first = next(module.parameters(), None)
-        self.device = torch.device("cpu") if first is None else first.device
+        self.device = device_of(module)
         self.group: dist.ProcessGroup | None = None
         self.world = 1
 
     def communicate(self, *, last: bool) -> None:
-        """Called before each forward pass. last: gradients are averaged over the ranks in the backward pass that
-        follows."""
+        """Called before each forward pass. last: the backward pass that follows averages gradients over the ranks."""
 
     def forget(self) -> None:
         """A window is thrown away: so is what the strategy keeps of its gradients, beside those of the parameters."""
@@ -57,21 +58,28 @@ class Plain:
             all_reduce(count, group=self.group)
         return count
 
+    def least(self, number: float) -> float:
+        """The smallest of this number on all ranks. Sync; a collective."""
+        if self.world == 1:
+            return number
+        least = torch.full((), float(number), dtype=torch.float64, device=self.device)
+        all_reduce(least, op=dist.ReduceOp.MIN, group=self.group)
+        return float(least)
+
     def multiply(self, parameters: Iterable[Tensor], factor: Tensor | float) -> None:
-        gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [local_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clips to the norm of all gradients of all ranks, and answers it: a number on the device that nobody has
-        waited for."""
+        """Clips to the norm of all gradients of all ranks, and returns it: a number on the device, not waited for."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state(self, optimizer: torch.optim.Optimizer) -> tuple[State, State]:
         """Of the model and of the optimizer."""
         return self.module.state_dict(), optimizer.state_dict()
 
-    def load(self, optimizer: torch.optim.Optimizer, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
+    def load(self, optimizer: torch.optim.Optimizer, of_model: State, of_optimizer: State) -> None:
         self.module.load_state_dict(of_model)
         optimizer.load_state_dict(of_optimizer)
 
@@ -140,23 +148,22 @@ class FSDP2(Plain):
             by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
         # by the module's own name, which is what the agent watches to know the gradients before they are clipped
         # a collective, on every rank
-        norms = [_whole(clip_grad._get_total_norm(of_mesh)) for of_mesh in by_mesh.values()]
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        torch._foreach_mul_([_local(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        norms: list[Any] = [clip_grad._get_total_norm(of_mesh) for of_mesh in by_mesh.values()]
+        norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+        norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        torch._foreach_mul_([local_piece(g) for g in gradients], torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
-    def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state(self, optimizer: torch.optim.Optimizer) -> tuple[State, State]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         of_model, of_optimizer = get_state_dict(self.module, optimizer)
         return of_model, dict(of_optimizer)
 
-    def load(self, optimizer: torch.optim.Optimizer, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
+    def load(self, optimizer: torch.optim.Optimizer, of_model: State, of_optimizer: State) -> None:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
-        set_state_dict(
-            self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer,
-        )  # fmt: skip
+        set_state_dict(self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
 class DeepSpeed(Plain):
@@ -168,7 +175,7 @@ class DeepSpeed(Plain):
     kind = "deepspeed"
     reduces_early = True
 
-    def __init__(self, model: nn.Module, engine: Any) -> None:
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
         super().__init__(model, engine.module)
         self.engine = engine
         self.device = torch.device(engine.device)
@@ -178,11 +185,10 @@ class DeepSpeed(Plain):
     def communicate(self, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
 
-    def state(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        raise ConfigError(_ENGINE_SAVES)
+    def state(self, *_: Any) -> tuple[State, State]:
+        raise ConfigError("an engine's state lies in pieces on all ranks: save it with engine.save_checkpoint on each")
 
-    def load(self, *_: Any) -> None:
-        raise ConfigError(_ENGINE_SAVES)
+    load: Any = state
 
     @property
     def precision(self) -> str:
@@ -193,23 +199,15 @@ class DeepSpeed(Plain):
 
 
 Strategy = Plain
-_ENGINE_SAVES = (
-    "the state of a DeepSpeed engine lies in pieces on all ranks: save it with engine.save_checkpoint, on every rank"
-)
 
 
 def strategy_of(model: Any) -> Strategy:
     """The strategy for a model as the user wrapped it. Raises ConfigError for a type that the loop cannot train."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model must be a torch module or a DeepSpeed engine, not {type(model).__name__}; got {model!r:.60}"
-        )
+    check_module(model)
     engine_module = sys.modules.get("deepspeed.runtime.engine")
     if engine_module is not None and isinstance(model, engine_module.DeepSpeedEngine):
         if not hasattr(type(model), "set_gradient_accumulation_boundary") or type(model).__name__ == "PipelineEngine":
-            raise ConfigError(
-                "a pipeline engine runs its own loop: call engine.train_batch(), and perfagent.attach() to watch it"
-            )
+            raise ConfigError("a pipeline engine has its own loop: call engine.train_batch(), and perfagent.attach()")
         return DeepSpeed(model, model)
     inner: Any = getattr(model, "_orig_mod", model)  # what torch.compile(model) wraps
     if isinstance(inner, DistributedDataParallel):
@@ -246,31 +244,23 @@ def _refuse_others(module: nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for inner in module.modules():
         if isinstance(inner, (DistributedDataParallel, nn.DataParallel)):
-            raise ConfigError(
-                f"the model holds a {type(inner).__name__} inside of it; wrap the whole model with perfagent.ddp(model), or pass "
-                "the wrapped one as model"
-            )
+            raise ConfigError(f"the model holds a {type(inner).__name__} inside; wrap the whole model")
         if fsdp is not None and isinstance(inner, fsdp.FullyShardedDataParallel):
-            raise ConfigError(
-                "the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model) (fully_shard)"
-            )
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if several and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
+            raise ConfigError("the model is wrapped by FSDP1, which torch has replaced; use perfagent.fsdp(model)")
+    if world_of_job() > 1 and not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
         logger.warning(
             "perfagent: %d ranks train, but the model is not wrapped: each trains a model of its own; "
-            "perfagent.ddp(model), perfagent.fsdp(model) or deepspeed.initialize brings them together",
-            dist.get_world_size(),
-        )
+            "perfagent.ddp(model), perfagent.fsdp(model) or deepspeed.initialize brings them together", world_of_job(),
+        )  # fmt: skip
 
 
-def _local(gradient: Any) -> Tensor:
-    """This rank's piece of a sharded gradient; a plain one as it is."""
-    piece: Tensor = getattr(gradient, "_local_tensor", gradient)
+def device_of(model: nn.Module) -> torch.device:
+    """Of the first parameter; the CPU without one."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def local_piece(tensor: Tensor) -> Tensor:
+    """This rank's piece of a sharded tensor; a plain one as it is."""
+    piece: Tensor = getattr(tensor, "_local_tensor", tensor)
     return piece
-
-
-def _whole(number: Any) -> Tensor:
-    whole: Tensor = number.full_tensor() if hasattr(number, "full_tensor") else number
-    if whole.ndim:
-        raise ConfigError(f"a norm must be one number, not {math.prod(whole.shape)}")
-    return whole

@@ -25,13 +25,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import perfagent
-from perfagent_loop.data.buckets import LengthBucketBatchSampler
 from perfagent_loop.data.cache import CachedDataset
+from perfagent_loop.data.length_batches import LengthBucketBatchSampler, PackedBatchSampler, TokenBudgetBatchSampler
 from perfagent_loop.data.mapped import map_tokens
-from perfagent_loop.data.packed_batches import PackedBatchSampler
 from perfagent_loop.data.packing import fill, pack, pack_stream
 from perfagent_loop.data.prefetch import Prefetcher
-from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
 
 CAPACITY = 2048
 BATCH = 16

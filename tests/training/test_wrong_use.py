@@ -19,14 +19,13 @@ from perfagent_loop.compute.activation import checkpoint_activations
 from perfagent_loop.compute.compiling import compile_model
 from perfagent_loop.compute.nccl import nccl_preset
 from perfagent_loop.compute.packed import packed_attention
-from perfagent_loop.data.buckets import LengthBucketBatchSampler
 from perfagent_loop.data.cache import CachedDataset
 from perfagent_loop.data.cache_record import encode
 from perfagent_loop.data.collating import join, pad
 from perfagent_loop.data.inspecting import inspect_batches
+from perfagent_loop.data.length_batches import LengthBucketBatchSampler, TokenBudgetBatchSampler
 from perfagent_loop.data.packing import pack, pack_stream
 from perfagent_loop.data.prefetch import Prefetcher
-from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
 from perfagent_loop.deepspeed_config import check_zero_config
 from perfagent_loop.estimates.memory import estimate_memory
 from perfagent_loop.nonfinite import NanPolicy

@@ -42,14 +42,19 @@ def padding_of(places: Sequence[Place], pad_id: int | None) -> Count | None:
     for place in places:
         if place.name in _OTHER_MASKS and tokens is not None and place.tensor.shape == tokens.tensor.shape:
             return _of_mask_of_either_kind(place.path)
-        if place.name.endswith(_PADDING_MASK) and place.tensor.dim() == 2 and _is_bool(place.tensor):
+        if (
+            place.name.endswith(_PADDING_MASK)
+            and place.tensor.dim() == 2
+            and place.tensor.dtype is sys.modules["torch"].bool
+        ):
             return _of_padding_mask(place.path)
-    whole = max((place for place in places if place.tensor.dim() > 1), key=_numbers, default=None)
+    wide = (place for place in places if place.tensor.dim() > 1)
+    whole = max(wide, key=lambda place: int(place.tensor.numel()), default=None)
     lengths = None if whole is None else _lengths(places, whole)
     if whole is not None and lengths is not None:
         return _Lengths(whole.path, lengths.path, named=bool(lengths.name))
     if tokens is not None and pad_id is not None:
-        return _of_token(tokens.path, pad_id)
+        return lambda batch: count_zeros(some_rows(reached(batch, tokens.path)) != pad_id)
     return None
 
 
@@ -104,13 +109,6 @@ def _of_mask_of_either_kind(path: Path) -> Count:
     return count
 
 
-def _of_token(path: Path, pad_id: int) -> Count:
-    def count(batch: Any) -> Counts:
-        return count_zeros(some_rows(reached(batch, path)) != pad_id)
-
-    return count
-
-
 class _Lengths:
     """Counts by the lengths of the sequences. named: the script calls them so."""
 
@@ -126,7 +124,7 @@ class _Lengths:
             return None
         lengths, whole = reached(batch, self._lengths), reached(batch, self._whole)
         rows = len(lengths)
-        width = int(whole.shape[1] if whole.shape[0] == rows else whole.shape[0])  # time may come first
+        width = _width(whole, rows)
         real, longest = int(lengths.sum()), int(lengths.max())
         if longest > width or (longest < width and not self._named):
             self._off = True  # lengths of something else, such as the samples of a recording
@@ -159,11 +157,8 @@ def _lengths(places: Sequence[Place], whole: Place) -> Place | None:
 
 
 def _width(whole: Any, rows: int) -> int:
+    """Time may come first."""
     return int(whole.shape[1] if whole.shape[0] == rows else whole.shape[0])
-
-
-def _numbers(place: Place) -> int:
-    return int(place.tensor.numel())
 
 
 def _is_matrix(place: Place) -> bool:
@@ -173,7 +168,3 @@ def _is_matrix(place: Place) -> bool:
 def _is_integer(tensor: Any) -> bool:
     torch: Any = sys.modules["torch"]
     return tensor.dtype in (torch.int64, torch.int32)
-
-
-def _is_bool(tensor: Any) -> bool:
-    return tensor.dtype is sys.modules["torch"].bool

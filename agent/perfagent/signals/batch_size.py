@@ -1,33 +1,28 @@
 """Reads how many samples and tokens a batch holds, from its shape alone.
 
-Tried on 23 kinds of batches. The rules, in order: a PyG batch's `num_graphs`; a packed sequence's first batch
-size; a list of dicts has one sample per entry; a two-dimensional `input_ids`; several names that end in
-`_input_ids` (a question and its answer), which are one sample and add up in tokens; else the first dimension that
-all, or most, tensors share.
+Tried on 23 kinds of batches. The rules, in order: a PyG batch's `num_graphs`; a packed sequence's first batch size; a
+list of dicts has one sample per entry; a two-dimensional `input_ids`; several names that end in `_input_ids` (a question
+and its answer), which are one sample and add up in tokens; else the first dimension that all, or most, tensors share.
 
 If the loader's batch size differs from that: a list with as many entries has those as samples; a list of mappings with
-as many rows (inputs and targets, two sides of a pair) has those rows; if all tensors have that size, some of them in
-the second dimension, time comes first. In a list of tensors that all have one row per label, the tensors are views of
-one batch. An object of the script's own (a dataclass) counts by its attributes, if it has as many samples as the
-loader's batch size, or all its tensors have as many rows: otherwise the rows may be points or nodes. Whatever remains
-unclear is None, never a guess. Tokens include padding; nested tensors have none, and while each kind of them answers
-`size(0)`, not each has a shape. Nothing here reads a tensor's values.
-
-Samples alone do not show how much a step computes: pictures come in another resolution, recordings in other lengths. So
-where the tokens are not known, `inputs` records when the shape of the input changed, separately from the sizes, which
-travel with the steps.
+as many rows has those rows; if all tensors have that size, some of them in the second dimension, time comes first. In a
+list of tensors that all have one row per label, the tensors are views of one batch. An object of the script's own counts
+by its attributes, if it has as many samples as the loader's batch size, or all its tensors have as many rows: otherwise
+the rows may be points or nodes. Whatever remains unclear is None, never a guess. Tokens include padding; nested tensors
+have none. Nothing here reads a tensor's values.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from perfagent.step.state import state
+from perfagent.signals.batch_inputs import Inputs, Shape, inputs
+from perfagent.signals.batch_padding import TOKENS
 
 __all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "is_raw", "of_raw", "reader", "size_of"]
 
@@ -35,41 +30,10 @@ Size = tuple[int | None, int | None, bool]
 """samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one
 shape). If that is True without tokens, the loop makes tokens from the batch."""
 Measure = Callable[[Any], Size]
-Shape = tuple[int, ...]
 
 NOTHING: Size = (None, None, False)
-_MOST_CHANGES = 1024
-_TOKEN_KEYS = ("input_ids", "tokens", "token_ids", "idx", "inputs_ids", "decoder_input_ids")
 _TEXT = "_input_ids"
 """Ending of the names of several texts: a question and its answer, as sentence-transformers batches them."""
-
-
-class Inputs:
-    """Records when the shape of the input changed, for batches of training and evaluation alike.
-
-    latest: the shape of the newest batch, the very object that its reader keeps; None if it does not show how large the
-        input is.
-    changes: (steps completed then, shape of one sample from there on), the newest few of one run, until they are taken.
-    """
-
-    __slots__ = ("_completed", "changes", "latest")
-
-    def __init__(self) -> None:
-        self.latest: Any = None
-        self.changes: deque[tuple[int, Shape | None]] = deque(maxlen=_MOST_CHANGES)
-        self._completed = 0
-
-    def turn_to(self, shape: Any) -> None:
-        """Records a new shape. On the training thread."""
-        self.latest = shape
-        completed = state.current.completed if state.current is not None else 0
-        if completed < self._completed:  # a new run has begun
-            self.changes = deque(maxlen=_MOST_CHANGES)
-        self._completed = completed
-        self.changes.append((completed, None if shape is None else tuple(shape[1:])))
-
-
-inputs = Inputs()
 
 
 def _tensor(value: Any) -> bool:
@@ -98,7 +62,7 @@ def size_of(batch: Any) -> Size:
         return _of_sequence(batch)
     attributes = _attributes(batch)
     size = _of_mapping(attributes) if attributes else NOTHING
-    return size if size[1] is not None or (attributes and _have_as_many_rows(attributes)) else NOTHING
+    return size if size[1] is not None or (attributes and _same_rows(attributes.values()) is not None) else NOTHING
 
 
 def is_raw(batch: Any) -> bool:
@@ -106,9 +70,7 @@ def is_raw(batch: Any) -> bool:
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
     for item in islice(items, 2):
         first = next(iter(item), None) if isinstance(item, (list, tuple)) else item
-        if isinstance(first, str) or (
-            isinstance(first, Mapping) and any(isinstance(value, str) for value in first.values())
-        ):
+        if any(isinstance(one, str) for one in (first.values() if isinstance(first, Mapping) else [first])):
             return True
     return False
 
@@ -121,10 +83,6 @@ def of_raw(measure: Measure) -> Measure:
         return samples, tokens, only_with_embedding or tokens is None
 
     return measured
-
-
-def _have_as_many_rows(attributes: Mapping[str, Any]) -> bool:
-    return len({_rows(one) for one in attributes.values() if _tensor(one) and one.dim()}) == 1
 
 
 def _attributes(batch: Any) -> Mapping[str, Any] | None:
@@ -151,7 +109,7 @@ def _asked(batch: Any, name: str) -> Any:
 
 
 def _of_mapping(batch: Mapping[Any, Any]) -> Size:
-    for key in _TOKEN_KEYS:
+    for key in TOKENS:
         ids = batch.get(key)
         if ids is not None and _tensor(ids) and _integers(ids):
             if ids.dim() == 2:
@@ -180,7 +138,7 @@ def _of_sequence(batch: list[Any] | tuple[Any, ...]) -> Size:
         return (len(batch), None, False) if isinstance(batch, list) or len(batch) > 1 else _of_mapping(batch[0])
     first = batch[0]
     if isinstance(first, list) and first and all(map(_tensor, first)):
-        rows = _rows_of_views(first)
+        rows = _same_rows(first)
         labeled = any(_rows(item) == rows for item in batch[1:] if rows is not None)
         return rows if labeled else len(first), None, False  # otherwise detection: (list of images, list of targets)
     if isinstance(first, Mapping):
@@ -209,9 +167,9 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one.shape == other.shape)
 
 
-def _rows_of_views(views: list[Any]) -> int | None:
+def _same_rows(values: Iterable[Any]) -> int | None:
     """Returns how many rows each of these tensors has; None if they differ."""
-    rows = {_rows(view) for view in views}
+    rows = {int(one.size(0)) for one in values if _tensor(one) and one.dim()}
     return rows.pop() if len(rows) == 1 else None
 
 
@@ -228,11 +186,12 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
         return _of_object(type(batch), attributes, batch_size)
     if samples != batch_size and isinstance(batch, (list, tuple)) and batch:
         if len(batch) == batch_size and not (batch_size == 1 and _tensor(batch[0])):  # one tensor may be a batch
-            return _of_entries(type(batch))
+            return _of_list(type(batch), len)
+        inner = type(batch[0])
         if isinstance(batch[0], (list, tuple)) and len(batch[0]) == batch_size:
-            return _of_first_entries(type(batch), type(batch[0]))
-        if isinstance(batch[0], list) and batch[0] and _rows_of_views(batch[0]) == batch_size:
-            return _of_first_views(type(batch))
+            return _of_list(type(batch), lambda later: len(later[0]) if type(later[0]) is inner else None)
+        if isinstance(batch[0], list) and batch[0] and _same_rows(batch[0]) == batch_size:  # one row a sample in each
+            return _of_list(type(batch), lambda later: _same_rows(later[0]) if isinstance(later[0], list) else None)
         if all(isinstance(part, Mapping) for part in batch):
             sizes = [_of_mapping(part) for part in batch]
             if {size[0] for size in sizes} - {None} == {batch_size}:
@@ -315,61 +274,44 @@ def _of_second(kind: Any, key: Any, *, tokens: bool, embedded: bool) -> Measure:
     """Measures batches with time before the samples. Reuses the size while the shape stays the same."""
     shape: Any = None
     told: Any = None
-    size = NOTHING
+
+    def read(later: Any) -> tuple[Size, Any]:
+        nonlocal shape, told
+        seen = later[key].shape
+        if seen != shape:
+            shape = seen
+            told = (
+                (seen[1], math.prod(seen) if tokens else None, embedded),
+                None if tokens else (seen[1], seen[0], *seen[2:]),
+            )
+        return told  # type: ignore[no-any-return]
+
+    return _measure(kind, read)
+
+
+def _of_list(kind: Any, count: Callable[[Any], int | None]) -> Measure:
+    """Measures batches that list their samples, or begin with such a list."""
+
+    def read(later: Any) -> tuple[Size, Any] | None:
+        samples = count(later)
+        return None if samples is None else ((samples, None, False), None)
+
+    return _measure(kind, read)
+
+
+def _measure(kind: Any, read: Callable[[Any], tuple[Size, Any] | None]) -> Measure:
+    """Measures later batches. read: their size and the shape of the input; None, or an error, if they are unclear."""
 
     def measure(later: Any) -> Size:
-        nonlocal shape, told, size
-        if type(later) is not kind:
-            return _unclear(later)
         try:
-            seen = later[key].shape
-            if seen != shape:
-                shape, size = seen, (seen[1], math.prod(seen) if tokens else None, embedded)
-                told = None if tokens else (seen[1], seen[0], *seen[2:])
-        except (AttributeError, IndexError, KeyError, TypeError):
+            found = read(later) if type(later) is kind else None
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            found = None
+        if found is None:
             return _unclear(later)
-        if inputs.latest is not told:
-            inputs.turn_to(told)
-        return size
-
-    return measure
-
-
-def _of_entries(kind: Any) -> Measure:
-    """Measures batches that list their samples."""
-
-    def measure(later: Any) -> Size:
-        if type(later) is not kind:
-            return _unclear(later)
-        if inputs.latest is not None:
-            inputs.turn_to(None)
-        return len(later), None, False
-
-    return measure
-
-
-def _of_first_entries(kind: Any, inner: Any) -> Measure:
-    """Measures batches that hold lists: of images and of targets."""
-
-    def measure(later: Any) -> Size:
-        if type(later) is not kind or not later or type(later[0]) is not inner:
-            return _unclear(later)
-        if inputs.latest is not None:
-            inputs.turn_to(None)
-        return len(later[0]), None, False
-
-    return measure
-
-
-def _of_first_views(kind: Any) -> Measure:
-    """Measures batches that begin with a list of views, each with one row per sample."""
-
-    def measure(later: Any) -> Size:
-        if type(later) is not kind or not later or not isinstance(later[0], list):
-            return _unclear(later)
-        if inputs.latest is not None:
-            inputs.turn_to(None)
-        return _rows_of_views(later[0]), None, False
+        if inputs.latest is not found[1]:
+            inputs.turn_to(found[1])
+        return found[0]
 
     return measure
 
@@ -395,7 +337,7 @@ def _of_object(kind: Any, first: Mapping[str, Any], batch_size: Any) -> Measure:
     """Measures batches that are objects with tensors. first: the attributes of one batch."""
     of_attributes, most = reader(first, batch_size), batch_size if type(batch_size) is int else None
     samples, tokens, _ = of_attributes(first)
-    sure = samples in (None, most) if most is not None else tokens is not None or _have_as_many_rows(first)
+    sure = samples in (None, most) if most is not None else tokens is not None or _same_rows(first.values()) is not None
     if not sure:
         return _nothing
 
@@ -419,7 +361,7 @@ def _nothing(_batch: Any) -> Size:
 def _with_tokens(batch: Any, samples: int) -> Any:
     """Returns where the tokens are in a mapping or sequence; None if no shape shows how many."""
     if isinstance(batch, Mapping):
-        key = next((name for name in _TOKEN_KEYS if _rows(batch.get(name)) == samples), None)
+        key = next((name for name in TOKENS if _rows(batch.get(name)) == samples), None)
         return None if key is None or batch[key].is_nested else key
     return 0 if isinstance(batch, (list, tuple)) and _rows(batch[0]) == samples and not batch[0].is_nested else None
 

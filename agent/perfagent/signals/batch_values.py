@@ -13,13 +13,13 @@ from typing import Any
 from perfagent.signals.batch_padding import TOKENS, count_zeros, some_rows
 from perfagent.signals.batch_tensors import Path, Place, reached
 
-__all__ = ["IGNORED", "LABELS", "BatchValues", "Summary"]
+__all__ = ["IGNORED", "LABELS", "LEAST_ROWS", "LOSS_MASKS", "BatchValues", "Summary"]
 
 LABELS = ("labels", "label", "targets", "target", "y")
-_LOSS_MASKS = ("loss_mask", "label_mask", "assistant_masks")
+LOSS_MASKS = ("loss_mask", "label_mask", "assistant_masks")
 IGNORED = -100
 """torch's ignore_index."""
-_LEAST_ROWS = 4
+LEAST_ROWS = 4
 """In smaller batches it is no wonder if all rows, or their classes, are alike."""
 _MOST_NUMBERS = 2**12
 """Most numbers of the input of which mean and spread are taken, and most of a row that is compared at first."""
@@ -73,7 +73,7 @@ class BatchValues:
     def __init__(self, places: Sequence[Place], classes: set[float]) -> None:
         self.classes = classes
         labels = _labels(places)
-        masks = [place for place in places if place.name in _LOSS_MASKS and place.tensor.dim() == 2]
+        masks = [place for place in places if place.name in LOSS_MASKS and place.tensor.dim() == 2]
         self._labels: Path | None = None if labels is None else labels.path
         self._loss_mask: Path | None = masks[0].path if masks else None
         inputs = [place for place in places if place is not labels and "mask" not in place.name]
@@ -99,12 +99,12 @@ class BatchValues:
             counted, places = count_zeros(some_rows(labels.reshape(len(labels), -1)) == IGNORED)
             summary.ignored += places - counted
             summary.labels += places
-        if labels.dim() == 1 and len(labels) >= _LEAST_ROWS:
+        if labels.dim() == 1 and len(labels) >= LEAST_ROWS:
             summary.classified += 1
             first = labels[0]
             if bool(torch.equal(labels, first.expand_as(labels))):
                 summary.pure += 1
-                if len(self.classes) < _LEAST_ROWS:
+                if len(self.classes) < LEAST_ROWS:
                     self.classes.add(float(first))
 
 
@@ -119,9 +119,9 @@ def _look_at_input(values: Any, summary: Summary) -> None:
     if values.is_floating_point() and values.element_size() > 1:
         spread, mean = torch.std_mean(few.float(), correction=0)
         summary.mean, summary.spread = float(mean), float(spread)
-    rows = values.view(len(values), -1) if len(values) >= _LEAST_ROWS else flat.view(-1, 1)
+    rows = values.view(len(values), -1) if len(values) >= LEAST_ROWS else flat.view(-1, 1)
     some = rows[:, :: rows.shape[1] // _MOST_NUMBERS + 1 | 1]  # an odd number: not the same column of a picture
-    if len(rows) < _LEAST_ROWS or not torch.equal(some[0], some[-1]):
+    if len(rows) < LEAST_ROWS or not torch.equal(some[0], some[-1]):
         return  # nearly every batch ends here
     some = some[:: len(rows) // _MOST_ROWS + 1]
     # Sparse rows may differ where nobody looked: all of them are compared before they count.

@@ -1,11 +1,9 @@
-"""Activation checkpointing: blocks of the model keep only their inputs, and compute the rest again when the backward
-pass comes.
+"""Activation checkpointing: blocks keep only their inputs, and compute the rest again in the backward pass.
 
 Memory for time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). torch's
-`checkpoint(use_reentrant=False)` does it; here it is put round a model's blocks from outside, and what torch leaves to
-the user is taken care of: state that a block changes as it runs (running statistics, power iterations) is put back for
-the second computation and does not move twice, random numbers of Python and numpy are drawn the same again as torch's
-are, a key-value cache is not filled twice. Losses, gradients, state and random numbers are those without checkpointing.
+`checkpoint(use_reentrant=False)` does it, put round a model's blocks from outside. State that a block changes as it
+runs (running statistics, power iterations) does not move twice, Python and numpy draw the same numbers again, a
+key-value cache is not filled twice. Losses, gradients, state and random numbers are those without checkpointing.
 
 Names of parameters, hooks, the type of the blocks and `copy.deepcopy` work as before; a pickled model comes back
 without checkpointing. Under FSDP2 and DDP call it before the model is wrapped, and before it is compiled.
@@ -18,7 +16,6 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -26,14 +23,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_module
 from perfagent_loop.compute.recompute_state import Kept, contexts
 from perfagent_loop.fsdp import blocks_of
+from perfagent_loop.kinds import State
 
 __all__ = ["checkpoint_activations", "dear_operators"]
 
 logger = logging.getLogger("perfagent")
 
 Choose: TypeAlias = Callable[[str, nn.Module], bool]
+Operator: TypeAlias = torch._ops.OpOverload
 _selective: Any = torch.utils.checkpoint.create_selective_checkpoint_contexts
 _SETTINGS = "_perfagent_checkpointing"
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
@@ -43,24 +43,20 @@ class _Settings:
     """Of one block, as an attribute of it and copied with it. keep: operators whose results stay in memory. plain: a
     forward that the block had of its own before. kept: see recomputing."""
 
-    __slots__ = ("keep", "kept", "plain")
+    __slots__ = ("keep", "kept", "plain", "preserve_rng")
 
-    def __init__(self, keep: Sequence[Any], plain: Callable[..., Any] | None) -> None:
-        self.keep, self.plain, self.kept = keep, plain, Kept()
+    def __init__(self, keep: Sequence[Operator], plain: Callable[..., Any] | None, preserve_rng: bool) -> None:
+        self.keep, self.plain, self.preserve_rng, self.kept = keep, plain, preserve_rng, Kept()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Settings:
-        return _Settings(self.keep, copy.deepcopy(self.plain, memo))
+        return _Settings(self.keep, copy.deepcopy(self.plain, memo), self.preserve_rng)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _pickled, ()
-
-
-def _pickled() -> None:
-    """What is left of the settings of a block that was pickled."""
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # a block that was pickled has none
 
 
 def checkpoint_activations(
-    model: nn.Module, mode: str | Choose = "all", *, keep: Iterable[Any] | None = None, preserve_rng: bool = True
+    model: nn.Module, mode: str | Choose = "all", *, keep: Iterable[Operator] | None = None, preserve_rng: bool = True
 ) -> Callable[[], None]:
     """Has blocks of the model compute their activations again in the backward pass; returns what takes it out again.
 
@@ -68,8 +64,7 @@ def checkpoint_activations(
     of which the results of matrix products, convolutions and attention stay in memory and only the cheap rest is
     computed again; or a function of (name, module) that says which modules. Blocks are the items of every list of like
     modules, such as a transformer's layers. keep: operators (torch.ops.aten...) whose results stay, instead of those of
-    "selective". preserve_rng:
-    False saves the reading of the generators' states, for a model that draws nothing at random in its blocks.
+    "selective". preserve_rng: False saves the reading of the generators' states, for blocks that draw nothing at random.
 
     Raises ConfigError where nothing would be checkpointed, or something twice, or where a kept result would be
     overwritten by a module with inplace=True (by a function such as relu_, torch says so in the backward pass).
@@ -80,57 +75,39 @@ def checkpoint_activations(
         _check_in_place(chosen)
     for _, block in chosen:
         own = vars(block).get("forward")
-        block.__dict__[_SETTINGS] = _Settings(operators, own)
-        block.__dict__["forward"] = types.MethodType(_forward if preserve_rng else _forward_without_rng, block)
+        block.__dict__[_SETTINGS] = _Settings(operators, own, preserve_rng)
+        block.__dict__["forward"] = types.MethodType(_forward, block)
     logger.info("perfagent: %d blocks compute their activations again in the backward pass", len(chosen))
 
     def undo() -> None:
         for _, block in chosen:
             settings = block.__dict__.pop(_SETTINGS, None)
-            if settings is None:
-                continue
-            del block.__dict__["forward"]
-            if settings.plain is not None:
-                block.__dict__["forward"] = settings.plain
+            if settings is not None:
+                del block.__dict__["forward"]
+                block.__dict__ |= {} if settings.plain is None else {"forward": settings.plain}
 
     return undo
 
 
-def dear_operators() -> list[Any]:
+def dear_operators() -> list[Operator]:
     """What "selective" keeps: operators whose results take long to compute for the memory that they fill."""
     aten: Any = torch.ops.aten
     names = (
-        "mm.default", "addmm.default", "bmm.default", "baddbmm.default", "_scaled_mm.default", "_grouped_mm.default",
-        "convolution.default", "linear.default",
-        "_scaled_dot_product_flash_attention.default", "_scaled_dot_product_efficient_attention.default",
-        "_scaled_dot_product_cudnn_attention.default", "_scaled_dot_product_flash_attention_for_cpu.default",
-        "_flash_attention_forward.default", "_efficient_attention_forward.default",
-    )  # fmt: skip
-    found = []
-    for name in names:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(aten, packet, None), overload, None)
-        if operator is not None:
-            found.append(operator)
-    return found
+        "mm addmm bmm baddbmm _scaled_mm _grouped_mm convolution linear _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
+        "_flash_attention_forward _efficient_attention_forward"
+    )
+    operators = (getattr(getattr(aten, name, None), "default", None) for name in names.split())
+    return [operator for operator in operators if operator is not None]
 
 
-# ---- which blocks
-
-
-def _chosen(model: Any, mode: Any) -> list[tuple[str, nn.Module]]:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
+def _chosen(model: nn.Module, mode: str | Choose) -> list[tuple[str, nn.Module]]:
+    check_module(model)
     if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
-        raise ConfigError(
-            "the model checkpoints its layers itself already (gradient_checkpointing_enable); leave one of the two out: "
-            "model.gradient_checkpointing_disable()"
-        )
+        raise ConfigError("the model checkpoints its layers itself already: gradient_checkpointing_disable() ends that")
     names = {id(module): name for name, module in model.named_modules()}
     if callable(mode):
-        chosen = [
-            (name, module) for name, module in model.named_modules() if module is not model and mode(name, module)
-        ]
+        chosen = [(name, one) for name, one in model.named_modules() if one is not model and mode(name, one)]
     else:
         blocks = blocks_of(nn.ModuleList([model]))
         chosen = [(names[id(block)], block) for block in blocks[:: _stride(mode)]]
@@ -141,9 +118,7 @@ def _chosen(model: Any, mode: Any) -> list[tuple[str, nn.Module]]:
                 "checkpoint_activations(model, lambda name, module: isinstance(module, Block))"
             )
     if not chosen:
-        raise ConfigError(
-            "the function of mode chose no module; it is called with the name and the module, and says True or False"
-        )
+        raise ConfigError("the function of mode chose no module; it gets name and module, and returns True or False")
     _check_each(chosen)
     return chosen
 
@@ -152,14 +127,9 @@ def _check_each(chosen: list[tuple[str, nn.Module]]) -> None:
     inside = {id(part): name for name, module in chosen for part in module.modules() if part is not module}
     for name, module in chosen:
         if id(module) in inside:
-            raise ConfigError(
-                f"{name} lies inside {inside[id(module)]}, which is checkpointed as a whole; it would be computed three times: "
-                "choose one of them"
-            )
+            raise ConfigError(f"{name} lies inside {inside[id(module)]}, which is chosen as well; choose one of them")
         if vars(module).get(_SETTINGS) is not None:
-            raise ConfigError(
-                f"{name} is checkpointed already; call what checkpoint_activations returned to take it out first"
-            )
+            raise ConfigError(f"{name} is checkpointed already; what checkpoint_activations returned takes it out")
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(f"{name} is compiled already; call checkpoint_activations before compile")
 
@@ -174,7 +144,7 @@ def _check_in_place(chosen: list[tuple[str, nn.Module]]) -> None:
                 )
 
 
-def _stride(mode: Any) -> int:
+def _stride(mode: object) -> int:
     if mode in ("all", "selective"):
         return 1
     head, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
@@ -183,7 +153,7 @@ def _stride(mode: Any) -> int:
     raise ConfigError(f'mode must be "all", "every:n" with n of 1 or more, "selective" or a function; got {mode!r:.80}')
 
 
-def _operators(mode: Any, keep: Iterable[Any] | None) -> list[Any]:
+def _operators(mode: object, keep: Iterable[Operator] | None) -> list[Operator]:
     if keep is None:
         return dear_operators() if mode == "selective" else []
     operators = list(keep)
@@ -196,57 +166,32 @@ def _operators(mode: Any, keep: Iterable[Any] | None) -> list[Any]:
 # ---- what a block's forward() becomes. A method of the instance, not a subclass: pickle and deepcopy know methods.
 
 
-def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _checkpointed(self, args, kwargs, preserve_rng=True)
-
-
-def _forward_without_rng(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _checkpointed(self, args, kwargs, preserve_rng=False)
-
-
-_forward.__name__ = _forward_without_rng.__name__ = (
-    "forward"  # pickle writes a method as (object, name): the class's own is found
-)
-
-
-def _checkpointed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, preserve_rng: bool) -> Any:
+def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
     settings: _Settings = block.__dict__[_SETTINGS]
     plain = settings.plain or functools.partial(type(block).forward, block)
+    preserve_rng = settings.preserve_rng
     if not torch.is_grad_enabled():
         return plain(*args, **kwargs)
     if any(kwargs.get(name) is not None for name in _CACHES) or kwargs.get("use_cache"):
         kwargs = _without_cache(block, kwargs)
-    context = (
-        _compiled_contexts(settings) if torch.compiler.is_compiling() else _contexts(block, settings, preserve_rng)
-    )
-    return checkpoint(
-        functools.partial(plain, **kwargs), *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context
-    )
+    call = functools.partial(plain, **kwargs)
+    selective = functools.partial(_selective, list(settings.keep)) if settings.keep else None
+    context: State = {}
+    if not torch.compiler.is_compiling():
+        context["context_fn"] = functools.partial(contexts, block, settings.kept, selective, preserve_rng=preserve_rng)
+    elif selective is not None:  # the compiler computes operators again, not the block: state moves once by itself
+        context["context_fn"] = selective
+    return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=preserve_rng, **context)
 
 
-def _contexts(block: nn.Module, settings: _Settings, preserve_rng: bool) -> dict[str, Any]:
-    def both() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        selective = _selective(list(settings.keep)) if settings.keep else None
-        return contexts(block, settings.kept, selective, preserve_rng=preserve_rng)
-
-    return {"context_fn": both}
+_forward.__name__ = "forward"  # pickle writes a method as (object, name): the class's own is found
 
 
-def _compiled_contexts(settings: _Settings) -> dict[str, Any]:
-    """What the compiler understands: it computes operators again, not the block, so that state moves once by itself."""
-    if not settings.keep:
-        return {}
-    return {"context_fn": functools.partial(_selective, list(settings.keep))}
-
-
-def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _without_cache(block: nn.Module, kwargs: State) -> State:
     """A cache of keys and values would be filled a second time by the second computation; training needs none."""
     kwargs = dict(kwargs)
-    for name in _CACHES:
-        cache = kwargs.get(name)
-        if cache is None:
-            continue
-        length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+    for name in [name for name in _CACHES if kwargs.get(name) is not None]:
+        length = kwargs[name].get_seq_length() if hasattr(kwargs[name], "get_seq_length") else 0
         if length:
             raise ConfigError(
                 f"{type(block).__name__} is checkpointed and was given {name} with {length} positions in it, which it would fill "

@@ -1,37 +1,23 @@
-"""`best_attention`: the kernel that a call of scaled_dot_product_attention will run, why, and what to change for a
-better one.
+"""`best_attention`: which kernel a call of scaled_dot_product_attention will run, why, and what to change.
 
-The kernel is not guessed: where the tensors are, torch is asked by the function that its own dispatch uses
-(`torch._fused_sdp_choice`), after what autocast will do to them. The reasons come from attention_rules.py. For a GPU
-that is not here, `gpu=Gpu(capability=(9, 0))` answers by the rules alone.
-
-Which length of sequence makes which kernel worthwhile is a matter of the machine: `perfagent bench attention` measures
-it.
+torch is asked by the function that its own dispatch uses (`torch._fused_sdp_choice`), after what autocast will do to
+the tensors. The reasons come from attention_rules.py, and so does the answer for a GPU that is not here.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
 from perfagent.wire.quantities import size
-from perfagent_loop.compute.attention_mask import MaskMeaning, meaning_of
-from perfagent_loop.compute.attention_rules import (
-    AttentionCall,
-    Gpu,
-    Kernel,
-    Obstacle,
-    Switches,
-    default_order,
-    obstacles,
-)
+from perfagent_loop.compute.attention_rules import AttentionCall, Gpu, Kernel, Obstacle, default_order, obstacles
 
-__all__ = ["AttentionChoice", "Gpu", "best_attention"]
+__all__ = ["AttentionChoice", "Gpu", "MaskMeaning", "best_attention", "meaning_of"]
 
 _KERNELS: dict[int, Kernel] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", -1: "none"}
 """torch.nn.attention.SDPBackend by number."""
@@ -43,11 +29,9 @@ class AttentionChoice:
     """kernel: flash, efficient, cudnn (fused: scores are never written to memory), math (matrix products with all
     scores in memory), explicit (the same, in the model's own code), or none (torch will raise, or there is nothing to
     compute). why: the reason, in a sentence. change: what to do for a faster kernel or a smaller call; empty where
-    there is nothing. score_bytes:
-    memory of one matrix of scores, of which math keeps about two for the backward pass; 0 for fused kernels. obstacles:
-    what keeps each kernel away that torch would have preferred. predicted: by the rules for another GPU, not by torch
-    on this machine.
-    """
+    there is nothing. score_bytes: memory of one matrix of scores, of which math keeps about two for the backward pass;
+    0 for fused kernels. obstacles: what keeps each kernel away that torch would have preferred. predicted: by the rules
+    for another GPU, not by torch on this machine."""
 
     kernel: Kernel
     why: str
@@ -83,82 +67,58 @@ def best_attention(
     meta device will do with `gpu`. causal, mask, dropout, gqa: its is_causal, attn_mask, dropout_p and enable_gqa.
     weights: the model needs the attention weights themselves. gpu: answer for this GPU instead of the tensors' device.
 
-    Nothing is computed but a look at the mask; on a GPU that look waits for it. Raises ConfigError for what torch would
-    refuse.
+    On a GPU, reading the mask waits for it. Raises ConfigError for what torch would refuse.
     """
     _check(q, k, v, causal, mask, dropout)
-    dtype = _autocast_dtype(q, gpu)
-    call = _described(q, k, v, causal, mask, dropout, gqa, dtype, gpu)
+    kind = "cuda" if gpu is not None else q.device.type
+    dtype = torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+    call = AttentionCall(q=q, k=k, v=v, causal=causal, mask=mask, dropout=dropout, gqa=gqa, dtype=dtype, device=kind)
     if len({*call.dtypes}) > 1:
-        raise ConfigError(
-            f"q, k and v differ in type ({', '.join(str(kind) for kind in call.dtypes)}), which torch refuses; bring them to "
-            "one type, or run the forward pass in autocast"
-        )
-    switches = Switches.now()
+        raise ConfigError(f"q, k and v are {', '.join(map(str, call.dtypes))}; bring them to one type, or autocast")
     if 0 in (q.numel(), k.numel(), v.numel()):
-        return AttentionChoice(
-            "none", "there is nothing to compute: a sequence is empty", "leave out batches without tokens"
-        )
+        why = "there is nothing to compute: a sequence is empty"
+        return AttentionChoice("none", why, "leave out batches without tokens")
     if weights:
-        return AttentionChoice(
-            "explicit",
-            "attention weights are wanted, and no fused kernel ever has them in memory",
-            "ask for them only when you look at them (need_weights=False in nn.MultiheadAttention, output_attentions=False)",
-            call.score_bytes,
-        )
+        why = "attention weights are wanted, and no fused kernel ever has them in memory"
+        change = "ask for them only when you look at them (need_weights=False, output_attentions=False)"
+        return AttentionChoice("explicit", why, change, call.score_bytes)
     device = gpu or (Gpu.here(q.device) if q.is_cuda else None)
-    order = default_order(call.device, device)
-    found = {kernel: tuple(obstacles(kernel, call, device, switches)) for kernel in order}
-    kernel: Kernel
+    found = {kernel: obstacles(kernel, call, device) for kernel in default_order(device)}
     if gpu is None:
-        kernel = _torch_s_choice(q, k, v, causal, mask, dropout, gqa, dtype)
+        kernel = _torch_s_choice(call)
         if kernel in _FUSED and found.get(kernel):
             found[kernel] = ()  # torch knows better than the rules
     else:
-        kernel = next((candidate for candidate in order if not found[candidate]), "none")
-    meaning = None if mask is None else meaning_of(mask)
-    return _explained(kernel, call, order, found, meaning, device, predicted=gpu is not None)
+        kernel = next((candidate for candidate in found if not found[candidate]), "none")
+    return _explained(kernel, call, found, device, predicted=gpu is not None)
 
 
 def _explained(
-    kernel: Kernel,
-    call: AttentionCall,
-    order: list[Kernel],
-    found: dict[Kernel, tuple[Obstacle, ...]],
-    meaning: MaskMeaning | None,
-    gpu: Gpu | None,
-    *,
-    predicted: bool,
+    kernel: Kernel, call: AttentionCall, found: dict[Kernel, tuple[Obstacle, ...]], gpu: Gpu | None, *, predicted: bool
 ) -> AttentionChoice:
-    before = order[: order.index(kernel)] if kernel in order else order
-    kept_away = {name: found[name] for name in before if found[name] and name != "math"}
+    before = itertools.takewhile(lambda name: name != kernel, found)
+    kept_away = {str(name): found[name] for name in before if found[name] and name != "math"}
     first = next(iter(kept_away.values()), ())
     where = "the CPU" if call.device == "cpu" else gpu.said if gpu else call.device
     if kernel == "none":
-        why = f"torch will raise: {'; '.join(obstacle.why for obstacles_of in found.values() for obstacle in obstacles_of)}"
-    elif kernel == "math" and not first:
-        why = f"torch has no fused kernel on {where}"
+        why = f"torch will raise: {'; '.join(obstacle.why for those in found.values() for obstacle in those)}"
     elif first:
         why = f"{next(iter(kept_away))} cannot take the call: {'; '.join(obstacle.why for obstacle in first)}"
+    elif kernel == "math":
+        why = f"torch has no fused kernel on {where}"
     else:
         why = f"it is the first that torch tries on {where}, and nothing in the call is in its way"
     changes = [obstacle.change for obstacle in first]
-    hint = _mask_hint(kernel, call, meaning)
-    if hint and call.mask is not None:
+    hint = "" if call.mask is None else _mask_hint(kernel, meaning_of(call.mask), learned=call.mask.requires_grad)
+    if hint:
         changes = [hint, *(obstacle.change for obstacle in first if obstacle.why != "flash takes no mask")]
-    return AttentionChoice(
-        kernel,
-        why,
-        "; ".join(dict.fromkeys(changes)),
-        0 if kernel in _FUSED else call.score_bytes,
-        {str(name): reasons for name, reasons in kept_away.items()},
-        predicted,
-    )
+    scores = 0 if kernel in _FUSED else call.score_bytes
+    return AttentionChoice(kernel, why, "; ".join(dict.fromkeys(changes)), scores, kept_away, predicted)
 
 
-def _mask_hint(kernel: Kernel, call: AttentionCall, meaning: MaskMeaning | None) -> str:
+def _mask_hint(kernel: Kernel, meaning: MaskMeaning, *, learned: bool) -> str:
     """What says the same as the mask at less cost. Even the kernels that take one read it in full, once a head."""
-    if meaning is None or call.mask_grad:
+    if learned:
         return ""
     if meaning.kind == "full":
         return "leave the mask out: it hides nothing"
@@ -170,7 +130,7 @@ def _mask_hint(kernel: Kernel, call: AttentionCall, meaning: MaskMeaning | None)
             "ignored, as they are)"
         )
     if meaning.kind in ("packed", "packed and causal"):
-        said = ", ".join(str(length) for length in meaning.lengths[:4]) + (", ..." if len(meaning.lengths) > 4 else "")
+        said = ", ".join(map(str, meaning.lengths[:4])) + (", ..." if len(meaning.lengths) > 4 else "")
         return (
             f"use perfagent.packed_attention(q, k, v, lengths=[{said}], causal={meaning.kind != 'packed'}): what the mask hides "
             "is then not computed"
@@ -182,39 +142,38 @@ def _mask_hint(kernel: Kernel, call: AttentionCall, meaning: MaskMeaning | None)
     return ""
 
 
-def _check(q: Any, k: Any, v: Any, causal: bool, mask: Any, dropout: float) -> None:
+def _check(q: object, k: object, v: object, causal: bool, mask: object, dropout: float) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{name} must be a tensor of (batch, heads, length, width), not {type(tensor).__name__}")
-        if tensor.dim() < 2 or not tensor.is_floating_point():
-            raise ConfigError(
-                f"{name} must hold numbers with a fraction, as (batch, heads, length, width), and is {tensor.dtype} of "
-                f"{tuple(tensor.shape)}"
-            )
+        if not isinstance(tensor, Tensor) or tensor.dim() < 2 or not tensor.is_floating_point():
+            given = f"{tensor.dtype} of {[*tensor.shape]}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ConfigError(f"{name} must be floating-point numbers (batch, heads, length, width), not {given}")
+    assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)  # noqa: PT018
     if not q.device == k.device == v.device:
         raise ConfigError(f"q, k and v are on {q.device}, {k.device} and {v.device}; bring them to one device")
     if q.shape[-1] != k.shape[-1]:
         raise ConfigError(f"q is {q.shape[-1]} wide and k {k.shape[-1]}: their product does not exist; make them equal")
     if k.shape[-2] != v.shape[-2]:
-        raise ConfigError(
-            f"k has {k.shape[-2]} positions and v {v.shape[-2]}: each key needs its value; make them equal"
-        )
+        raise ConfigError(f"k has {k.shape[-2]} positions and v {v.shape[-2]}: each key needs its value")
     if mask is not None and causal:
-        raise ConfigError(
-            "mask and causal=True exclude each other in torch; put causality into the mask, or leave the mask out"
-        )
+        raise ConfigError("mask and causal=True exclude each other in torch; put causality into the mask")
     if mask is not None and not isinstance(mask, Tensor):
         raise ConfigError(f"mask must be a tensor, boolean or added to the scores, not {type(mask).__name__}")
     if not 0.0 <= dropout <= 1.0:
         raise ConfigError(f"dropout is a probability, 0 to 1; got {dropout!r}")
 
 
-def _autocast_dtype(q: Tensor, gpu: Gpu | None) -> torch.dtype | None:
-    """The type that autocast brings query, key, value and an added mask to; None without autocast."""
-    kind = "cuda" if gpu is not None else q.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
+def _torch_s_choice(call: AttentionCall) -> Kernel:
+    if call.device not in ("cpu", "cuda"):
+        return "math"
+    q, k, v = (_cast(tensor, call.dtype) for tensor in call.tensors)
+    mask = None if call.mask is None else _cast(call.mask, call.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of each condition when nothing is left, which `why` says
+        try:
+            number = torch._fused_sdp_choice(q, k, v, mask, call.dropout, call.causal, enable_gqa=call.gqa)
+        except RuntimeError:
+            return "none"
+    return _KERNELS.get(int(number), "math")
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -224,52 +183,68 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
-def _described(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    mask: Tensor | None,
-    dropout: float,
-    gqa: bool,
-    dtype: torch.dtype | None,
-    gpu: Gpu | None,
-) -> AttentionCall:
-    def kind(tensor: Tensor) -> torch.dtype:
-        return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
-
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-    return AttentionCall(
-        query=tuple(q.shape),
-        key=tuple(k.shape),
-        value=tuple(v.shape),
-        dtypes=(kind(q), kind(k), kind(v)),
-        device="cuda" if gpu is not None else q.device.type,
-        causal=causal,
-        dropout=dropout,
-        gqa=gqa,
-        grad=wanted,
-        mask=None if mask is None else tuple(mask.shape),
-        mask_stride=1 if mask is None or not mask.dim() else mask.stride(-1),
-        mask_grad=mask is not None and mask.requires_grad,
-        last_strides=(q.stride(-1), k.stride(-1), v.stride(-1)),
-        offsets=(int(q.storage_offset()), int(k.storage_offset()), int(v.storage_offset())),
-    )
+LARGEST = 1 << 26  # elements of a mask that is looked at
+_NEVER = -1e4  # what is added to scores that are to vanish: at most this in use, -inf or the type's least number mostly
 
 
-def _torch_s_choice(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, dropout: float, gqa: bool, dtype: torch.dtype | None
-) -> Kernel:  # fmt: skip
-    if q.device.type not in ("cpu", "cuda"):
-        return "math"
-    choose: Any = torch._fused_sdp_choice
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of each condition when nothing is left, which `why` says
-        try:
-            number = choose(
-                _cast(q, dtype), _cast(k, dtype), _cast(v, dtype), None if mask is None else _cast(mask, dtype), dropout, causal,
-                enable_gqa=gqa,
-            )  # fmt: skip
-        except RuntimeError:
-            return "none"
-    return _KERNELS.get(int(number), "math")
+@dataclass(frozen=True, slots=True)
+class MaskMeaning:
+    """kind: full, causal, padding, causal and padding, packed, packed and causal, bias, other or unread. lengths: of
+    packed documents, the same for all samples. right: padding is at the end of each sequence."""
+
+    kind: str
+    lengths: tuple[int, ...] = ()
+    right: bool = False
+
+
+def meaning_of(mask: Tensor) -> MaskMeaning:
+    """mask: of scaled_dot_product_attention, boolean (True takes part) or added to the scores; 2 to 4 dimensions."""
+    if mask.dim() < 2 or mask.numel() > LARGEST or mask.numel() == 0 or mask.is_meta:
+        return MaskMeaning("unread")
+    keep = _kept(mask.detach())
+    if keep is None:
+        return MaskMeaning("bias")
+    rows, columns = keep.shape[-2:]
+    keep = keep.reshape(-1, rows, columns)
+    if bool(keep.all()):
+        return MaskMeaning("full")
+    used = keep.any(dim=-2, keepdim=True)  # keys that any query sees
+    lower = torch.ones(rows, columns, dtype=torch.bool, device=keep.device).tril()
+    if rows == columns and bool((keep == lower).all()):
+        return MaskMeaning("causal")
+    if bool((keep == used).all()):
+        return MaskMeaning("padding", right=_at_the_end(used))
+    # what padding attends to matters to nobody
+    if rows == columns and bool(((keep == (lower & used)) | ~used.transpose(-2, -1)).all()):
+        return MaskMeaning("causal and padding", right=_at_the_end(used))
+    if rows == columns:
+        for kind, inside in (("packed and causal", lower), ("packed", torch.ones_like(lower))):
+            lengths = _documents(keep, inside)
+            if lengths is not None:
+                return MaskMeaning(kind, lengths)
+    return MaskMeaning("other")
+
+
+def _kept(mask: Tensor) -> Tensor | None:
+    """Which pairs take part; None where the mask also shifts scores."""
+    if mask.dtype == torch.bool:
+        return mask
+    keep = mask > _NEVER
+    return keep if not bool((mask != 0)[keep].any()) else None
+
+
+def _at_the_end(used: Tensor) -> bool:
+    """Whether no key that is seen follows one that is not."""
+    flags = used.to(torch.int8).flatten(1)
+    return bool((flags[:, 1:] <= flags[:, :-1]).all())
+
+
+def _documents(keep: Tensor, inside: Tensor) -> tuple[int, ...] | None:
+    """Lengths of the documents of a block-diagonal mask that is the same for all samples."""
+    first = keep[0]
+    if not bool((keep == first).all()) or not bool(first.diagonal().all()):
+        return None
+    begins = first.to(torch.int8).argmax(dim=-1)  # the first key that each query sees: where its document begins
+    if not bool((first == ((begins[:, None] == begins[None, :]) & inside)).all()):
+        return None
+    return tuple(int(count) for count in torch.unique_consecutive(begins, return_counts=True)[1])

@@ -1,5 +1,4 @@
-"""Which kernel each attention of a model runs, seen from outside during one pass of yours, and a warning for the slow
-ones.
+"""Records which kernel each attention of a model runs during one pass of yours, and warns of the slow ones.
 
     with perfagent.watch_attention(model) as seen:
         loss = model(**batch).loss
@@ -7,8 +6,7 @@ ones.
 
 While the context is open, it records every call of scaled_dot_product_attention and nn.MultiheadAttention by Python
 code. Compiled code makes no such calls, so watch the model before you compile it; the compiler makes the same choices.
-Watching changes nothing, computes nothing twice and draws no random numbers. On a GPU it reads a mask once for each
-kind of call, and waits for the device to do so.
+On a GPU it reads a mask once for each kind of call, and waits for the device to do so.
 """
 
 from __future__ import annotations
@@ -25,8 +23,9 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_module
 from perfagent_loop.compute.attention import AttentionChoice, best_attention
+from perfagent_loop.kinds import State
 
 __all__ = ["SeenAttention", "SeenCall", "watch_attention"]
 
@@ -47,8 +46,7 @@ class SeenCall:
 
 @dataclass(slots=True)
 class SeenAttention:
-    """What was seen. calls: by kind, in order of appearance; slow: those that run no fused kernel, with something to
-    change."""
+    """calls: what was seen, by kind, in order of appearance; slow: those that run no fused kernel."""
 
     calls: list[SeenCall] = field(default_factory=list)
 
@@ -59,10 +57,10 @@ class SeenAttention:
     def __str__(self) -> str:
         if not self.calls:
             return "no attention was called: the model has none, writes it by hand, or is compiled"
-        return "\n".join(
-            f"{call.count} x {tuple(call.shape)} {str(call.dtype).removeprefix('torch.')}: {call.choice}"
-            for call in self.calls
-        )
+        lines = [
+            f"{one.count} x {one.shape} {str(one.dtype).removeprefix('torch.')}: {one.choice}" for one in self.calls
+        ]
+        return "\n".join(lines)
 
 
 @contextmanager
@@ -72,14 +70,15 @@ def watch_attention(model: nn.Module | None = None, *, warn: bool = True) -> Ite
     model: is asked whether its attention is written by hand (transformers: attn_implementation="eager"), where there is
     no call to see. warn: False leaves it to you to print what was seen.
     """
-    if model is not None and not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module or be left out, not {type(model).__name__}")
+    if model is not None:
+        check_module(model)
     seen = SeenAttention()
     with _Watch(seen):
         yield seen
-    by_hand = _by_hand(model)
-    if by_hand:
-        seen.calls.append(SeenCall(1, (), torch.float32, by_hand))
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager":
+        why = 'the model was loaded with attn_implementation="eager", which writes all scores to memory'
+        change = 'load it with attn_implementation="sdpa", or "flash_attention_2" where flash-attn is installed'
+        seen.calls.append(SeenCall(1, (), torch.float32, AttentionChoice("explicit", why, change)))
     if warn:
         for call in seen.slow:
             logger.warning("perfagent: slow attention: %s", call.choice)
@@ -89,9 +88,9 @@ class _Watch(TorchFunctionMode):
     def __init__(self, seen: SeenAttention) -> None:
         super().__init__()
         self._seen = seen
-        self._kinds: dict[Any, SeenCall] = {}
+        self._kinds: dict[object, SeenCall] = {}
 
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, kinds: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             self._note(args, kwargs)
@@ -131,7 +130,7 @@ class _Watch(TorchFunctionMode):
         )  # fmt: skip
         self._count(kind, q, lambda: best_attention(q, k, v, causal=causal, mask=mask, dropout=dropout, gqa=grouped))
 
-    def _note_weights(self, given: dict[str, Any]) -> None:
+    def _note_weights(self, given: State) -> None:
         query, key, heads = given["query"], given["key"], given["num_heads"]
         batch = query.shape[1] if query.dim() == 3 else 1
         width = query.shape[-1] // heads
@@ -139,24 +138,12 @@ class _Watch(TorchFunctionMode):
             torch.empty((batch, heads, length, width), device="meta", dtype=query.dtype)
             for length in (query.shape[0], key.shape[0], key.shape[0])
         ]
-        self._count(
-            (*(t.shape for t in like), query.dtype, "weights"), like[0], lambda: best_attention(*like, weights=True)
-        )
+        kind = (*(t.shape for t in like), query.dtype, "weights")
+        self._count(kind, like[0], lambda: best_attention(*like, weights=True))
 
-    def _count(self, kind: Any, query: torch.Tensor, choose: Callable[[], AttentionChoice]) -> None:
+    def _count(self, kind: object, query: torch.Tensor, choose: Callable[[], AttentionChoice]) -> None:
         call = self._kinds.get(kind)
         if call is None:
             call = self._kinds[kind] = SeenCall(0, tuple(query.shape), query.dtype, choose())
             self._seen.calls.append(call)
         call.count += 1
-
-
-def _by_hand(model: nn.Module | None) -> AttentionChoice | None:
-    how = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if how != "eager":
-        return None
-    return AttentionChoice(
-        "explicit",
-        'the model was loaded with attn_implementation="eager", which writes all scores to memory',
-        'load it with attn_implementation="sdpa", or "flash_attention_2" where flash-attn is installed',
-    )

@@ -10,14 +10,15 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice, check_module
 from perfagent_loop.fsdp import blocks_of
+from perfagent_loop.strategies import device_of
 
 __all__ = ["MODES", "CompileMode", "compile_in_place", "compile_model", "uncompile_model"]
 
@@ -56,10 +57,8 @@ def compile_model(
     _check(model, mode, backend)
     parts: list[nn.Module] = blocks_of(nn.ModuleList([model])) if blocks else [model]
     if not parts:
-        raise ConfigError(
-            "blocks=True compiles the items of lists of like modules, and the model has none; leave it out"
-        )
-    device = _device_of(model)
+        raise ConfigError("blocks=True compiles the items of lists of like modules, and the model has none")
+    device = device_of(model)
     if mode in _GPU_ONLY and device.type != "cuda":
         logger.warning("perfagent: mode %r compiles as 'default' on the %s: %s", mode, device.type, _GPU_ONLY[mode])
         mode = "default"
@@ -73,23 +72,17 @@ def compile_model(
 
 def compile_in_place(module: nn.Module, **options: Any) -> None:
     """`Module.compile`, which by itself compiles nothing of a module whose class is torch's own (nn.Sequential, say):
-    torch leaves frames of its own files alone. A frame of ours round such a module is one that it takes; torch.compile
-    has one, too.
+    torch leaves frames of its own files alone. It takes a frame of ours round such a module.
 
     options: of torch.compile.
     """
     if str(getattr(module.forward, "__module__", "")).startswith("torch.nn.modules."):
-        module._compiled_call_impl = torch.compile(_framed(module), **options)
+        whole: Any = module
+        framed = lambda *args, **kwargs: whole._call_impl(*args, **kwargs)  # noqa: E731, PLW0108 - a frame of ours
+        module._compiled_call_impl = torch.compile(framed, **options)
         return
     compile_module: Any = module.compile
     compile_module(**options)
-
-
-def _framed(module: Any) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
-
-    return forward
 
 
 def uncompile_model(model: nn.Module) -> None:
@@ -100,44 +93,28 @@ def uncompile_model(model: nn.Module) -> None:
 
 def _check(model: Any, mode: Any, backend: str) -> None:
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        raise ConfigError(
-            "the model is what torch.compile returned; pass the model that was given to torch.compile instead"
-        )
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a torch module, not {type(model).__name__}")
-    if mode not in MODES:
-        raise ConfigError(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
+        raise ConfigError("the model is what torch.compile returned; pass the model that torch.compile was given")
+    check_module(model)
+    check_choice("mode", mode, MODES)
     done = [name or "the model" for name, module in model.named_modules() if module._compiled_call_impl is not None]
     if done:
         raise ConfigError(f"{done[0]} is compiled already; call uncompile_model first to compile it in another way")
     if backend != "inductor":
         if mode != "default":
-            raise ConfigError(
-                f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one of them out"
-            )
+            raise ConfigError(f"mode={mode!r} belongs to the backend inductor, not to {backend!r}; leave one out")
         return
-    _check_compiler(_device_of(model))
+    _check_compiler(device_of(model))
 
 
 def _check_compiler(device: torch.device) -> None:
     """What inductor needs to write machine code for this device."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError(
-                "torch.compile writes Triton for a GPU, and triton is not installed; install the triton of your torch"
-            )
+            raise ConfigError("torch.compile writes Triton for a GPU: install the triton of your torch")
         if torch.cuda.get_device_capability(device) < (7, 0):
             name = torch.cuda.get_device_name(device)
             raise ConfigError(f"Triton needs compute capability 7.0, and {name} is older; train without compile")
         return
     compiler = os.environ.get("CXX") or "g++"
     if device.type == "cpu" and not (shutil.which(compiler) or shutil.which("clang++") or shutil.which("c++")):
-        raise ConfigError(
-            f"torch.compile writes C++ for a CPU, and there is no compiler ({compiler}); install g++, set CXX, or say "
-            "backend='aot_eager'"
-        )
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
+        raise ConfigError(f"there is no compiler ({compiler}): install g++, or say backend='aot_eager'")

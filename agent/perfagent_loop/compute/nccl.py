@@ -1,13 +1,8 @@
 """NCCL's environment: few settings for few situations, by the names that NCCL and torch read today.
 
-NCCL finds out most of what there is to set, and its documentation asks that variables it lists under debugging be left
-alone:
-they keep it from choosing. A preset therefore says what NCCL cannot know (which network, how patient) and nothing else.
-Many lists on the web are of older versions; names that nobody reads any more are recognized, and what replaced them is
-said.
+NCCL finds out most of what there is to set. A preset says what it cannot know (which network, how patient).
 
-Sources: NVIDIA's NCCL user guide, "Environment Variables" (2.32), and PyTorch's "ProcessGroupNCCL Environment
-Variables" (2.13).
+Sources: NVIDIA's NCCL user guide, "Environment Variables" (2.32); PyTorch's "ProcessGroupNCCL Environment Variables" (2.13).
 """
 
 from __future__ import annotations
@@ -18,43 +13,29 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice
 
 __all__ = ["NcclCorrection", "NcclPreset", "check_nccl_environment", "nccl_preset"]
 
 NcclPreset = Literal["default", "ethernet", "infiniband", "roce", "no-p2p", "debug"]
 
-_PRESETS: dict[str, dict[str, str]] = {
-    "default": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
-    "ethernet": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_IB_DISABLE": "1"},
-    "infiniband": {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        "NCCL_NET": "IB",
-        "NCCL_IB_TIMEOUT": "22",
-        "NCCL_IB_RETRY_CNT": "7",
-    },
-    "roce": {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        "NCCL_NET": "IB",
-        "NCCL_IB_TIMEOUT": "22",
-        "NCCL_IB_ROCE_VERSION_NUM": "2",
-    },
-    "no-p2p": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_P2P_DISABLE": "1"},
+_PRESETS: dict[str, dict[str, str]] = {  # each with TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+    "default": {},
+    "ethernet": {"NCCL_IB_DISABLE": "1"},
+    "infiniband": {"NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"},
+    "roce": {"NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_ROCE_VERSION_NUM": "2"},
+    "no-p2p": {"NCCL_P2P_DISABLE": "1"},
     "debug": {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     },
-}
+}  # fmt: skip
 _INTERFACE = {"ethernet": "NCCL_SOCKET_IFNAME", "infiniband": "NCCL_IB_HCA", "roce": "NCCL_IB_HCA"}
 
 
 @dataclass(frozen=True, slots=True)
 class NcclCorrection:
-    """name, value: as found. instead: name and value that do today what was meant; None where nothing need be set. why:
-    a sentence."""
+    """name, value: as found. instead: what does today what was meant; None where nothing need be set."""
 
     name: str
     value: str
@@ -69,21 +50,18 @@ class NcclCorrection:
 def nccl_preset(
     name: NcclPreset = "default", *, interface: str | None = None, apply: bool = True, **more: str | int
 ) -> dict[str, str]:
-    """The variables of a preset, and with `apply` into os.environ: before torch.distributed.init_process_group in every
-    rank.
+    """The variables of a preset; with `apply` set in os.environ, in every rank before init_process_group.
 
     name: default (a rank whose collective failed or hangs is ended, which is torch's own default said aloud); ethernet
     (TCP, not looking for InfiniBand); infiniband and roce (never falling back to TCP in silence, patient with large
     fabrics: 2 minutes); no-p2p (GPUs of a host whose peer-to-peer traffic hangs, as under some virtual machines and
     IOMMU settings); debug (what NCCL chose, and the last 2000 collectives written down at a timeout). interface:
-    network interfaces by name ("eth0" or "mlx5_0"), exactly those. more: further variables; old names are corrected as
-    check_nccl_environment does.
+    network interfaces by name ("eth0" or "mlx5_0"), exactly those. more: further variables; old names are corrected.
 
     What the environment says already is left as it is. Raises ConfigError for an unknown preset or variable.
     """
-    if name not in get_args(NcclPreset):
-        raise ConfigError(f"preset must be one of {', '.join(get_args(NcclPreset))}, not {name!r:.80}")
-    wanted = dict(_PRESETS[name])
+    check_choice("preset", name, get_args(NcclPreset))
+    wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", **_PRESETS[name]}
     if interface is not None:
         if name not in _INTERFACE:
             raise ConfigError(f"interface belongs to ethernet, infiniband and roce, not to {name!r}; leave it out")
@@ -115,13 +93,10 @@ def check_nccl_environment(
 
 # ---- old names. (what to set instead, or None; the reason). Versions are NCCL's unless torch is named.
 
-_TORCH_NAMES = {
-    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
-    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
-    "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
-    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-}
+_OF_TORCH = (  # today TORCH_NCCL_...
+    "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING",
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+)  # fmt: skip
 _RENAMED = {
     "NCCL_IB_GDR_LEVEL": ("NCCL_NET_GDR_LEVEL", "was renamed in 2.4"),
     "NCCL_MAX_NRINGS": ("NCCL_MAX_CTAS", "became NCCL_MAX_NCHANNELS in 2.5, which is deprecated since 2.17"),
@@ -142,22 +117,18 @@ _DEFAULTS = {"NCCL_IB_DISABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE"
 
 
 def _correction(name: str, value: str, environment: Mapping[str, str]) -> NcclCorrection | None:
-    if name in _TORCH_NAMES:
-        new = _TORCH_NAMES[name]
+    if name in _OF_TORCH:
+        new = f"TORCH_{name}"
         why = f"it is torch's, not NCCL's, and is called {new} since torch 2.2; the old name only brings a warning"
         if (name, value) == ("NCCL_ASYNC_ERROR_HANDLING", "1"):
-            return NcclCorrection(
-                name, value, (new, "3"), f"{why}, and 3 (torch's default) ends a stuck rank without waiting for NCCL"
-            )
+            why += ", and 3 (torch's default) ends a stuck rank without waiting for NCCL"
+            return NcclCorrection(name, value, (new, "3"), why)
         return NcclCorrection(name, value, (new, value), why)
     if name == "TORCH_NCCL_TRACE_BUFFER_SIZE" and "TORCH_FR_BUFFER_SIZE" not in environment:
         return NcclCorrection(name, value, ("TORCH_FR_BUFFER_SIZE", value), "torch renamed it in 2.9")
     if name in _GONE:
-        more = (
-            ", and 0 turned trees off, which NCCL_ALGO=^Tree does today (for experiments)"
-            if (name, value) == _NO_TREES
-            else ""
-        )
+        no_trees = (name, value) == ("NCCL_TREE_THRESHOLD", "0")
+        more = ", and 0 turned trees off, which NCCL_ALGO=^Tree does today (for experiments)" if no_trees else ""
         return NcclCorrection(name, value, None, f"it {_GONE[name]}{more}")
     if name == "NCCL_IB_CUDA_SUPPORT":
         level = "LOC" if value == "0" else "SYS"
@@ -169,25 +140,14 @@ def _correction(name: str, value: str, environment: Mapping[str, str]) -> NcclCo
         new, why = _RENAMED[name]
         return NcclCorrection(name, value, (new, _path(value) if new == "NCCL_NET_GDR_LEVEL" else value), f"it {why}")
     if name in ("NCCL_NET_GDR_LEVEL", "NCCL_P2P_LEVEL") and value.isdigit():
-        return NcclCorrection(
-            name,
-            value,
-            (name, _path(value)),
-            "its numbers are of an old count of paths, and NVIDIA advises against them",
-        )
+        why = "its numbers are of an old count of paths, and NVIDIA advises against them"
+        return NcclCorrection(name, value, (name, _path(value)), why)
     if _DEFAULTS.get(name) == value:
         return NcclCorrection(name, value, None, "that is what NCCL does anyway")
     if name == "NCCL_BUFFSIZE" and value.isdigit() and 0 < int(value) < int(_DEFAULTS[name]):
-        smaller = int(_DEFAULTS[name]) / int(value)
-        why = (
-            f"it makes buffers {smaller:.1f} times smaller than NCCL's own 4194304 bytes, "
-            "which saves memory and costs bandwidth"
-        )
-        return NcclCorrection(name, value, None, why)
+        smaller = f"buffers {int(_DEFAULTS[name]) / int(value):.1f} times smaller than NCCL's own 4194304 bytes"
+        return NcclCorrection(name, value, None, f"it makes {smaller}, which saves memory and costs bandwidth")
     return None
-
-
-_NO_TREES = ("NCCL_TREE_THRESHOLD", "0")
 
 
 def _path(value: str) -> str:
@@ -195,12 +155,9 @@ def _path(value: str) -> str:
 
 
 def _corrected(more: Mapping[str, str | int]) -> dict[str, str]:
-    wanted: dict[str, str] = {}
-    for name, value in more.items():
+    for name in more:
         if not name.startswith(("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_")):
-            raise ConfigError(
-                f"{name} is no variable of NCCL or of torch's NCCL backend; those begin with NCCL_ or TORCH_NCCL_"
-            )
-        wanted[name] = str(value)
+            raise ConfigError(f"{name} is no variable of NCCL or torch: those begin with NCCL_ or TORCH_NCCL_")
+    wanted = {name: str(value) for name, value in more.items()}
     check_nccl_environment(wanted, correct=True)
     return wanted

@@ -2,12 +2,12 @@
 
 Three ways to the same result. "varlen": torch's variable-length kernel (torch.nn.attention.varlen, FlashAttention) on a
 GPU in half precision, which computes only what is inside a document. "each": scaled_dot_product_attention document by
-document, the same amount of work anywhere. "mask": one call with a block-diagonal mask over all tokens, the plain
-definition that the others are tested against; its work grows with the square of the whole row.
+document, the same amount of work anywhere. "mask": one call with a block-diagonal mask over all tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice
 
 __all__ = ["PackedMethod", "block_diagonal_mask", "cumulative_lengths", "lengths_of_positions", "packed_attention"]
 
@@ -36,24 +37,24 @@ def packed_attention(
 
     q, k, v: (tokens, heads, width), the documents one after the other; k and v may have fewer heads, a divisor of q's.
     Rows of a batch are put one behind the other: x.flatten(0, 1) of (rows, tokens, heads, width), with the lengths of
-    all rows. lengths:
-    tokens of each document, in order; they add up to all tokens (padding at the end is a document of its own). causal:
-    within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module; "auto" is varlen where
-    it runs, else each, which for lengths on a GPU waits for them: give a list.
+    all rows. lengths: tokens of each document, in order; they add up to all tokens (padding at the end is a document of
+    its own). causal: within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module;
+    "auto" is varlen where it runs, else each, which for lengths on a GPU waits for them: give a list.
 
     Raises ConfigError for lengths or shapes that do not fit, and for varlen where there is no such kernel.
     """
     counts = _checked(q, k, v, lengths)
-    if method not in get_args(PackedMethod):
-        raise ConfigError(f"method must be one of {', '.join(get_args(PackedMethod))}, not {method!r:.80}")
+    check_choice("method", method, get_args(PackedMethod))
     obstacle = _varlen_obstacle(q)
     if method == "varlen" and obstacle:
         raise ConfigError(f"the variable-length kernel cannot run: {obstacle}; use method='auto'")
     if method == "varlen" or (method == "auto" and not obstacle):
         return _varlen(q, k, v, counts, causal, scale)
     if method == "mask":
-        mask = block_diagonal_mask(counts, causal=causal, device=q.device)
-        return _masked(q, k, v, mask, scale)
+        mask, gqa = block_diagonal_mask(counts, causal=causal, device=q.device), q.shape[1] != k.shape[1]
+        query, key, value = (t.transpose(0, 1)[None] for t in (q, k, v))
+        done = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa)
+        return done[0].transpose(0, 1)
     return _each(q, k, v, counts, causal, scale)
 
 
@@ -76,18 +77,12 @@ def cumulative_lengths(lengths: Sequence[int] | Tensor, *, device: torch.device 
 
 
 def lengths_of_positions(positions: Tensor) -> list[int]:
-    """Lengths of the documents from the tokens' positions, which begin anew at 0 in each: (tokens,) or (rows,
-    tokens)."""
+    """Lengths of the documents from positions, which begin at 0 in each: (tokens,) or (rows, tokens)."""
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().flatten().tolist()
     if not begins or begins[0] != 0:
-        raise ConfigError(
-            "positions must begin with 0, and again with 0 in each document; these are not positions of packed rows"
-        )
+        raise ConfigError("positions must begin with 0, and again in each document; these are not of packed rows")
     return [end - begin for begin, end in zip(begins, [*begins[1:], flat.numel()], strict=True)]
-
-
-# ---- the ways
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scale: float | None) -> Tensor:
@@ -106,28 +101,15 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, sc
 
 def _each(q: Tensor, k: Tensor, v: Tensor, counts: list[int], causal: bool, scale: float | None) -> Tensor:
     """Document by document; neighbors of one length go together in one call."""
-    parts = []
-    begin = place = 0
-    while place < len(counts):
-        length, alike = counts[place], 1
-        while place + alike < len(counts) and counts[place + alike] == length:
-            alike += 1
+    parts, begin, gqa = [], 0, q.shape[1] != k.shape[1]
+    for length, those in itertools.groupby(counts):
+        alike = len([*those])
         piece = slice(begin, begin + length * alike)
         query, key, value = (t[piece].reshape(alike, length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
-        done = scaled_dot_product_attention(
-            query, key, value, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        done = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=gqa)
         parts.append(done.transpose(1, 2).flatten(0, 1))
-        begin, place = piece.stop, place + alike
+        begin = piece.stop
     return torch.cat(parts)
-
-
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    query, key, value = (t.transpose(0, 1)[None] for t in (q, k, v))
-    done = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return done[0].transpose(0, 1)
 
 
 def _varlen_obstacle(q: Tensor) -> str:
@@ -146,15 +128,10 @@ def _varlen_obstacle(q: Tensor) -> str:
     return ""
 
 
-# ---- checks
-
-
 def _counts(lengths: Any) -> list[int]:
     counts = lengths.tolist() if isinstance(lengths, Tensor) else [int(length) for length in lengths]
     if not counts or not all(type(count) is int and count > 0 for count in counts):
-        raise ConfigError(
-            f"lengths are the tokens of each document, one or more each; got {counts!r:.80}; leave out empty documents"
-        )
+        raise ConfigError(f"lengths are tokens of each document, 1 or more; got {counts!r:.80}; leave out empty ones")
     return counts
 
 
@@ -162,10 +139,7 @@ def _checked(q: Any, k: Any, v: Any, lengths: Any) -> list[int]:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 3:
             what = f"a tensor of {tensor.dim()} dimensions" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ConfigError(
-                f"{name} must be (tokens, heads, width), the documents one after the other, not {what}; flatten rows of a batch "
-                "with x.flatten(0, 1)"
-            )
+            raise ConfigError(f"{name} must be (tokens, heads, width), not {what}; flatten a batch's rows")
     counts = _counts(lengths)
     if not sum(counts) == q.shape[0] == k.shape[0] == v.shape[0]:
         raise ConfigError(
@@ -173,8 +147,5 @@ def _checked(q: Any, k: Any, v: Any, lengths: Any) -> list[int]:
             "padding at the end is a document of its own"
         )
     if k.shape[1] != v.shape[1] or not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ConfigError(
-            f"q, k and v have {q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads; k and v must have as many as each other, a "
-            "divisor of q's"
-        )
+        raise ConfigError(f"{k.shape[1]} heads of k, {v.shape[1]} of v: both must be one divisor of q's {q.shape[1]}")
     return counts

@@ -1,21 +1,18 @@
 """Restores for the second computation of a block what the first one found, beyond torch's random numbers.
 
-torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (batch norm's running
-statistics, spectral norm's vectors) would change it twice, and compute something else the second time; one that draws
-from Python's or numpy's generator would draw something else. Both are put back here, before and after.
+torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (running statistics,
+spectral norm's vectors) would change it twice; one that draws from Python or numpy would draw something else.
 
-What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once):
-batch norm changes its statistics without a new version of the tensor, and reading a generator takes longer than a small
-layer. What did not move then is not copied again; a block that draws only now and then from Python's or numpy's
-generator needs torch's instead.
+What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once).
+What did not move then is not copied again; a block that draws only now and then needs torch's generator.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +32,7 @@ class Moving(NamedTuple):
 
 
 class Kept:
-    """Remembers what a block's forward passes change. moving: by which of the block's modules were in training mode;
-    empty before the first pass."""
+    """What a block's forward passes change, by which of its modules are in training mode; learned in the first pass."""
 
     __slots__ = ("moving",)
 
@@ -45,34 +41,21 @@ class Kept:
 
 
 def contexts(
-    block: nn.Module, kept: Kept, selective: tuple[Context, Context] | None, *, preserve_rng: bool
+    block: nn.Module, kept: Kept, selective: Callable[[], tuple[Context, Context]] | None, *, preserve_rng: bool
 ) -> tuple[Context, Context]:
-    """The contexts of the first and of the second computation of one call. selective: those of selective
-    checkpointing."""
+    """The contexts of a call's first and second computation. selective: makes those of selective checkpointing."""
     before = _Before(block, kept, preserve_rng)
     again = _Again(before)
     if selective is None:
         return before, again
-    return _Both(before, selective[0]), _Both(again, selective[1])
+    first, second = selective()
+    return _both(before, first), _both(again, second)
 
 
-class _Both:
-    """One context inside another."""
-
-    def __init__(self, outer: Context, inner: Context) -> None:
-        self._outer, self._inner = outer, inner
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(self._outer)
-            stack.enter_context(self._inner)
-            self._stack = stack.pop_all()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._stack.__exit__(kind, error, trace)
+@contextmanager
+def _both(outer: Context, inner: Context) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 class _Before:
@@ -98,9 +81,7 @@ class _Before:
         if self._preserve_rng and numpy is not None and (known is None or known.numpy):
             self.numpy = numpy.get_state()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None or self._training in self._kept.moving:
             return
         now = dict(self.block.named_buffers())
@@ -136,9 +117,7 @@ class _Again:
             self._numpy = numpy.get_state()
             numpy.set_state(before.numpy)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._now:
             self._swap(self._now)
             self._now = {}

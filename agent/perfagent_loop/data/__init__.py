@@ -1,5 +1,1 @@
-"""Data on its way to the model: batches of like lengths, packing, prefetching, caches, mapped files, inspection.
-
-Each module is usable alone, with a DataLoader and a loop of your own as well as with `perfagent.loop`. docs/data.md has
-the tour.
-"""
+"""Data on its way to the model: batches of like lengths, packing, prefetching, caches, mapped files, inspection."""

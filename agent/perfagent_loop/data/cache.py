@@ -2,8 +2,7 @@
 
 An entry is written into a draft and then renamed: who looks, at whatever moment a writer dies, sees it whole or not at
 all, and two processes that write the same one do no harm. Nothing waits for the disk to sync: what a power failure
-leaves is found by the entry's checksum, like any other damage, and made anew. A full disk ends writing, never the
-training.
+leaves is found by the entry's checksum and made anew. A full disk ends writing.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from perfagent.errors import ConfigError
 from perfagent_loop.data.cache_record import DamagedEntry, decode, encode, key_of
+from perfagent_loop.data.mapped import StrPath, place_of
 
 __all__ = ["CachedDataset", "DiskCache"]
 
@@ -43,7 +43,7 @@ class DiskCache:
     is full or refuses; what is there is still read. May be pickled and used in DataLoader workers.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep_free_bytes: int = 2**30) -> None:
+    def __init__(self, folder: StrPath, *, keep_free_bytes: int = 2**30) -> None:
         self.folder = Path(folder)
         self.keep_free_bytes = keep_free_bytes
         self.hits = self.misses = self.damaged = 0
@@ -53,9 +53,7 @@ class DiskCache:
         try:
             self._drafts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"the cache's folder {self.folder} cannot be made: {error.strerror}; choose another"
-            ) from error
+            raise ConfigError(f"the cache's folder {self.folder} cannot be made: {error.strerror}") from error
         self._clear_left_overs()
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
@@ -105,9 +103,8 @@ class DiskCache:
     def _write(self, path: Path, content: bytes) -> None:
         draft = self._drafts / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            if self._writes % _LOOK_EVERY == 0 and shutil.disk_usage(self.folder).free < self.keep_free_bytes + len(
-                content
-            ):
+            needed = self.keep_free_bytes + len(content)
+            if self._writes % _LOOK_EVERY == 0 and shutil.disk_usage(self.folder).free < needed:
                 self._stop(f"less than {self.keep_free_bytes / 2**30:.1f} GiB would be left on its disk")
                 return
             self._writes += 1
@@ -129,9 +126,7 @@ class DiskCache:
     def _found_damage(self, path: Path, error: DamagedEntry) -> None:
         self.damaged += 1
         if self.damaged == 1:
-            logger.warning(
-                "perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, str(error)
-            )
+            logger.warning("perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, error)
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -165,14 +160,9 @@ class CachedDataset(Dataset[Any]):
     Shared by workers, ranks and nodes. Raises ConfigError for an iterable dataset and for samples that it cannot hold.
     """
 
-    def __init__(
-        self, dataset: Any, folder: str | os.PathLike[str], *, version: str = "", keep_free_bytes: int = 2**30
-    ) -> None:
-        if (
-            isinstance(dataset, IterableDataset)
-            or not hasattr(dataset, "__getitem__")
-            or not hasattr(dataset, "__len__")
-        ):
+    def __init__(self, dataset: Any, folder: StrPath, *, version: str = "", keep_free_bytes: int = 2**30) -> None:
+        indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not indexed:
             raise ConfigError(
                 f"CachedDataset needs a dataset with __getitem__ and __len__, not {type(dataset).__name__}; samples of a stream "
                 "have no name to be found by: write them out with map_tokens, or use DiskCache with keys of your own"
@@ -180,17 +170,12 @@ class CachedDataset(Dataset[Any]):
         self.dataset = dataset
         kind = type(dataset)
         told = json.dumps([f"{kind.__module__}.{kind.__qualname__}", len(dataset), version])
-        self.cache = DiskCache(
-            Path(folder) / hashlib.blake2b(told.encode(), digest_size=8).hexdigest(), keep_free_bytes=keep_free_bytes
-        )
+        name = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+        self.cache = DiskCache(Path(folder) / name, keep_free_bytes=keep_free_bytes)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        place = index.__index__()
-        length = len(self.dataset)
-        if not -length <= place < length:
-            raise IndexError(f"sample {place} of {length}")
-        place %= length
+        place = place_of(index, len(self.dataset))
         return self.cache.get(str(place), lambda: self.dataset[place])

@@ -8,6 +8,7 @@ arrays that are read share the memory that the file was read into, without anoth
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 import zlib
@@ -103,16 +104,13 @@ def _flat(value: Any, note: Any, where: str) -> Any:
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
             raise ConfigError(f"{where} is a {value.layout} tensor, which a cache cannot hold; make it dense")
         return [_TENSOR, *note(value)]
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return [_TUPLE, *(_flat(part, note, f"{where}[{number}]") for number, part in enumerate(value))]
-    if type(value) is list:
-        return [0, *(_flat(part, note, f"{where}[{number}]") for number, part in enumerate(value))]
+    if type(value) is list or (isinstance(value, tuple) and not hasattr(value, "_fields")):
+        parts = (_flat(part, note, f"{where}[{number}]") for number, part in enumerate(value))
+        return [0 if type(value) is list else _TUPLE, *parts]
     if isinstance(value, Mapping):
         for name in value:
             if type(name) not in (str, int):
-                raise ConfigError(
-                    f"{where} has the key {name!r:.60}; a cache holds dicts whose keys are strings or whole numbers"
-                )
+                raise ConfigError(f"{where} has the key {name!r:.60}; keys in a cache are strings or whole numbers")
         return {name: _flat(part, note, f"{where}[{name!r:.40}]") for name, part in value.items()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
@@ -142,9 +140,7 @@ def _whole(tree: Any, content: bytearray, first: int) -> Any:
 def _tensor(told: list[Any], content: bytearray, first: int) -> torch.Tensor:
     name, shape, begin = told
     dtype = _DTYPES[name]
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(content, dtype=dtype, count=count, offset=first + begin).reshape(shape)

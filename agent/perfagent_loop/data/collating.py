@@ -8,55 +8,51 @@ as language models of Transformers take them: those shift them by one themselves
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent.signals.batch_values import IGNORED
+from perfagent_loop.checks import check_count
 
-__all__ = ["IGNORED", "join", "pad"]
+__all__ = ["join", "pad"]
 
-IGNORED = -100
-"""The label that losses leave out (torch.nn.CrossEntropyLoss's ignore_index)."""
+Batch: TypeAlias = dict[str, Tensor]
 
 
-def pad(
-    samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1
-) -> dict[str, Tensor]:
+def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1) -> Batch:
     """A batch of shape (samples, longest): `input_ids` padded by pad_id, `labels` by -100, everything else by 0, and
     the `attention_mask`, 1 where there is a token.
 
     length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with
-    settings:
-    functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
+    settings: functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
     """
-    if type(multiple_of) is not int or multiple_of < 1:
-        raise ConfigError(f"multiple_of is a number of tokens, 1 or more; got {multiple_of!r:.80}")
+    check_count("multiple_of", multiple_of, "a number of tokens")
     rows = _rows(samples)
     longest = max(len(row["input_ids"]) for row in rows)
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
     if longest > width:
-        raise ConfigError(
-            f"a sample has {longest} tokens and the batch is {width} wide; truncate it, or leave length out"
-        )
+        raise ConfigError(f"a sample has {longest} tokens and the batch is {width} wide; truncate it")
     for row in rows:
         row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     filler = {"input_ids": pad_id, "labels": IGNORED}
-    return {
-        name: torch.stack([_filled(row[name], width, filler.get(name, 0)) for row in rows])
-        for name in _names_of_all(rows)
-    }
+
+    def padded(row: Batch, name: str) -> Tensor:
+        return functional.pad(row[name], (0, width - len(row[name])), value=filler.get(name, 0))
+
+    return {name: torch.stack([padded(row, name) for row in rows]) for name in _names_of_all(rows)}
 
 
-def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> dict[str, Tensor]:
+def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> Batch:
     """A batch of one row in which the samples follow one another, of shape (1, tokens).
 
     `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it
     belongs to another one. `lengths` (one a sample) and `cu_seqlens` (their running sum from 0, int32) say where
     samples end, for attention that stays within them. capacity: fills the row up to so many tokens by pad_id, as one
-    more sample without labels, so that all rows have one shape. As a collate_fn with settings: functools.partial(join,
-    capacity=...).
+    more sample without labels, so that all rows have one shape.
     """
     rows = _rows(samples)
     lengths = [len(row["input_ids"]) for row in rows]
@@ -67,9 +63,7 @@ def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0
         row.pop("attention_mask", None)  # it would be all ones
     missing = 0 if capacity is None else capacity - sum(lengths)
     if missing < 0:
-        raise ConfigError(
-            f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them with that capacity"
-        )
+        raise ConfigError(f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them so")
     names = _names_of_all(rows)
     parts = {name: [row[name] for row in rows] for name in names}
     if missing:
@@ -115,21 +109,11 @@ def _tensor(name: Any, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(
-            f"{name!r} of a sample is a {type(value).__name__} ({value!r:.60}), which is no sequence of numbers: leave it out, "
-            "or put it into the batch in a collate_fn of your own"
-        ) from None
+        raise ConfigError(f"{name!r} of a sample is {value!r:.60}, and no sequence of numbers; leave it out") from None
 
 
 def _names_of_all(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [*rows[0]]
     for row in rows:
-        if set(row) != set(names):
-            raise ConfigError(f"samples of one batch have different parts: {', '.join(names)} and {', '.join(row)}")
-    return names
-
-
-def _filled(part: Tensor, width: int, value: int) -> Tensor:
-    filled = part.new_full((width,), value)
-    filled[: len(part)] = part
-    return filled
+        if set(row) != set(rows[0]):
+            raise ConfigError(f"samples of one batch have different parts: {', '.join(rows[0])} and {', '.join(row)}")
+    return [*rows[0]]

@@ -1,26 +1,42 @@
-"""The common part of the samplers that group samples by length: epochs, ranks, and when their batches are made.
+"""Batch samplers that group samples by length: so many samples, so many tokens, or one packed row a batch.
 
 The batches of an epoch follow from the lengths, the seed and the epoch alone, so that every rank finds the same ones
-without a word to the others, and a resumed training goes on in the middle of an epoch: the loop gives the sampler its
-epoch and passes over what was seen. Samples of like length lie in the same batch, batches of like length in the same
-step of all ranks, and apart from that the order is random.
+and a resumed training goes on in the middle of an epoch. Samples of like length lie in the same batch, batches of like
+length in the same step of all ranks, and apart from that the order is random.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, Unpack
 
-import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from perfagent.errors import ConfigError
-from perfagent_loop.data.packing import checked_lengths
+from perfagent_loop.checks import check_count
+from perfagent_loop.collectives import rank_of_job, world_of_job
+from perfagent_loop.data.packing import checked_lengths, pack
 
-__all__ = ["LengthBatchSampler", "longest_first_windows"]
+__all__ = ["LengthBatchSampler", "LengthBucketBatchSampler", "PackedBatchSampler", "TokenBudgetBatchSampler"]
+
+Lengths: TypeAlias = Sequence[int] | Any
+_BUCKETS_WINDOW, _BUDGET_WINDOW = 50, 100
+"""Batches in one window sorted by length: enough that neighbors are alike, few enough that epochs differ."""
+
+
+class Common(TypedDict, total=False):
+    """Settings of every sampler here: see LengthBatchSampler."""
+
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    rank: int | None
+    world_size: int | None
 
 
 class LengthBatchSampler(Sampler[list[int]]):
@@ -36,14 +52,14 @@ class LengthBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | Any,
+        lengths: Lengths,
         *,
         most: int | None,
-        shuffle: bool,
-        seed: int,
-        drop_last: bool,
-        rank: int | None,
-        world_size: int | None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         self.lengths = checked_lengths(lengths, most)
         if not self.lengths:
@@ -56,10 +72,8 @@ class LengthBatchSampler(Sampler[list[int]]):
         self._planned: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's batches come next. `perfagent.loop` calls it; in a loop of your own, call it before each
-        epoch."""
-        if type(epoch) is not int or epoch < 0:
-            raise ConfigError(f"an epoch is counted from 0, not {epoch!r:.80}")
+        """Which epoch's batches come next; `perfagent.loop` calls it before each epoch."""
+        check_count("epoch", epoch, least=0)
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -83,8 +97,6 @@ class LengthBatchSampler(Sampler[list[int]]):
     @abstractmethod
     def make_batches(self, order: list[int]) -> list[list[int]]:
         """The batches of an epoch. order: the samples, in random order or as they are."""
-
-    # ---- one epoch's batches, of all ranks
 
     def _plan(self) -> list[list[int]]:
         epoch = self.epoch if self.shuffle else 0
@@ -113,13 +125,9 @@ class LengthBatchSampler(Sampler[list[int]]):
         world = self.world_size
         over = len(batches) % world
         if self.drop_last:
-            batches = batches[: len(batches) - over] if over else batches
-            if not batches:
-                raise ConfigError(
-                    f"drop_last leaves no batch for {world} ranks and {len(self.lengths)} samples; use drop_last=False, or "
-                    "smaller batches"
-                )
-            return batches
+            if len(batches) == over:
+                raise ConfigError(f"drop_last leaves no batch of {len(self.lengths)} samples for {world} ranks")
+            return batches[: len(batches) - over]
         again = itertools.cycle([*batches])
         while len(batches) % world:
             largest = max(range(len(batches)), key=lambda number: len(batches[number]))
@@ -131,20 +139,136 @@ class LengthBatchSampler(Sampler[list[int]]):
         return batches
 
 
-def longest_first_windows(order: list[int], lengths: Sequence[int], window: int) -> Iterator[list[int]]:
-    """Windows of the order, each sorted by length, longest first: what is near has nearly one length, what is far is
-    random."""
+class LengthBucketBatchSampler(LengthBatchSampler):
+    """Batches of batch_size samples each, whose lengths are nearly the same, so that little is padding.
+
+    Without boundaries, a window of 50 batches drawn at random is sorted by length and cut. boundaries: the upper
+    lengths of buckets, as [128, 512]; a batch then holds samples of one bucket, which gives few different shapes when
+    each is padded to its bucket's upper length (`bound_of`): torch.compile makes one graph a shape.
+
+    lengths, common: see LengthBatchSampler. Raises ConfigError for a length above the last boundary.
+    """
+
+    def __init__(
+        self, lengths: Lengths, batch_size: int, *, boundaries: Sequence[int] | None = None, **common: Unpack[Common]
+    ) -> None:
+        check_count("batch_size", batch_size, "a number of samples")
+        self.boundaries = None if boundaries is None else [*boundaries]
+        if self.boundaries is not None and (not self.boundaries or self.boundaries != sorted(set(self.boundaries))):
+            raise ConfigError(f"boundaries are the rising upper lengths of buckets, [128, 512]; got {boundaries!r:.80}")
+        most = self.boundaries[-1] if self.boundaries else None
+        super().__init__(lengths, most=most, **common)
+        self.batch_size = batch_size
+
+    def bound_of(self, batch: Sequence[int]) -> int:
+        """To what length a batch is padded: its bucket's upper one, or that of its longest sample."""
+        longest = max(self.lengths[index] for index in batch)
+        return longest if self.boundaries is None else self.boundaries[bisect.bisect_left(self.boundaries, longest)]
+
+    def size_of(self, batch: Sequence[int]) -> int:
+        return len(batch) * self.bound_of(batch)
+
+    def make_batches(self, order: list[int]) -> list[list[int]]:
+        if self.boundaries is None:
+            window = _BUCKETS_WINDOW * self.batch_size if self.shuffle else len(order)
+            groups = [*_longest_first(order, self.lengths, window)]
+        else:
+            buckets: dict[int, list[int]] = defaultdict(list)
+            for index in order:
+                buckets[bisect.bisect_left(self.boundaries, self.lengths[index])].append(index)
+            groups = [buckets[number] for number in sorted(buckets)]
+        size = self.batch_size
+        cut = [group[begin : begin + size] for group in groups for begin in range(0, len(group), size)]
+        return [batch for batch in cut if len(batch) == size] if self.drop_last else cut
+
+
+class TokenBudgetBatchSampler(LengthBatchSampler):
+    """Batches that hold at most max_tokens when padded to their longest sample: what decides about memory and time.
+
+    A sum of lengths without the padding would let one long sample among many short ones take many times the memory.
+
+    lengths: of each sample. max_tokens: of a batch, samples times the longest of them. max_samples: of a batch,
+    besides. multiple_of: to what lengths are padded (8 or 64 for tensor cores). common: see LengthBatchSampler. Batches
+    differ in samples: give `loop.backward` num_items.
+
+    Raises ConfigError where a sample alone is over the budget.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        max_tokens: int,
+        *,
+        max_samples: int | None = None,
+        multiple_of: int = 1,
+        **common: Unpack[Common],
+    ) -> None:
+        for name, value in (("max_tokens", max_tokens), ("multiple_of", multiple_of), ("max_samples", max_samples)):
+            check_count(name, value, or_none=name == "max_samples")
+        most = max_tokens // multiple_of * multiple_of
+        if not most:
+            raise ConfigError(f"max_tokens {max_tokens} is less than multiple_of {multiple_of}: no sample would fit")
+        super().__init__(lengths, most=most, **common)
+        self.max_tokens, self.max_samples, self.multiple_of = max_tokens, max_samples, multiple_of
+        self._padded = [-(-length // multiple_of) * multiple_of for length in self.lengths]
+        average = max(1, max_tokens * len(self._padded) // sum(self._padded))
+        self._window = _BUDGET_WINDOW * min(average, max_samples or average)
+
+    def size_of(self, batch: Sequence[int]) -> int:
+        return len(batch) * max(self._padded[index] for index in batch)
+
+    def make_batches(self, order: list[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        window = self._window if self.shuffle else len(order)
+        for samples in _longest_first(order, self.lengths, window):
+            begin = 0
+            while begin < len(samples):
+                fits = self.max_tokens // self._padded[samples[begin]]  # the first is the longest
+                end = begin + (fits if self.max_samples is None else min(fits, self.max_samples))
+                if end <= len(samples) or not self.drop_last:
+                    batches.append(samples[begin:end])
+                begin = end
+        return batches
+
+
+class PackedBatchSampler(LengthBatchSampler):
+    """Each batch holds the samples of one row of at most `capacity` tokens; `collating.join` makes that row of them.
+
+        DataLoader(dataset, batch_sampler=PackedBatchSampler(lengths, 8192), collate_fn=join)
+
+    lengths: of each sample. capacity: tokens of a row. window: samples that are packed together, drawn at random each
+    epoch; more fill better, fewer mix better. common: see LengthBatchSampler.
+
+    Raises ConfigError for a sample that is longer than a row.
+    """
+
+    def __init__(self, lengths: Lengths, capacity: int, *, window: int = 10_000, **common: Unpack[Common]) -> None:
+        check_count("window", window, "a number of samples that are packed together")
+        super().__init__(lengths, most=capacity, **common)
+        self.capacity, self.window = capacity, window
+
+    def size_of(self, batch: Sequence[int]) -> int:  # noqa: ARG002 - a row, however much of it is filled
+        return self.capacity
+
+    def make_batches(self, order: list[int]) -> list[list[int]]:
+        window = self.window if self.shuffle else len(order)
+        windows = [order[begin : begin + window] for begin in range(0, len(order), window)]
+        return [
+            [samples[place] for place in row]
+            for samples in windows
+            for row in pack([self.lengths[index] for index in samples], self.capacity)
+        ]
+
+
+def _longest_first(order: list[int], lengths: Sequence[int], window: int) -> Iterator[list[int]]:
+    """Windows of the order, each sorted by length, longest first."""
     for begin in range(0, len(order), window):
         yield sorted(order[begin : begin + window], key=lengths.__getitem__, reverse=True)
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return 0, 1
+        return rank_of_job(), world_of_job()
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
-        raise ConfigError(
-            f"rank and world_size go together, 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}"
-        )
+        raise ConfigError(f"ranks are numbers with 0 <= rank < world_size; got {rank!r:.40} and {world_size!r:.40}")
     return rank, world_size

@@ -1,8 +1,7 @@
 """What a DataLoader is given on this machine, and one that goes on in the middle of an epoch.
 
 Cores are those that this process may use (its affinity and its control group's quota, which os.cpu_count() knows
-nothing of), shared by the ranks of the node. In a container with 2 of 64 cores, 8 workers a rank stand in each other's
-way.
+nothing of), shared by the ranks of the node.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.errors import ConfigError
-from perfagent.samplers.cgroup import ControlGroup, find
+from perfagent.samplers.cgroup import find
+from perfagent_loop.checks import check_count, device_named
 
 __all__ = ["LoaderSettings", "loader_defaults", "resumable_loader", "usable_cores"]
 
@@ -53,14 +52,11 @@ def loader_defaults(
     Workers: the cores of this rank but one, at least 1 and at most 8. What suits a dataset best is measured by
     `perfagent.find_num_workers`; this is where to begin.
     """
-    ranks = ranks_on_node if ranks_on_node is not None else _ranks_on_node(os.environ)
-    if type(ranks) is not int or ranks < 1:
-        raise ConfigError(
-            f"ranks_on_node is the number of training processes on this machine, 1 or more; got {ranks!r:.80}"
-        )
-    if batch_bytes is not None and (type(batch_bytes) is not int or batch_bytes < 1):
-        raise ConfigError(f"batch_bytes is the size of one batch, 1 or more; got {batch_bytes!r:.80}")
-    cuda = _on_cuda(device)
+    words = os.environ.get("LOCAL_WORLD_SIZE", "1").strip()
+    ranks = ranks_on_node if ranks_on_node is not None else max(1, int(words)) if words.isdigit() else 1
+    check_count("ranks_on_node", ranks, "a number of training processes on this machine")
+    check_count("batch_bytes", batch_bytes, "the size of one batch", or_none=True)
+    cuda = torch.cuda.is_available() if device is None else device_named(device).type == "cuda"
     cores = usable_cores()
     mine = cores / ranks
     why = []
@@ -72,16 +68,12 @@ def loader_defaults(
         shared = f", shared by {ranks} ranks" if ranks > 1 else ""
         why.append(f"{workers} worker{'s' if workers > 1 else ''}: {cores:g} cores may be used here{shared}")
     if isinstance(dataset, IterableDataset) and workers > 1:
-        why.append(
-            "the dataset is a stream: it must share itself among workers (get_worker_info), or each sample comes from each"
-        )
+        why.append("the dataset is a stream: it must share itself among workers (get_worker_info)")
     prefetch = 2
     if workers and batch_bytes is not None:
         workers, prefetch = _within_shared_memory(workers, prefetch, batch_bytes, ranks, why)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": cuda}
-    why.append(
-        "pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing is copied to a GPU"
-    )
+    why.append("pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing goes to a GPU")
     if workers:
         arguments |= {"persistent_workers": True, "prefetch_factor": prefetch}
         why.append(f"workers stay for all epochs, and prepare {prefetch} batches each")
@@ -91,7 +83,7 @@ def loader_defaults(
 def usable_cores() -> float:
     """Cores that this process may use: the smaller of its affinity and its control group's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    group: ControlGroup | None = find()
+    group = find()
     quota = None if group is None else group.cores
     return float(allowed) if quota is None else max(1.0, min(float(allowed), quota))
 
@@ -101,42 +93,21 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
 
     It knows where every worker is, so that a checkpoint of `perfagent.loop` goes on after the last batch that was
     trained on, also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a
-    map-style dataset needs none of this: the loop passes over what was seen without loading it. Must be resumed with
-    the same num_workers.
+    map-style dataset needs none of this. Must be resumed with the same num_workers.
 
     Raises ConfigError without torchdata.
     """
     if importlib.util.find_spec("torchdata") is None:
-        raise ConfigError(
-            "a loader that resumes in an epoch of an iterable dataset needs torchdata (pip install torchdata); a "
-            "map-style dataset in a plain DataLoader resumes without it"
-        )
+        raise ConfigError("an iterable dataset resumes within an epoch by torchdata alone (pip install torchdata)")
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    defaults = loader_defaults(dataset).arguments
+    if not arguments.get("num_workers", defaults["num_workers"]):
+        defaults = {name: defaults[name] for name in ("num_workers", "pin_memory")}
+    settings = defaults | arguments
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it
-        loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
+        loader: DataLoader[Any] = stateful(dataset, **settings)
     return loader
-
-
-def _on_cuda(device: Any) -> bool:
-    if device is None:
-        return torch.cuda.is_available()
-    try:
-        return torch.device(device).type == "cuda"
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device is what is trained on, as torch names it ('cuda', 'cpu'); got {device!r:.80}"
-        ) from error
-
-
-def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given wins, and takes along what depends on it."""
-    settings = {**defaults, **given}
-    if not settings["num_workers"]:
-        for name in ("persistent_workers", "prefetch_factor"):
-            if name not in given:
-                settings.pop(name, None)
-    return settings
 
 
 def _within_shared_memory(workers: int, prefetch: int, batch_bytes: int, ranks: int, why: list[str]) -> tuple[int, int]:
@@ -155,8 +126,3 @@ def _within_shared_memory(workers: int, prefetch: int, batch_bytes: int, ranks: 
         f"{free / 2**20:.0f} MiB left (docker run --shm-size gives more)"
     )
     return workers, prefetch
-
-
-def _ranks_on_node(environ: Mapping[str, str]) -> int:
-    words = environ.get("LOCAL_WORLD_SIZE", "1").strip()
-    return int(words) if words.isdigit() and int(words) else 1

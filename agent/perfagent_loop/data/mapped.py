@@ -1,9 +1,7 @@
-"""Datasets in files that are mapped into memory: no copy a process, nothing read before it is used, any number of
-workers.
+"""Datasets in files that are mapped into memory: no copy a process, and nothing is read before it is used.
 
-The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into a tensor
-that came from it changes that process's copy, never the file. Only the path goes to a worker, which maps the file
-itself.
+The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into its
+tensors never changes the file. A worker gets the path and maps the file itself.
 """
 
 from __future__ import annotations
@@ -18,42 +16,39 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from perfagent.errors import ConfigError
+from perfagent_loop.kinds import State
 
-__all__ = ["MappedLines", "MappedTokens", "map_tokens"]
+__all__ = ["MappedLines", "MappedTokens", "bytes_of", "map_tokens", "place_of"]
 
+StrPath: TypeAlias = str | os.PathLike[str]
 _MAGIC = b"pftokens"
 # magic, dtype, CRC of the rest of the head, documents, tokens, CRCs of offsets and tokens
 _HEAD = struct.Struct("<8s12sIQQII")
 _FIRST = 64
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE: or the kernel refuses to map a file that is larger than the memory, though no page of it is ever
-copied."""
+"""MAP_NORESERVE: without it the kernel refuses a file larger than the memory, though it copies no page."""
 _LINES_MAGIC = b"pflines1"
 _LINES_HEAD = struct.Struct("<8sQqQI")  # magic, size and mtime of the text, lines, CRC of the offsets
 _CHUNK = 1 << 24
+_ANEW = "write it anew with map_tokens"
 
 
-def map_tokens(
-    path: str | os.PathLike[str], documents: Iterable[Any], *, dtype: torch.dtype = torch.int32
-) -> MappedTokens:
+def map_tokens(path: StrPath, documents: Iterable[Any], *, dtype: torch.dtype = torch.int32) -> MappedTokens:
     """Writes documents (sequences of token ids) into one file, and opens it.
 
     dtype: of the file; uint16 halves it for vocabularies below 65,536. The file appears under its name when all is
     written and on the disk. Raises ConfigError for an id that the dtype cannot hold, naming the document.
     """
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        raise ConfigError(
-            f"token ids are whole numbers: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32"
-        )
-    path = Path(path)
-    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        raise ConfigError(f"token ids are whole: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32")
+    path, draft = Path(path), _draft_of(Path(path))
     lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     offsets, crc = [0], 0
     try:
@@ -62,16 +57,14 @@ def map_tokens(
             for number, document in enumerate(documents):
                 ids = torch.as_tensor(document, dtype=torch.int64).reshape(-1)
                 if len(ids) and not lowest <= int(ids.min()) <= int(ids.max()) <= highest:
-                    raise ConfigError(
-                        f"document {number} has ids from {int(ids.min())} to {int(ids.max())}, and {dtype} holds {lowest} to "
-                        f"{highest}; choose a wider dtype"
-                    )
-                content = _bytes_of(ids.to(dtype))
+                    ids_said = f"document {number} has ids from {ids.min()} to {ids.max()}"
+                    raise ConfigError(f"{ids_said}, and {dtype} holds {lowest} to {highest}")
+                content = bytes_of(ids.to(dtype))
                 crc = zlib.crc32(content, crc)
                 file.write(content)
                 offsets.append(offsets[-1] + len(ids))
             file.write(bytes(-file.tell() % 8))
-            index = _bytes_of(torch.tensor(offsets, dtype=torch.int64))
+            index = bytes_of(torch.tensor(offsets, dtype=torch.int64))
             file.write(index)
             rest = struct.pack("<QQII", len(offsets) - 1, offsets[-1], zlib.crc32(index), crc)
             name = struct.pack("12s", str(dtype).removeprefix("torch.").encode())
@@ -89,11 +82,10 @@ class MappedTokens(Dataset[Tensor]):
     """Documents of token ids in a file that map_tokens wrote: `dataset[i]` is a tensor that lies in the mapping.
 
     lengths: of each document, for the samplers. tokens: all of them in a row, for windows that run over documents'
-    ends. Raises ConfigError for a file that is none of ours, cut short, or damaged where it says what it holds;
-    `verify()` reads all of it.
+    ends. Raises ConfigError for a file that is not ours, cut short, or damaged in its head; `verify()` reads all.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         self._open()
 
@@ -101,20 +93,17 @@ class MappedTokens(Dataset[Tensor]):
         head, self._map = _mapped(self.path, _HEAD.size)
         magic, name, crc, documents, count, index_crc, self._crc = _HEAD.unpack(head)
         if magic != _MAGIC:
-            raise ConfigError(f"{self.path} is no file of tokens; write it with map_tokens")
+            raise ConfigError(f"{self.path} is no file of tokens; {_ANEW}")
         if zlib.crc32(name + head[24:]) != crc:
-            raise ConfigError(
-                f"{self.path} is damaged: its head is not as it was written; write it anew with map_tokens"
-            )
+            raise ConfigError(f"{self.path} is damaged: its head is not as it was written; {_ANEW}")
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         index = -(-(_FIRST + count * dtype.itemsize) // 8) * 8
         if len(self._map) != index + 8 * (documents + 1):
-            raise ConfigError(
-                f"{self.path} has {len(self._map)} bytes and says {index + 8 * (documents + 1)}: it was cut short; write it anew"
-            )
+            wanted = index + 8 * (documents + 1)
+            raise ConfigError(f"{self.path} has {len(self._map)} bytes of {wanted}: it was cut short; {_ANEW}")
         self._offsets = torch.frombuffer(self._map, dtype=torch.int64, count=documents + 1, offset=index)
         if zlib.crc32(memoryview(self._map)[index:]) != index_crc:
-            raise ConfigError(f"{self.path} is damaged: its list of documents is not as it was written; write it anew")
+            raise ConfigError(f"{self.path} is damaged: its list of documents is not as it was written; {_ANEW}")
         self.tokens = (
             torch.frombuffer(self._map, dtype=dtype, count=count, offset=_FIRST)
             if count
@@ -125,7 +114,7 @@ class MappedTokens(Dataset[Tensor]):
         return len(self._offsets) - 1
 
     def __getitem__(self, index: int) -> Tensor:
-        place = _place(index, len(self))
+        place = place_of(index, len(self))
         begin, end = self._offsets[place : place + 2].tolist()
         return self.tokens[begin:end]
 
@@ -141,14 +130,12 @@ class MappedTokens(Dataset[Tensor]):
         for begin in range(_FIRST, end, _CHUNK):
             crc = zlib.crc32(view[begin : min(begin + _CHUNK, end)], crc)
         if crc != self._crc:
-            raise ConfigError(
-                f"{self.path} is damaged: its tokens are not as they were written; write it anew with map_tokens"
-            )
+            raise ConfigError(f"{self.path} is damaged: its tokens are not as they were written; {_ANEW}")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         return {"path": self.path}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         self.path = state["path"]
         self._open()
 
@@ -162,11 +149,7 @@ class MappedLines(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        parse: Callable[[bytes], Any] = json.loads,
-        *,
-        index: str | os.PathLike[str] | None = None,
+        self, path: StrPath, parse: Callable[[bytes], Any] = json.loads, *, index: StrPath | None = None
     ) -> None:
         self.path, self.parse = Path(path), parse
         self.index = self.path.with_name(self.path.name + ".lines") if index is None else Path(index)
@@ -175,27 +158,29 @@ class MappedLines(Dataset[Any]):
     def _open(self) -> None:
         _, self._map = _mapped(self.path, 0)
         told = self.path.stat()
-        self._ends = _read_ends(self.index, told)
-        if self._ends is None:
-            self._ends = _find_ends(self._map)
-            _write_ends(self.index, told, self._ends)
+        ends = _read_ends(self.index, told)
+        if ends is None:
+            _write_ends(self.index, told, ends := _find_ends(self._map))
+        self._ends = ends
 
     def __len__(self) -> int:
-        return len(self._ends)  # type: ignore[arg-type]
+        return len(self._ends)
 
     def __getitem__(self, index: int) -> Any:
-        place = _place(index, len(self))
-        ends = self._ends
-        assert ends is not None
-        begin = int(ends[place - 1]) + 1 if place else 0
-        return self.parse(self._map[begin : int(ends[place])].rstrip(b"\r"))
+        place = place_of(index, len(self))
+        begin = int(self._ends[place - 1]) + 1 if place else 0
+        return self.parse(self._map[begin : int(self._ends[place])].rstrip(b"\r"))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         return {"path": self.path, "parse": self.parse, "index": self.index}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         self.path, self.parse, self.index = state["path"], state["parse"], state["index"]
         self._open()
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def _mapped(path: Path, head: int) -> tuple[bytes, Any]:
@@ -204,7 +189,7 @@ def _mapped(path: Path, head: int) -> tuple[bytes, Any]:
         with path.open("rb") as file:
             first = file.read(head)
             if len(first) < head:
-                raise ConfigError(f"{path} has {len(first)} bytes: it is no file of tokens; write it with map_tokens")
+                raise ConfigError(f"{path} has {len(first)} bytes: it is no file of tokens; {_ANEW}")
             if not os.fstat(file.fileno()).st_size:
                 return first, b""
             flags, rights = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
@@ -213,14 +198,16 @@ def _mapped(path: Path, head: int) -> tuple[bytes, Any]:
         raise ConfigError(f"{path} cannot be mapped: {error.strerror}") from error
 
 
-def _place(index: int, length: int) -> int:
+def place_of(index: int, length: int) -> int:
+    """Counted from 0. Raises IndexError."""
     place = index.__index__()
     if not -length <= place < length:
         raise IndexError(f"sample {place} of {length}")
     return place % length
 
 
-def _bytes_of(tensor: Tensor) -> bytearray:
+def bytes_of(tensor: Tensor) -> bytearray:
+    """A tensor's numbers as they lie in memory."""
     content = bytearray(tensor.nbytes)
     if content:
         torch.frombuffer(content, dtype=tensor.dtype).copy_(tensor.reshape(-1))
@@ -242,24 +229,19 @@ def _find_ends(text: Any) -> Tensor:
 def _read_ends(path: Path, text: os.stat_result) -> Tensor | None:
     try:
         content = bytearray(path.read_bytes())
-    except OSError:
+        magic, size, mtime, lines, crc = _LINES_HEAD.unpack_from(content)
+    except (OSError, struct.error):
         return None
-    if len(content) < _LINES_HEAD.size:
-        return None
-    magic, size, mtime, lines, crc = _LINES_HEAD.unpack_from(content)
     body = memoryview(content)[_LINES_HEAD.size :]
-    if (
-        (magic, size, mtime) != (_LINES_MAGIC, text.st_size, text.st_mtime_ns)
-        or len(body) != 8 * lines
-        or zlib.crc32(body) != crc
-    ):
+    same = (magic, size, mtime) == (_LINES_MAGIC, text.st_size, text.st_mtime_ns)
+    if not same or len(body) != 8 * lines or zlib.crc32(body) != crc:
         return None
     return torch.frombuffer(body, dtype=torch.int64) if lines else torch.empty(0, dtype=torch.int64)
 
 
 def _write_ends(path: Path, text: os.stat_result, ends: Tensor) -> None:
-    body = _bytes_of(ends)
-    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    body = bytes_of(ends)
+    draft = _draft_of(path)
     try:
         head = _LINES_HEAD.pack(_LINES_MAGIC, text.st_size, text.st_mtime_ns, len(ends), zlib.crc32(body))
         draft.write_bytes(head + body)

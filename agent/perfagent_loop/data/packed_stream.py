@@ -6,19 +6,19 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from perfagent.errors import ConfigError
+from perfagent_loop.collectives import rank_of_job, world_of_job
 from perfagent_loop.data.collating import join
 from perfagent_loop.data.packing import pack_stream
+from perfagent_loop.kinds import Batch, Loader
 
 __all__ = ["PackedStream"]
 
 
-class PackedStream(IterableDataset[Any]):
-    """Rows of at most `capacity` tokens, packed as the samples come: `DataLoader(PackedStream(samples, 8192),
-    batch_size=None)`.
+class PackedStream(IterableDataset[Batch]):
+    """Rows packed as the samples come: `DataLoader(PackedStream(samples, 8192), batch_size=None)`.
 
     source: an IterableDataset, which shares itself among workers and ranks as it always must; or a map-style dataset or
     another iterable that can be read again, of which each worker of each rank takes every n-th sample. length, window:
@@ -29,23 +29,20 @@ class PackedStream(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Any,
+        source: Loader,
         capacity: int,
         *,
         length: Callable[[Any], int] | None = None,
         window: int = 2000,
-        collate: Callable[[list[Any]], Any] = join,
+        collate: Callable[[list[Any]], Batch] = join,
     ) -> None:
         if isinstance(source, Iterator) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
-            raise ConfigError(
-                f"PackedStream reads its source anew each epoch, and {type(source).__name__} can be read only once: give a "
-                "dataset, a list, or an object with __iter__"
-            )
+            raise ConfigError(f"source must be a dataset or list that can be read again, not {type(source).__name__}")
         self.source, self.capacity, self.length, self.window, self.collate = source, capacity, length, window, collate
 
-    def __iter__(self) -> Iterator[Any]:
-        source: Any = self.source
-        samples: Iterable[Any] = source
+    def __iter__(self) -> Iterator[Batch]:
+        source: Loader = self.source
+        samples: Iterable[object] = source
         if not isinstance(source, IterableDataset):
             part, parts = _share()
             if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # the others' samples are not even made
@@ -59,5 +56,4 @@ def _share() -> tuple[int, int]:
     """Which share of the samples this process reads, and how many shares there are."""
     worker = get_worker_info()
     number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    return rank * workers + number, ranks * workers
+    return rank_of_job() * workers + number, world_of_job() * workers

@@ -4,25 +4,28 @@
         ...
 
 The thread that asks for a batch also reads it. So a dataset draws the same random numbers as before, and the monitor
-shows the same wait for data. Only the copy to the device (transfer.py) overlaps with the computation; with DataLoader
-workers, the loading does as well.
-`perfagent.loop` copies on a stream of its own already and needs no Prefetcher.
+shows the same wait for data. Only the copy to the device overlaps with computation. `perfagent.loop` needs none.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import get_worker_info
 
 from perfagent.errors import ConfigError
 from perfagent_loop.batches import timed
+from perfagent_loop.checks import check_count, device_named
 from perfagent_loop.data.transfer import CopyStream, moved
+from perfagent_loop.kinds import Batch, Loader
 
-__all__ = ["Prefetcher", "read_ahead"]
+__all__ = ["Prefetcher", "read_ahead", "unwrapped"]
+
+
+Device: TypeAlias = torch.device | str | int | None
 
 
 class Prefetcher:
@@ -39,24 +42,17 @@ class Prefetcher:
     Raises ConfigError for a device that is not there, and inside of a DataLoader worker, where a GPU cannot be used.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], device: torch.device | str | int | None = None, *, ahead: int = 1
-    ) -> None:
+    def __init__(self, loader: Iterable[Batch], device: Device = None, *, ahead: int = 1) -> None:
         if not isinstance(loader, Iterable):
-            raise ConfigError(
-                f"Prefetcher takes a DataLoader or another iterable of batches, not {type(loader).__name__}"
-            )
-        if type(ahead) is not int or ahead < 1:
-            raise ConfigError(f"ahead is the number of batches on their way, 1 or more; got {ahead!r:.80}")
-        self.loader = loader
-        self.device = _device(device)
-        self.ahead = ahead
+            raise ConfigError(f"it takes a DataLoader or another iterable of batches, not {type(loader).__name__}")
+        check_count("ahead", ahead, "a number of batches on their way")
+        self.loader, self.device, self.ahead = loader, _device(device), ahead
         self._state: Any = None  # of a loader that has one, at the batch that was handed out last
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         self._state = None
         if self.device.type == "cpu":
             return timed(self.loader)
@@ -66,7 +62,8 @@ class Prefetcher:
             raise ConfigError(
                 "a Prefetcher to a GPU cannot be read in a DataLoader worker: give the worker the loader, and wrap the DataLoader"
             )
-        return timed(_Reading(self._to_device))
+        stream = CopyStream(self.device)
+        return timed(_Reading(lambda: self._through(stream.send, stream.receive)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":  # while being copied or unpickled
@@ -78,15 +75,11 @@ class Prefetcher:
             self._state = None
         return getattr(self.loader, name)
 
-    def _to_device(self) -> Iterator[Any]:
-        stream = CopyStream(self.device)
-        return self._through(stream.send, stream.receive)
-
-    def _through(self, send: Callable[[Any], Any], receive: Callable[[Any], Any]) -> Iterator[Any]:
+    def _through(self, send: Callable[[Batch], Batch], receive: Callable[[Batch], Batch]) -> Iterator[Batch]:
         """Every batch sent ahead and received in its turn, with the loader's state as of that one."""
         keeps_state = hasattr(self.loader, "state_dict")
 
-        def send_with_state(batch: Any) -> tuple[Any, Any]:
+        def send_with_state(batch: Batch) -> tuple[Any, Any]:
             state = self.loader.state_dict() if keeps_state else None  # type: ignore[attr-defined]
             return send(batch), state
 
@@ -99,17 +92,24 @@ class Prefetcher:
         self._state = None
 
 
+def unwrapped(loader: Loader) -> Any:
+    """The loader inside any Prefetchers, which hide what it is."""
+    while isinstance(loader, Prefetcher):
+        loader = loader.loader
+    return loader
+
+
 class _Reading:
     """An iterable that begins anew each time: what the run is asked to time."""
 
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
         self._begin = begin
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return self._begin()
 
 
-def read_ahead(source: Iterator[Any], send: Callable[[Any], Any], ahead: int) -> Iterator[Any]:
+def read_ahead(source: Iterator[Batch], send: Callable[[Batch], Batch], ahead: int) -> Iterator[Batch]:
     """send(batch) of each batch, handed out when `ahead` more have been sent or the source is at its end.
 
     An error of the source is raised after the batches before it.
@@ -131,22 +131,14 @@ def read_ahead(source: Iterator[Any], send: Callable[[Any], Any], ahead: int) ->
         yield waiting.popleft()
 
 
-def _device(wanted: torch.device | str | int | None) -> torch.device:
+def _device(wanted: Device) -> torch.device:
     if wanted is None:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device must be one of torch's, such as 'cuda', 'cuda:1' or 'cpu', not {wanted!r:.80}"
-        ) from error
+    device = device_named(wanted)
     if device.type != "cuda":
         return device
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = (torch.cuda.current_device() if there else 0) if device.index is None else device.index
     if index >= there:
-        raise ConfigError(
-            f"device {wanted} is not there: torch sees {there} CUDA devices; leave device out to use what there is, or install "
-            "torch for CUDA"
-        )
+        raise ConfigError(f"device {wanted} is not there: torch sees {there} CUDA devices; leave device out")
     return torch.device("cuda", index)

@@ -2,9 +2,7 @@
 
 A copy on the stream that computes waits for all that was queued there before. On a stream of its own it runs beside it;
 the computing stream then waits for the copy alone, and the allocator learns that the tensors are in use there
-(record_stream):
-without that their memory could be handed out to the next copy while a kernel still reads them. Only copies from pinned
-memory overlap; others are correct and take as long as before.
+(record_stream): else their memory could go to the next copy too early. Only copies from pinned memory overlap.
 """
 
 from __future__ import annotations
@@ -16,10 +14,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["CopyStream", "moved"]
+from perfagent_loop.kinds import Batch
+
+__all__ = ["CopyStream", "moved", "rebuilt", "tensors_in"]
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: Batch, device: torch.device) -> Any:
     """The batch with its tensors on the device; copies from pinned memory do not wait. On the CPU: the batch itself.
 
     Tensors are looked for in mappings, sequences, named tuples, dataclasses, and in what has a `to()` of its own.
@@ -30,15 +30,14 @@ def moved(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if hasattr(batch, "to"):
         return _moved_by_itself(batch, device)
-    return _rebuilt(batch, lambda part: moved(part, device))
+    return rebuilt(batch, lambda part: moved(part, device))
 
 
 class CopyStream:
     """Copies batches to one CUDA device beside what it computes.
 
     `send` begins a copy and returns at once; `receive` makes the current stream wait for it (the host does not) and
-    gives the batch. What holds tensors that cannot be found from outside, or that are sparse or nested, is copied on
-    the current stream.
+    gives the batch. One with tensors that are hidden, sparse or nested is copied on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,10 +45,10 @@ class CopyStream:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+    def send(self, batch: Batch) -> tuple[Any, torch.cuda.Event]:
         """The batch on its way, and the event behind its copies."""
         with torch.cuda.stream(self._stream):
-            sent = self._sent(batch)
+            sent = _Later(batch) if _goes_later(batch) else moved(batch, self.device)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
         return sent, arrived
@@ -57,57 +56,43 @@ class CopyStream:
     def receive(self, sent: tuple[Any, torch.cuda.Event]) -> Any:
         """The batch, for work on the stream that is current now."""
         batch, arrived = sent
+        if isinstance(batch, _Later):
+            return moved(batch.batch, self.device)
         current = torch.cuda.current_stream(self.device)
         current.wait_event(arrived)
-        for tensor in _tensors(batch):
-            if tensor.device == self.device and not _is_special(tensor):
+        for tensor in tensors_in(batch):
+            if tensor.device == self.device:
                 tensor.record_stream(current)
-        return _unwrapped(batch, self.device)
-
-    def _sent(self, batch: Any) -> Any:
-        if isinstance(batch, torch.Tensor):
-            return _Later(batch) if _is_special(batch) else batch.to(self.device, non_blocking=True)
-        if _is_open(batch):
-            if hasattr(batch, "to") and not any(_is_special(tensor) for tensor in _tensors(batch)):
-                return _moved_by_itself(batch, self.device)
-            return _rebuilt(batch, self._sent)
-        return _Later(batch) if hasattr(batch, "to") else batch
+        return batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Later:
-    """A part of a batch that is copied on the stream that uses it."""
+    """A batch that is copied on the stream that uses it."""
 
-    part: Any
-
-
-def _unwrapped(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, _Later):
-        return moved(batch.part, device)
-    if isinstance(batch, torch.Tensor) or not any(isinstance(part, _Later) for part in _leaves(batch)):
-        return batch
-    return _rebuilt(batch, lambda part: _unwrapped(part, device))
+    batch: Batch
 
 
-def _is_special(tensor: torch.Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.is_nested
+def _goes_later(batch: Batch) -> bool:
+    """Whether it holds tensors that are sparse or nested, or that cannot be found from outside."""
+    return any(
+        hasattr(part, "to")
+        if not isinstance(part, torch.Tensor)
+        else part.layout is not torch.strided or part.is_nested
+        for part in _leaves(batch)
+    )
 
 
-def _moved_by_itself(batch: Any, device: torch.device) -> Any:
+def _moved_by_itself(batch: Batch, device: torch.device) -> Any:
     try:
         return batch.to(device, non_blocking=True)
     except TypeError:  # a to() that knows only the device
         return batch.to(device)
 
 
-def _is_open(batch: Any) -> bool:
-    """Whether its parts can be seen from outside."""
-    return isinstance(batch, (Mapping, Sequence)) or (dataclasses.is_dataclass(batch) and not isinstance(batch, type))
-
-
-def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
+def rebuilt(batch: Batch, change: Callable[[Any], Any]) -> Any:
     """The same container with each part changed; what is no container comes back as it is."""
-    if isinstance(batch, (str, bytes, bytearray, range, _Later)):
+    if isinstance(batch, (str, bytes, bytearray, range)):
         return batch
     if isinstance(batch, Mapping):
         parts = {name: change(value) for name, value in batch.items()}
@@ -130,8 +115,8 @@ def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     return batch
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, (str, bytes, bytearray, range, torch.Tensor, _Later)):
+def _leaves(batch: Batch) -> Iterator[Any]:
+    if isinstance(batch, (str, bytes, bytearray, range, torch.Tensor)):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
@@ -146,5 +131,6 @@ def _leaves(batch: Any) -> Iterator[Any]:
         yield batch
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Batch) -> Iterator[torch.Tensor]:
+    """Every tensor of a batch, in mappings, sequences and dataclasses."""
     return (part for part in _leaves(batch) if isinstance(part, torch.Tensor))

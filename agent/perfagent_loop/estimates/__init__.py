@@ -1,2 +1,1 @@
-"""How much memory a training needs, worked out before it begins: `perfagent.estimate_memory` and `perfagent
-estimate`."""
+"""Memory of a training, estimated before it begins: `perfagent.estimate_memory`, `perfagent estimate`."""

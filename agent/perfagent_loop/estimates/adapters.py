@@ -1,8 +1,7 @@
 """LoRA and quantized weights as they occupy memory: stand-ins put into a copy of the model, which is then simulated.
 
 LoRA (Hu et al., 2021): W stays as it is, B·A of a small rank is trained. Quantized weights (QLoRA, Dettmers et al.,
-2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes, and once more in the
-backward pass.
+2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_choice, check_count
 
 __all__ = ["QUANTIZATIONS", "Quantization", "add_lora", "checked_adapters", "quantized_bytes"]
 
@@ -24,10 +24,8 @@ QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 def checked_adapters(lora: Any, quantize: Any) -> None:
     """Raises ConfigError for a rank or a quantization that does not exist, or one without the other."""
-    if lora is not None and (type(lora) is not int or lora < 1):
-        raise ConfigError(f"lora is the rank of the adapters, such as 8 or 64, not {lora!r:.60}")
-    if quantize is not None and quantize not in QUANTIZATIONS:
-        raise ConfigError(f"quantize must be one of {', '.join(QUANTIZATIONS)}, not {quantize!r:.60}")
+    check_count("lora", lora, "the rank of the adapters", or_none=True)
+    check_choice("quantize", quantize, QUANTIZATIONS, or_none=True)
     if quantize is not None and lora is None:
         raise ConfigError(f"quantize={quantize!r} keeps weights that cannot be trained themselves; add lora=8 (a rank)")
 
@@ -47,8 +45,7 @@ def add_lora(
     """Freezes a model (a copy) and puts adapters beside its linear layers; answers their names.
 
     targets: the last part of their names; all linear layers but the output layer when None, as peft's "all-linear".
-    account:
-    keeps the books of what is made.
+    account: keeps the books of what is made.
     """
     chosen = [*_chosen(model, targets)]
     if not chosen:
@@ -63,11 +60,8 @@ def add_lora(
 
 
 def _linears(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if name and (type(module) is nn.Linear or type(module).__name__ == "Conv1D")
-    ]
+    named = model.named_modules()
+    return [(name, one) for name, one in named if name and (type(one) is nn.Linear or type(one).__name__ == "Conv1D")]
 
 
 def _chosen(model: nn.Module, targets: Sequence[str] | None) -> Iterator[tuple[str, nn.Module]]:
@@ -120,8 +114,7 @@ class _Adapted(nn.Module):
 
 
 class _Expanded(torch.autograd.Function):
-    """A product with a quantized matrix: expanded for the product, thrown away, expanded again for the backward
-    pass."""
+    """A product with a quantized matrix, which is expanded in the forward pass and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, shape: torch.Size, across: bool) -> Tensor:

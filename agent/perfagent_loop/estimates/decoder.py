@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 
-__all__ = ["Decoder", "DecoderShape", "shape_of"]
+__all__ = ["Decoder", "DecoderShape", "count_read", "shape_of"]
 
 _RATIO = 128
-"""Width over layers of published decoders from 1 to 70 billion parameters (Kaplan et al., 2020, find 20 to 200 equally
-good)."""
+"""Width over layers of published decoders (Kaplan et al., 2020, find 20 to 200 equally good)."""
 _STEP = 128
 _MOST_OFF = 0.5
 """Small ones come in coarse steps: of 1 million, a third more or less."""
@@ -31,23 +32,30 @@ class DecoderShape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
+            check_count(name, getattr(self, name))
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} cannot be divided by {self.heads} heads")
 
 
+_TIMES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def count_read(text: str) -> int:
+    """A count such as 7B, 1.3e9 or 350M. Raises ConfigError."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmbgt]?)", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise ConfigError(f"{text!r:.60} is no count; write it as 7B, 350M or 1.3e9")
+    return round(float(match[1]) * _TIMES[match[2]])
+
+
 def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
-    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice. ConfigError where there is
-    none."""
+    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice. Raises ConfigError."""
     if parameters < 10**6:
         raise ConfigError(f"{parameters} parameters are no language model; give 1M or more")
     best: tuple[float, DecoderShape] | None = None
     for layers in range(1, 200):
-        exact = (
-            ((vocabulary / 12) ** 2 + parameters * layers / 12) ** 0.5 - vocabulary / 12
-        ) / layers  # of the quadratic equation
+        twelfth = vocabulary / 12
+        exact = ((twelfth**2 + parameters * layers / 12) ** 0.5 - twelfth) / layers  # of the quadratic equation
         width = max(1, round(exact / _STEP)) * _STEP
         off = abs(12 * layers * width**2 + 2 * vocabulary * width - parameters) / parameters
         shaped = abs(width / layers / _RATIO - 1)
@@ -57,10 +65,7 @@ def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
     assert best is not None
     made = 12 * best[1].layers * best[1].width ** 2 + 2 * vocabulary * best[1].width
     if abs(made / parameters - 1) > _MOST_OFF:
-        raise ConfigError(
-            f"there is no decoder of {parameters:,} parameters with a vocabulary of {vocabulary:,}: the nearest has {made:,}; "
-            "give another vocabulary, or layers, width and heads"
-        )
+        raise ConfigError(f"there is no decoder of {parameters:,} parameters with a vocabulary of {vocabulary:,}")
     return best[1]
 
 

@@ -1,8 +1,7 @@
 """Keeps account of what is alive at every moment of a simulated step, by what it is for.
 
 Every operation below autograd passes through a dispatch mode; the storages that it makes are entered, and a weak
-reference takes each out again at the moment it is freed. On fake tensors nothing is computed and nothing allocated, and
-yet what autograd saves, what checkpointing frees and what an optimizer makes on the way is all there, in its order.
+reference takes each out again at the moment it is freed. On fake tensors nothing is computed and nothing allocated.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ CUDA_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The bytes alive just after something was allocated, by part; `activations` are all tensors that are nothing
-    else."""
+    """Bytes alive just after an allocation, by part; `activations` are all tensors that are nothing else."""
 
     step: int
     phase: Phase
@@ -67,7 +65,8 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 grown |= self._enter(one)
         inside = self._scratch.bytes_within(func, args, result)
         if grown or inside:
-            self._note(inside)
+            *others, rest = (self._live[part] for part in PARTS)
+            self.moments.append(Moment(self.step, self.phase, (*others, rest + inside)))
         return result
 
     def live(self, part: Part) -> int:
@@ -84,8 +83,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part = before
 
     def belongs(self, tensor: Tensor, part: Part) -> None:
-        """A tensor turned out to be of this part (a gradient, once it is one). A sparse one stays what its values
-        were."""
+        """A tensor turned out to be of this part, such as a gradient. A sparse one stays what its values were."""
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()._cdata
@@ -111,8 +109,3 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave(self, key: int) -> None:
         part, size = self._known.pop(key)
         self._live[part] -= size
-
-    def _note(self, inside: int) -> None:
-        live = [self._live[part] for part in PARTS]
-        live[-1] += inside
-        self.moments.append(Moment(self.step, self.phase, tuple(live)))

@@ -1,10 +1,7 @@
 """`perfagent.estimate_memory`: the largest amount of memory that a training step holds at once, without running it.
 
-The step is simulated on tensors without contents (live_memory.py). A rule of thumb says where most of it comes from:
-training with Adam takes 16 to 18 bytes a parameter before the first activation. In float32: 4 the weight, 4 its
-gradient, 8 the two moments. In mixed precision: 2 and 2 in half precision, and 12 for a float32 weight and the moments
-(Rajbhandari et al., "ZeRO", 2020, section 3); autocast over float32 weights keeps 2 more while a step lasts, a copy of
-each weight in half precision.
+The step is simulated on tensors without contents (live_memory.py). Training with Adam takes 16 to 18 bytes a parameter
+before the first activation (Rajbhandari et al., "ZeRO", 2020, section 3).
 """
 
 from __future__ import annotations
@@ -15,13 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 
 from perfagent.errors import ConfigError
+from perfagent.step.suspend import unwatched
 from perfagent.wire.quantities import size
+from perfagent_loop.checks import check_count
 from perfagent_loop.estimates.adapters import Quantization, checked_adapters
 from perfagent_loop.estimates.live_memory import PARTS, Moment, Part
 from perfagent_loop.estimates.meta_copy import plain_module
 from perfagent_loop.estimates.stepping import Plan, Simulated, simulate
+from perfagent_loop.kinds import Batch
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.randomness import random_state, restore_random_state
 
@@ -30,34 +31,30 @@ __all__ = ["MemoryEstimate", "estimate_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank. The parts are what each takes at its largest; they are not all there at the same moment, so
-    that their sum is more than the total. What is there at the largest moment is in `at_peak`, whose sum is the
-    total."""
+    """Bytes on one rank. The parts are what each takes at its largest: their sum is more than the total.
+
+    total_bytes: the largest sum of all that is alive at once, in every step but the first. weights_bytes: weights and
+    buffers, frozen and quantized ones too. optimizer_bytes: its state, and the float32 masters of a half-precision
+    model under ZeRO. activations_bytes: what autograd saves for the backward pass, every tensor once. at_peak: weights,
+    gradients, optimizer, inputs, activations (with all temporaries) at the largest moment. peak_phase: forward,
+    backward or optimizer. first_step_bytes: the same for the first step. device: cpu or cuda, whose allocator and
+    optimizers were assumed. measured: on a copy with contents, as the model reads values back. notes: what is left out.
+    """
 
     total_bytes: int
-    """The largest sum of all that is alive at once, in every step but the first."""
     weights_bytes: int
-    """Weights and buffers, frozen and quantized ones too."""
     gradients_bytes: int
     optimizer_bytes: int
-    """The optimizer's state, and the float32 masters of a half-precision model under ZeRO."""
     activations_bytes: int
-    """What autograd saves in the forward pass for the backward pass, every saved tensor counted once."""
     inputs_bytes: int
     at_peak: dict[str, int]
-    """weights, gradients, optimizer, inputs, activations (with all temporaries) at the largest moment."""
     peak_phase: str
-    """forward, backward or optimizer: what a saving must reduce."""
     first_step_bytes: int
-    """The same for the first step, in which the optimizer has no state until its end."""
     parameters: int
     trainable: int
     device: str
-    """cpu or cuda: whose allocator and optimizers were assumed."""
     measured: bool = False
-    """The step was run on a copy with contents after all: the model reads values back while it computes."""
     notes: list[str] = field(default_factory=list)
-    """What the figure contains or leaves out, in sentences."""
 
     @property
     def state_bytes(self) -> int:
@@ -70,39 +67,26 @@ class MemoryEstimate:
         return self.state_bytes / self.parameters if self.parameters else 0.0
 
     def __str__(self) -> str:
-        rows = [("", "at its largest", "at the peak")]
-        largest = (
-            self.weights_bytes,
-            self.gradients_bytes,
-            self.optimizer_bytes,
-            self.inputs_bytes,
-            self.activations_bytes,
-        )
+        state = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes)
+        largest = (*state, self.inputs_bytes, self.activations_bytes)
         names = ("weights and buffers", "gradients", "optimizer", "batch", "activations")
+        lines = [f"{'':<20}{'at its largest':>16}{'at the peak':>16}"]
         for part, name, most in zip(PARTS, names, largest, strict=True):
-            rows.append((name, size(most), size(self.at_peak[part])))
-        rows.append(("peak", "", size(self.total_bytes)))
-        lines = [f"{name:<20}{one:>16}{other:>16}" for name, one, other in rows]
-        lines[-1] += (
-            f"   in the {self.peak_phase} pass" if self.peak_phase != "optimizer" else "   in the optimizer's step"
-        )
+            lines.append(f"{name:<20}{size(most):>16}{size(self.at_peak[part]):>16}")
+        phase = f"{self.peak_phase} pass" if self.peak_phase != "optimizer" else "optimizer's step"
+        lines.append(f"{'peak':<20}{'':>16}{size(self.total_bytes):>16}   in the {phase}")
         trained = "" if self.trainable == self.parameters else f", {self.trainable:,} of them trained"
-        lines.append(f"{self.parameters:,} parameters{trained}: {self._rule()}")
-        return "\n".join([*lines, *self.notes])
-
-    def _rule(self) -> str:
-        each = [
-            part / max(1, self.parameters) for part in (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes)
-        ]
-        return (
-            f"{self.bytes_per_parameter:.2f} bytes each before any activation "
-            f"({each[0]:.2f} weight, {each[1]:.2f} gradient, {each[2]:.2f} optimizer)"
+        weight, gradient, optimizer = (part / max(1, self.parameters) for part in state)
+        lines.append(
+            f"{self.parameters:,} parameters{trained}: {self.bytes_per_parameter:.2f} bytes each before any activation "
+            f"({weight:.2f} weight, {gradient:.2f} gradient, {optimizer:.2f} optimizer)"
         )
+        return "\n".join([*lines, *self.notes])
 
 
 def estimate_memory(
     model: nn.Module,
-    batch: Any,
+    batch: Batch,
     *,
     optimizer: Any = "adamw",
     precision: Precision = "fp32",
@@ -119,8 +103,7 @@ def estimate_memory(
     """The memory of a training step, without running it: nothing is computed, nothing of the model is changed.
 
     model: as it is before it is sharded; it may lie on the meta device, where even 70 billion parameters take no room.
-    batch:
-    what the model is called with on one rank: a tensor, a tuple or list (what the forward pass does not take are
+    batch: what the model is called with on one rank: a tensor, a tuple or list (what the forward pass does not take are
     targets) or a mapping of keyword arguments; only shapes and types count. optimizer: yours, a class or function of
     parameters, or a name of torch's ("adamw", "sgd", "momentum", "adafactor", "adamw8bit"). precision: as in
     `perfagent.loop`: autocast over weights as they are; with a zero_stage the weights too, beside float32 masters.
@@ -134,26 +117,34 @@ def estimate_memory(
     Gradients are taken to be cleared before the next forward pass. Not in the figure: the CUDA context (some 0.5 GB),
     libraries of communication, fragmentation, and what an operation uses inside itself.
 
-    Raises ConfigError for options that do not exist or do not fit, and for a model that is sharded or quantized
-    already.
+    Raises ConfigError for options that do not fit, and for a model that is sharded or quantized already.
     """
-    plan = _plan(
-        plain_module(model), batch, optimizer, precision, zero_stage, world_size, checkpointing, grad_accum, loss, lora,
-        lora_targets, quantize, device,
+    checked_precision(precision)
+    checked_adapters(lora, quantize)
+    if zero_stage not in (0, 1, 2, 3):
+        raise ConfigError(f"zero_stage must be 0, 1, 2 or 3, not {zero_stage!r:.60}")
+    check_count("world_size", world_size, "a number of ranks")
+    check_count("grad_accum", grad_accum, "a number of micro-steps")
+    module = plain_module(model)
+    target, on_cuda = _device(module, device)
+    if lora_targets is not None:
+        lora_targets = (lora_targets,) if isinstance(lora_targets, str) else tuple(lora_targets)
+    plan = Plan(
+        model=module, batch=batch, optimizer=optimizer, precision=precision, zero_stage=zero_stage, checkpointing=checkpointing,
+        grad_accum=grad_accum, loss=loss, lora=lora, lora_targets=lora_targets, quantize=quantize, device=target,
+        on_cuda=on_cuda,
     )  # fmt: skip
     before = random_state()
     measured = False
-    with _unwatched():
+    with unwatched():
         try:
             found = simulate(plan)
         except Exception as problem:
             if not isinstance(problem, _NEEDS_VALUES) and _WANTS_NUMPY not in str(problem):
                 raise
             if any(parameter.is_meta for parameter in model.parameters()):
-                raise ConfigError(
-                    f"the model reads values back in its forward pass ({_first_line(problem)}), and on the meta device there are "
-                    "none; pass it on a real device"
-                ) from None
+                said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
+                raise ConfigError(f"the model reads values back ({said}): pass it on a real device") from None
             measured = True
             found = simulate(plan, real=True)
         finally:
@@ -161,31 +152,9 @@ def estimate_memory(
     return _estimate(found, plan, world_size, measured=measured)
 
 
-def _plan(
-    model: nn.Module, batch: Any, optimizer: Any, precision: Any, zero_stage: Any, world_size: Any, checkpointing: Any,
-    grad_accum: Any, loss: Any, lora: Any, lora_targets: Any, quantize: Any, device: Any,
-) -> Plan:  # fmt: skip
-    checked_precision(precision)
-    checked_adapters(lora, quantize)
-    if zero_stage not in (0, 1, 2, 3):
-        raise ConfigError(f"zero_stage must be 0, 1, 2 or 3, not {zero_stage!r:.60}")
-    for name, value in (("world_size", world_size), ("grad_accum", grad_accum)):
-        if type(value) is not int or value < 1:
-            of = "ranks" if name == "world_size" else "micro-steps"
-            raise ConfigError(f"{name} is a number of {of}, 1 or more, not {value!r:.60}")
-    if isinstance(lora_targets, str):
-        lora_targets = (lora_targets,)
-    target, on_cuda = _device(model, device)
-    return Plan(
-        model=model, batch=batch, optimizer=optimizer, precision=precision, zero_stage=zero_stage, checkpointing=checkpointing,
-        grad_accum=grad_accum, loss=loss, lora=lora, lora_targets=None if lora_targets is None else tuple(lora_targets),
-        quantize=quantize, device=target, on_cuda=on_cuda,
-    )  # fmt: skip
-
-
 def _device(model: nn.Module, given: Any) -> tuple[torch.device, bool]:
     """Where it is simulated, and whether as CUDA would do it. A torch without CUDA ends the process when autograd meets
-    a tensor that pretends to be on one (seen in 2.13), so that CUDA is then played on the CPU."""
+    a tensor that pretends to be on one (seen in 2.13): CUDA is then simulated on the CPU."""
     if given is None:
         kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
         given = kinds.pop() if len(kinds) == 1 else "cuda" if torch.cuda.is_available() else "cpu"
@@ -207,21 +176,13 @@ def _estimate(found: Simulated, plan: Plan, world: int, *, measured: bool) -> Me
     largest = [max(column) for column in zip(*(shares.of(moment) for moment in second), strict=True)]
     by_part: dict[Part, int] = dict(zip(PARTS, largest, strict=True))
     return MemoryEstimate(
-        total_bytes=sum(shares.of(peak)),
-        weights_bytes=shares.weights(found.weights_bytes),
-        gradients_bytes=by_part["gradients"],
-        optimizer_bytes=by_part["optimizer"],
-        activations_bytes=found.saved_bytes,
-        inputs_bytes=by_part["inputs"],
-        at_peak=dict(zip(PARTS, shares.of(peak), strict=True)),
-        peak_phase=peak.phase,
-        first_step_bytes=max(sum(shares.of(moment)) for moment in first),
-        parameters=found.parameters,
-        trainable=found.trainable,
-        device="cuda" if plan.on_cuda else "cpu",
-        measured=measured,
-        notes=[*_notes(found, plan, world, measured=measured)],
-    )
+        total_bytes=sum(shares.of(peak)), weights_bytes=shares.weights(found.weights_bytes),
+        gradients_bytes=by_part["gradients"], optimizer_bytes=by_part["optimizer"], activations_bytes=found.saved_bytes,
+        inputs_bytes=by_part["inputs"], at_peak=dict(zip(PARTS, shares.of(peak), strict=True)), peak_phase=peak.phase,
+        first_step_bytes=max(sum(shares.of(moment)) for moment in first), parameters=found.parameters,
+        trainable=found.trainable, device="cuda" if plan.on_cuda else "cpu", measured=measured,
+        notes=_notes(found, plan, world, measured=measured),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,52 +217,31 @@ def _part_of(size: int, world: int) -> int:
 
 
 def _notes(found: Simulated, plan: Plan, world: int, *, measured: bool) -> list[str]:
-    notes = []
-    if measured:
-        notes.append(
-            "The model reads values back while it computes: the step was run on a copy, and its tensors were counted."
-        )
-    if plan.precision != "fp32" and not plan.zero_stage:
-        notes.append(
-            f"Autocast keeps a {plan.precision} copy of a weight until its backward pass: 2 bytes more a parameter."
-        )
-    if world > 1 and not plan.zero_stage:
-        notes.append(
-            "DistributedDataParallel adds buckets as large as the gradients, unless gradient_as_bucket_view=True."
-        )
-    if plan.zero_stage:
-        notes.append(
-            f"ZeRO-{plan.zero_stage} over {world} rank{'s' if world > 1 else ''}; DeepSpeed adds its buckets: reduce_bucket_size "
-            "numbers in the type of the gradients, twice with overlap_comm."
-        )
-    if found.adapted:
-        kept = f" in {plan.quantize}" if plan.quantize else ""
-        notes.append(f"LoRA of rank {plan.lora} beside {found.adapted} linear layers{kept}; everything else is frozen.")
-    if plan.on_cuda:
-        notes.append("A CUDA context takes some 0.5 GB more, cuBLAS 8 to 64 MB.")
-    return notes
+    kept = f" in {plan.quantize}" if plan.quantize else ""
+    notes = (
+        (measured, "The model reads values back while it computes: the step was run on a copy, and its tensors were counted."),
+        (
+            plan.precision != "fp32" and not plan.zero_stage,
+            f"Autocast keeps a {plan.precision} copy of a weight until its backward pass: 2 bytes more a parameter.",
+        ),
+        (
+            world > 1 and not plan.zero_stage,
+            "DistributedDataParallel adds buckets as large as the gradients, unless gradient_as_bucket_view=True.",
+        ),
+        (
+            plan.zero_stage, f"ZeRO-{plan.zero_stage} over {world} rank{'s' if world > 1 else ''}; DeepSpeed adds its buckets: "
+            "reduce_bucket_size numbers in the type of the gradients, twice with overlap_comm.",
+        ),
+        (found.adapted, f"LoRA of rank {plan.lora} beside {found.adapted} linear layers{kept}; everything else is frozen."),
+        (plan.on_cuda, "A CUDA context takes some 0.5 GB more, cuBLAS 8 to 64 MB."),
+    )  # fmt: skip
+    return [note for there, note in notes if there]
 
 
-def _first_line(problem: BaseException) -> str:
-    return str(problem).strip().split("\n", 1)[0][:120] or type(problem).__name__
-
-
-def _unwatched() -> Any:
-    from perfagent.step.suspend import unwatched
-
-    return unwatched()
-
-
-def _needs_values() -> tuple[type[BaseException], ...]:
-    from torch._subclasses import fake_tensor
-
-    return (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-        fake_tensor.UnsupportedFakeTensorException,
-        fake_tensor.UnsupportedOperatorException,
-    )
-
-
-_NEEDS_VALUES = _needs_values()
+_NEEDS_VALUES = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+)
 _WANTS_NUMPY = ".numpy() is not supported for tensor subclasses"

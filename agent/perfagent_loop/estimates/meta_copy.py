@@ -7,7 +7,8 @@ value back in the middle of its forward pass) the same copy is made of real ones
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_module
+from perfagent_loop.data.transfer import rebuilt
+from perfagent_loop.kinds import Batch
 
 __all__ = ["Twin", "plain_module"]
 
@@ -23,8 +27,7 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
 class Twin:
-    """Makes copies of modules, optimizers and batches. device: where they pretend to be. real: with contents after
-    all."""
+    """Copies modules, optimizers and batches. device: where they pretend to be. real: with contents after all."""
 
     def __init__(self, device: torch.device, *, real: bool = False) -> None:
         self.device = device
@@ -46,25 +49,17 @@ class Twin:
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """A copy over the parameters of the copied module, with the state that it has already."""
-        for owner, state in optimizer.state.items():
-            if id(owner) not in self._memo:
-                raise ConfigError(
-                    "the optimizer has parameters that are not the model's; make it of model.parameters()"
-                )
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    self._remember(value, self._scalar(value) if value.ndim == 0 else self._tensor(value, None))
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in self._memo:
-                    raise ConfigError(
-                        "the optimizer has parameters that are not the model's; make it of model.parameters()"
-                    )
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(id(parameter) not in self._memo for parameter in (*optimizer.state, *stepped)):
+            raise ConfigError("the optimizer has parameters that are not the model's; make it of model.parameters()")
+        for value in (value for state in optimizer.state.values() for value in state.values()):
+            if isinstance(value, Tensor):
+                self._remember(value, self._scalar(value) if value.ndim == 0 else self._tensor(value, None))
         with nullcontext() if self.mode is None else FakeCopyMode(self.mode):
             twin: torch.optim.Optimizer = copy.deepcopy(optimizer, self._memo)
         return twin
 
-    def batch(self, batch: Any, dtype: torch.dtype | None = None) -> Any:
+    def batch(self, batch: Batch, dtype: torch.dtype | None = None) -> Any:
         """The same containers with copied tensors."""
         return mapped(batch, lambda tensor: self._tensor(tensor, dtype))
 
@@ -97,43 +92,21 @@ class Twin:
             return made if self.mode is not None else made.copy_(tensor)
 
 
-def plain_module(model: Any) -> nn.Module:
-    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError for what cannot be copied
-    whole."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}; pass the module itself")
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            break
+def plain_module(given: object) -> nn.Module:
+    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError."""
+    inner: object = check_module(given)
+    while isinstance(inner, nn.Module):
         model = inner
-    for name, tensor in _tensors(model):
+        wraps = type(model).__name__ in ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+        inner = getattr(model, "_orig_mod", getattr(model, "module", None) if wraps else None)
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ConfigError(f"{name} has no shape yet; run the model on one batch before it is estimated")
         if type(tensor) not in _PLAIN or hasattr(tensor, "ds_id"):
-            raise ConfigError(
-                f"{name} is a {type(tensor).__name__}, which is sharded or quantized already; pass the model as it was before, "
-                "with zero_stage=... or quantize=..."
-            )
-    checked: nn.Module = model
-    return checked
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+            raise ConfigError(f"{name} is a {type(tensor).__name__}: pass the model before it is sharded or quantized")
+    return model
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same containers, each tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(one, change) for one in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(one, change) for one in value)
-    if isinstance(value, dict) or hasattr(value, "keys"):
-        return {name: mapped(value[name], change) for name in value}
-    return value
+    return change(value) if isinstance(value, Tensor) else rebuilt(value, lambda part: mapped(part, change))

@@ -1,5 +1,4 @@
-"""The optimizer of a simulation: the user's own, copied; a class or function of parameters; or one of torch's by its
-name."""
+"""The optimizer of a simulation: the user's own, copied; a function of parameters; or torch's by its name."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from perfagent.errors import ConfigError
-from perfagent_loop.closures import check_optimizer_step
+from perfagent_loop.checks import check_optimizer_step
 from perfagent_loop.estimates.meta_copy import Twin
 
 __all__ = ["AdamW8bit", "optimizer_for"]
@@ -18,8 +17,7 @@ __all__ = ["AdamW8bit", "optimizer_for"]
 
 def optimizer_for(given: Any, parameters: list[nn.Parameter], twin: Twin, *, fresh: bool) -> torch.optim.Optimizer:
     """An optimizer over copied parameters. fresh: the parameters are others than the user's (adapters): only kind and
-    options of an optimizer are taken over. Raises ConfigError for one that computes the loss itself, as often as it
-    likes."""
+    options of an optimizer are taken over. Raises ConfigError for one that computes the loss itself."""
     found = _optimizer(given, parameters, twin, fresh=fresh)
     check_optimizer_step(
         found,
@@ -62,9 +60,7 @@ def _named(name: str) -> Any:
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     if name.lower() not in known:
-        raise ConfigError(
-            f"there is no optimizer {name!r:.60}; known are {', '.join(sorted([*known, 'adamw8bit', 'momentum']))}"
-        )
+        raise ConfigError(f"no optimizer is called {name!r:.60}; known are adamw8bit, momentum, {', '.join(known)}")
     return known[name.lower()]
 
 

@@ -1,5 +1,4 @@
-"""The training step that is simulated: forward pass, loss, backward pass, optimizer, twice; the second is what every
-later one is.
+"""The simulated training step: forward pass, loss, backward pass, optimizer, twice; later ones are as the second.
 
 In the first step the optimizer has no state yet: it makes it when the activations are gone already. A size that
 survives one step can therefore still fail in the next.
@@ -18,11 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent_loop.compute.activation import checkpoint_activations
+from perfagent_loop.data.transfer import tensors_in
 from perfagent_loop.estimates.adapters import Quantization, add_lora
 from perfagent_loop.estimates.live_memory import CUDA_BLOCK, Account
 from perfagent_loop.estimates.meta_copy import Twin
 from perfagent_loop.estimates.optimizers import optimizer_for
-from perfagent_loop.precision import Precision, autocast_of, dtype_of
+from perfagent_loop.kinds import Batch
+from perfagent_loop.precision import DTYPES, Precision, autocast_of
 
 __all__ = ["Plan", "Simulated", "call", "simulate"]
 
@@ -32,7 +34,7 @@ class Plan:
     """What is to be simulated: see `estimate_memory`."""
 
     model: nn.Module
-    batch: Any
+    batch: Batch
     optimizer: Any
     precision: Precision
     zero_stage: int
@@ -48,26 +50,24 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The books of the two steps, and what the model came to."""
+    """The books of the two steps, and what the model came to. parameters: of the model as given, and of the adapters.
+    saved_bytes: held by autograd when the forward pass of the second step is over."""
 
     account: Account
     parameters: int
-    """Of the model as it was given, and of the adapters."""
     trainable: int
     weights_bytes: int
     saved_bytes: int
-    """Held by autograd (and the loss) when the forward pass of the second step is over."""
     largest_layer_bytes: int
     adapted: int
 
 
 def simulate(plan: Plan, *, real: bool = False) -> Simulated:
-    """Runs two steps over a copy of everything. real: over tensors with contents, which takes the memory that it
-    counts."""
+    """Runs two steps over a copy of everything. real: with contents, which takes the memory that it counts."""
     twin = Twin(plan.device, real=real)
     account = Account(block=CUDA_BLOCK if plan.on_cuda else 1)
     half = plan.zero_stage > 0 and plan.precision != "fp32"
-    dtype = dtype_of(plan.precision) if half else None
+    dtype = DTYPES[plan.precision] if half else None
     with twin.mode or nullcontext(), account:
         with account.making("weights"):
             model = twin.module(plan.model, dtype)
@@ -76,37 +76,30 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
             adapted = add_lora(model, plan.lora, plan.lora_targets, plan.quantize, account)
             twin.forget()  # what was quantized is gone
         if plan.checkpointing is not False:
-            _checkpoint(model, plan.checkpointing)
+            checkpoint_activations(model, "all" if plan.checkpointing is True else plan.checkpointing)
         with account.making("inputs"):
             batch = twin.batch(plan.batch, dtype)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise ConfigError("no parameter of the model requires a gradient: unfreeze some, or use lora=8")
-        with _Step(plan, account, model, batch, twin, trainable) as step:
+        with _Step(plan, account, model, batch, twin) as step:
             step.run(1)
             saved = step.run(2)
         weights = account.live("weights")
         layers = [sum(p.nbytes for p in module.parameters(recurse=False)) for module in model.modules()]
-    return Simulated(
-        account=account,
-        parameters=sum(p.numel() for p in plan.model.parameters()) + sum(p.numel() for p in trainable if adapted),
-        trainable=sum(p.numel() for p in trainable),
-        weights_bytes=weights,
-        saved_bytes=saved,
-        largest_layer_bytes=max(layers),
-        adapted=len(adapted),
-    )
+    trained = sum(p.numel() for p in trainable)
+    parameters = sum(p.numel() for p in plan.model.parameters()) + (trained if adapted else 0)
+    return Simulated(account, parameters, trained, weights, saved, max(layers), len(adapted))
 
 
 class _Step(ExitStack):
     """One step over the copies, entered into the books phase by phase. On leaving, its hooks are taken off the
     parameters: a hook that leads back to its parameter is a cycle which the garbage collector does not see."""
 
-    def __init__(
-        self, plan: Plan, account: Account, model: nn.Module, batch: Any, twin: Twin, trainable: list[nn.Parameter]
-    ) -> None:
+    def __init__(self, plan: Plan, account: Account, model: nn.Module, batch: Batch, twin: Twin) -> None:
         super().__init__()
-        self._plan, self._account, self._model, self._batch, self._trainable = plan, account, model, batch, trainable
+        self._plan, self._account, self._model, self._batch = plan, account, model, batch
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         with account.making("optimizer"):
             if plan.zero_stage:
@@ -127,10 +120,8 @@ class _Step(ExitStack):
         saved = 0
         for _ in range(self._plan.grad_accum):
             account.phase = "forward"
-            with (
-                autocast_of("fp32" if self._plan.zero_stage else self._plan.precision, self._plan.device)
-                or nullcontext()
-            ):
+            precision: Precision = "fp32" if self._plan.zero_stage else self._plan.precision
+            with autocast_of(precision, self._plan.device) or nullcontext():
                 loss = call(self._model, self._batch, self._plan.loss)
             saved = account.live("activations")
             account.phase = "backward"
@@ -145,8 +136,7 @@ class _Step(ExitStack):
             self._account.belongs(parameter.grad, "gradients")
 
     def _update(self) -> None:
-        """DeepSpeed steps on float32 masters of what a rank owns; without ZeRO the weights themselves are stepped
-        on."""
+        """DeepSpeed steps float32 masters of what a rank owns; without ZeRO the weights themselves are stepped."""
         for parameter, master in self._masters.items():
             if parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
@@ -162,7 +152,7 @@ class _Step(ExitStack):
         self._model.zero_grad(set_to_none=True)
 
 
-def call(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None) -> Tensor:
+def call(model: nn.Module, batch: Batch, loss: Callable[[Any, Any], Tensor] | None) -> Tensor:
     """The loss of a batch: a mapping gives keyword arguments, a list or tuple as many arguments as the model takes."""
     if isinstance(batch, Mapping):
         output = model(**batch)
@@ -172,9 +162,8 @@ def call(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor] | None
         output = model(batch)
     found = loss(output, batch) if loss is not None else _loss_of(output, batch)
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
-        raise ConfigError(
-            f"the loss must be one number that requires a gradient, not {_described(found)}; pass loss=lambda output, batch: ..."
-        )
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ConfigError(f"the loss must be one number with a gradient, not {what}; pass loss=lambda out, batch: ...")
     return found
 
 
@@ -191,17 +180,14 @@ def _taken(model: nn.Module, given: int) -> int:
     return min(given, len(places)) if needed >= given or len(places) < given else max(needed, 1)
 
 
-def _loss_of(output: Any, batch: Any) -> Tensor:
-    """The output's own loss; else by the targets that come last in the batch; else the mean, which has no size to speak
-    of."""
+def _loss_of(output: Any, batch: Batch) -> Tensor:
+    """The output's own loss; else by the targets that come last in the batch; else the mean."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    tensors = [one for one in _flat(output) if one.is_floating_point() and one.requires_grad]
+    tensors = [one for one in tensors_in(output) if one.is_floating_point() and one.requires_grad]
     if not tensors:
-        raise ConfigError(
-            "the model's output holds no tensor that requires a gradient; pass loss=lambda output, batch: ..."
-        )
+        raise ConfigError("the model's output has no tensor with a gradient; pass loss=lambda output, batch: ...")
     scalars = [one for one in tensors if one.numel() == 1]
     if scalars:
         return scalars[0]
@@ -215,23 +201,6 @@ def _loss_of(output: Any, batch: Any) -> Tensor:
         if target.dtype == torch.int64 and (first.shape[0], *first.shape[2:]) == tuple(target.shape):
             return functional.cross_entropy(first, target)
     return first.float().mean()
-
-
-def _flat(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
-    return [tensor for one in inside for tensor in _flat(one)]
-
-
-def _described(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-def _checkpoint(model: nn.Module, mode: Any) -> None:
-    from perfagent_loop.compute.activation import checkpoint_activations
-
-    checkpoint_activations(model, "all" if mode is True else mode)
 
 
 def _several_at_once(optimizer: torch.optim.Optimizer) -> None:

@@ -22,23 +22,16 @@ The file is imported: what it does at top level may define and prepare, and must
 
 
 def command(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Try one change at a time on a training, measure each against the best so far, and keep what pays."
-    )
+    parser.description = "Try one change at a time on a training, measure each against the best, and keep what pays."
     parser.epilog = _EXAMPLE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", nargs="?", metavar="FILE.py[:FUNCTION]", help="the training")
-    parser.add_argument(
-        "--demo", action="store_true", help="tune the training of `perfagent demo` instead: a minute of CPU"
-    )
+    parser.add_argument("--demo", action="store_true", help="tune the training of `perfagent demo`: a minute of CPU")
     parser.add_argument("--steps", type=int, default=20, help="steps of each side of a comparison (default 20)")
     parser.add_argument("--rounds", type=int, default=3, help="how often the two sides take turns (default 3)")
-    parser.add_argument(
-        "--largest-batch", type=int, metavar="N", help="the largest batch to try (default: 8 times the first)"
-    )
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, help="try torch.compile (default: on CUDA only)"
-    )
+    parser.add_argument("--largest-batch", type=int, metavar="N", help="the largest to try (default: 8 times it)")
+    compiling = "try torch.compile (default: on CUDA only)"
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help=compiling)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=lambda arguments: _run(parser, arguments))
 
@@ -67,13 +60,8 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     if arguments.json:
         steps = [dataclasses.asdict(step) | {"gain_pct": step.gain_pct} for step in report.steps]
-        answer = {
-            "samples_per_s": report.samples_per_s,
-            "gain_pct": report.gain_pct,
-            "steps": steps,
-            "noise": report.noise,
-        }
-        print(json.dumps(answer | {"setting": dataclasses.asdict(report.setting)}))
+        figures = {"samples_per_s": report.samples_per_s, "gain_pct": report.gain_pct, "steps": steps}
+        print(json.dumps(figures | {"noise": report.noise, "setting": dataclasses.asdict(report.setting)}))
         return 0
     if any(step.kept for step in report.steps):
         best = report.samples_per_s * (1 + report.gain_pct / 100)

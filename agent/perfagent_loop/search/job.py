@@ -1,11 +1,9 @@
-"""What `perfagent tune` and `perfagent estimate` work on: the pieces of a training, before anyone has put them
-together."""
+"""The pieces of a training, which `perfagent tune` and `perfagent estimate` put together."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -18,8 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from perfagent.errors import ConfigError
 from perfagent.session import inert
+from perfagent_loop.checks import check_count, wanted_by
+from perfagent_loop.kinds import Batch
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.search.job_file import check_job_file
+from perfagent_loop.strategies import device_of
 
 __all__ = ["TuningJob", "checked_loss", "demo_job", "job_from"]
 
@@ -44,48 +45,37 @@ class TuningJob:
     def __post_init__(self) -> None:
         for name, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
             if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}"
-                )
+                raise ConfigError(f"{name} must be a torch {kind.__name__}, not {type(getattr(self, name)).__name__}")
         if not callable(self.loss):
             raise ConfigError("loss must be a function of the model and a batch that returns one number")
         if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):
             raise ConfigError("dataset must have a length, above 0, and items by index")
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ConfigError(f"batch_size must be 1 or more, not {self.batch_size!r:.60}")
-        if type(self.num_workers) is not int or self.num_workers < 0:
-            raise ConfigError(f"num_workers must be 0 or more, not {self.num_workers!r:.60}")
+        check_count("batch_size", self.batch_size)
+        check_count("num_workers", self.num_workers, least=0)
         checked_precision(self.precision)
 
     @property
     def device(self) -> torch.device:
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return device_of(self.model)
 
     def with_loss(self) -> nn.Module:
         """The model and its loss as one module: called with a batch, it returns the loss."""
         return _WithLoss(self.model, self.loss)
 
-    def loader(
-        self, *, batch_size: int | None = None, workers: int | None = None, pin: bool = False
-    ) -> DataLoader[Any]:
+    def loader(self, *, batch_size: int = 0, workers: int | None = None, pin: bool = False) -> DataLoader[Batch]:
         """Shuffled batches of whole size, as long as there are enough samples for one."""
         size = batch_size or self.batch_size
+        workers = self.num_workers if workers is None else workers
+        drop_last = len(self.dataset) >= size  # type: ignore[arg-type]
         return DataLoader(
-            self.dataset,
-            batch_size=size,
-            shuffle=True,
-            drop_last=len(self.dataset) >= size,  # type: ignore[arg-type]
-            num_workers=self.num_workers if workers is None else workers,
-            pin_memory=pin,
+            self.dataset, size, shuffle=True, drop_last=drop_last, num_workers=workers, pin_memory=pin,
             collate_fn=self.collate,
-        )
+        )  # fmt: skip
 
     def batch(self, size: int) -> Any:
         """A batch of the first samples; they come again where the dataset has fewer."""
-        collate = self.loader(workers=0).collate_fn
-        assert collate is not None
-        samples = [self.dataset[number % len(self.dataset)] for number in range(size)]  # type: ignore[arg-type]
-        return collate(samples)
+        collate: Any = self.loader(workers=0).collate_fn
+        return collate([self.dataset[number % len(self.dataset)] for number in range(size)])  # type: ignore[arg-type]
 
 
 class _WithLoss(nn.Module):
@@ -93,7 +83,7 @@ class _WithLoss(nn.Module):
         super().__init__()
         self.model, self._loss = model, loss
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         return checked_loss(self._loss(self.model, batch))
 
 
@@ -102,9 +92,7 @@ def checked_loss(found: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         without = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
-        raise ConfigError(
-            f"loss(model, batch) returned {what}{without}; it must be one number, a tensor that has a gradient"
-        )
+        raise ConfigError(f"loss(model, batch) returned {what}{without}; it must be one number that has a gradient")
     return found
 
 
@@ -113,16 +101,13 @@ def job_from(text: str) -> Any:
     mapping with its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on
     the path; where it parses its arguments, it finds none, and so its defaults. No run begins meanwhile.
 
-    Raises ConfigError for a file or function that is not there, and for a file that trains when it is imported
-    (job_file.py).
+    Raises ConfigError for a file or function that is not there, and for a file that trains when imported.
     """
     path, _, name = text.partition(":")
     name = name or "job"
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(
-            f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function returns a TuningJob"
-        )
+        raise ConfigError(f"there is no file {path!r:.200}; give FILE.py:FUNCTION, whose function returns a TuningJob")
     check_job_file(file, name)
     spec = importlib.util.spec_from_file_location(f"perfagent_job_{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -134,21 +119,15 @@ def job_from(text: str) -> Any:
         spec.loader.exec_module(module)
         make = getattr(module, name, None)
         if not callable(make):
-            raise ConfigError(
-                f"{path}: {name} is a {type(make).__name__}; it must be a function that returns a TuningJob"
-            )
-        if _needs_arguments(make):
+            raise ConfigError(f"{path}: {name} is a {type(make).__name__}, not a function that returns a TuningJob")
+        if wanted_by(make):
             raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
         made = make()
     if isinstance(made, Mapping) and "model" in made and "dataset" in made:
-        known = {one.name for one in fields(TuningJob)}
-        strangers = sorted(set(made) - known)
-        if strangers:
-            raise ConfigError(
-                f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}"
-            )
-        missing = sorted({"model", "optimizer", "dataset", "loss"} - set(made))
-        if missing:
+        known = [one.name for one in fields(TuningJob)]
+        if strangers := sorted(set(made) - {*known}):
+            raise ConfigError(f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has {', '.join(known)}")
+        if missing := sorted({"model", "optimizer", "dataset", "loss"} - set(made)):
             raise ConfigError(f"{name} returns no {', '.join(missing)}")
         return TuningJob(**made)
     return made
@@ -164,20 +143,8 @@ def _without_arguments(file: Path) -> Iterator[None]:
         sys.argv = before
 
 
-def _needs_arguments(make: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(make).bind()
-    except TypeError:
-        return True
-    except ValueError:  # it does not tell
-        return False
-    return False
-
-
 def demo_job() -> TuningJob:
     """The training of `perfagent demo`: a GPT of half a million parameters over the bytes of Python's own sources."""
     file = importlib.util.find_spec("perfagent_tools.demo.tuning_job")
-    assert file is not None
-    assert file.origin is not None
-    job: TuningJob = job_from(file.origin)
+    job: TuningJob = job_from(file.origin or "" if file is not None else "")
     return job

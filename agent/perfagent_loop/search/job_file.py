@@ -1,8 +1,7 @@
 """What a file that describes a training may hold, read from its syntax tree before it is imported.
 
-`perfagent tune FILE.py` imports the file to call its function `job`. A training script that is given by mistake would
-train then, for as long as it takes. So the file must bind that name, and its other statements at top level must be such
-as only prepare.
+`perfagent tune FILE.py` imports the file to call its function `job`. A training script must not train then: the file
+must bind that name, and its other top-level statements may only prepare.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from importlib.util import decode_source
 from pathlib import Path
@@ -26,35 +26,27 @@ _HARMLESS = (ast.Import, ast.ImportFrom, *_DEFINITIONS, ast.Pass, ast.Global)
 
 
 def check_job_file(file: Path, function: str) -> None:
-    """Raises ConfigError where the file does not define that function, and where importing it would do more than
-    prepare."""
+    """Raises ConfigError where the file lacks that function, or importing it would do more than prepare."""
     try:
         tree = ast.parse(decode_source(file.read_bytes()), str(file))
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise ConfigError(
-            f"{file}{line}: this is no Python that can be read ({getattr(error, 'msg', error)})"
-        ) from None
+        raise ConfigError(f"{file}{line}: this is no readable Python ({getattr(error, 'msg', error)})") from None
     names = _Names(tree)
     if function not in names.bound and not names.star:
         if not names.defined:
-            raise ConfigError(
-                f"{file} has no function; write `def {function}():` that returns a TuningJob (`perfagent tune --help`). The file "
-                "was not run"
-            )
-        raise ConfigError(
-            f"{file} has no function {function!r:.60}; it has {', '.join(sorted(names.defined))}: write FILE.py:FUNCTION"
-        )
+            raise ConfigError(f"{file} has no function; write `def {function}():` that returns a TuningJob")
+        raise ConfigError(f"{file} has no function {function!r:.60}; it has {', '.join(sorted(names.defined))}")
     for statement in _that_do_more(tree.body, names):
+        shown = textwrap.shorten(ast.unparse(statement).splitlines()[0], 60, placeholder="...")
         raise ConfigError(
-            f"{file}, line {statement.lineno}: `{_shown(statement)}` would run when the file is imported, before {function}() is "
+            f"{file}, line {statement.lineno}: `{shown}` would run when the file is imported, before {function}() is "
             f'called; move it into {function}() or below `if __name__ == "__main__":`. The file was not run'
         )
 
 
 class _Names:
-    """What the names at top level are. imported: name -> module; own: defined or assigned here; star: `from x import
-    *`."""
+    """Names at top level. imported: name -> module; own: defined or assigned here; star: `from x import *`."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}
@@ -137,11 +129,5 @@ def _is_a_parsers(call: ast.Call) -> bool:
 
 
 def _asks_for_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and any(
-        isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test)
-    )
-
-
-def _shown(statement: ast.stmt) -> str:
-    line = ast.unparse(statement).splitlines()[0]
-    return line if len(line) <= 60 else f"{line[:57]}..."
+    names = [part.id for part in ast.walk(test) if isinstance(part, ast.Name)]
+    return isinstance(test, ast.Compare) and "__name__" in names

@@ -2,23 +2,22 @@
 
 Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step
 function gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the
-weights, are found by following the references of the step function: its closure, its global variables, its default
-arguments, keyword-only ones too, and the attributes of its object. Copies lie in host memory: they must not take device
-memory from the trials.
+weights, are found by following the references of the step function: its closure, global variables, default arguments,
+and the attributes of its object. Copies lie in host memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from perfagent.errors import ConfigError
 from perfagent.step.suspend import unwatched
-from perfagent_loop.randomness import random_state, restore_random_state
+from perfagent_loop.collectives import world_of_job
+from perfagent_loop.kinds import State
+from perfagent_loop.randomness import cuda_in_use, random_state, restore_random_state
 
 __all__ = ["SavedState", "release_memory", "restoring_state"]
 
@@ -41,7 +42,7 @@ class SavedState:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._modes: dict[int, tuple[nn.Module, bool]] = {}
-        self._optimizers: dict[int, tuple[torch.optim.Optimizer, dict[str, Any]]] = {}
+        self._optimizers: dict[int, tuple[torch.optim.Optimizer, dict[Tensor, State], list[State]]] = {}
         self._others: dict[int, tuple[Any, Any]] = {}
         self._random = random_state()
 
@@ -64,10 +65,8 @@ class SavedState:
             for parameter in group["params"]:
                 self._parameter(parameter)
         state = {parameter: _copied(dict(values)) for parameter, values in optimizer.state.items()}
-        groups = [
-            _copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups
-        ]
-        self._optimizers[id(optimizer)] = (optimizer, {"state": state, "groups": groups})
+        groups = [_copied({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+        self._optimizers[id(optimizer)] = optimizer, state, groups
 
     def stateful(self, item: Any) -> None:
         """Any object with state_dict() and load_state_dict()."""
@@ -92,8 +91,13 @@ class SavedState:
                 parameter.grad = gradient.to(parameter.device)
             else:
                 parameter.grad.copy_(gradient)
-        for optimizer, before in self._optimizers.values():
-            _restore_optimizer(optimizer, before)
+        for optimizer, of_parameters, groups in self._optimizers.values():
+            for parameter in [one for one in optimizer.state if one not in of_parameters]:
+                del optimizer.state[parameter]
+            for parameter, values in of_parameters.items():
+                _restore_values(optimizer.state[parameter], values)
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                _restore_values(group, values)
         for module, training in self._modes.values():
             module.training = training
         restore_random_state(self._random)
@@ -109,28 +113,25 @@ class SavedState:
 
 
 @contextmanager
-def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]:
+def restoring_state(step: object, also: Iterable[Any] = ()) -> Iterator[SavedState]:
     """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further
-    objects with state_dict() and load_state_dict(), which no reference of the step leads to. The current run records
-    nothing meanwhile."""
+    objects with state_dict() and load_state_dict(), which no reference of the step leads to."""
     saved = SavedState()
     for item in also:
         if not _has_state(item):
-            raise ConfigError(
-                f"restore takes objects with state_dict() and load_state_dict(); {type(item).__name__} lacks them"
-            )
+            raise ConfigError(f"restore takes what has state_dict() and load_state_dict(), not {type(item).__name__}")
         saved.stateful(item)
     for item in _reachable(step):
         saved.stateful(item)
 
-    def before_forward(module: nn.Module, _inputs: Any) -> None:
-        _refuse_communication(module)
+    def before_forward(module: nn.Module, _inputs: object) -> None:
+        communicates = isinstance(module, DistributedDataParallel) and module.require_backward_grad_sync
+        if communicates and world_of_job() > 1:
+            raise ConfigError("the step communicates (DistributedDataParallel): let it use model.module or no_sync()")
         saved.module(module)
 
-    def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        saved.optimizer(optimizer)
-
-    handles = [register_module_forward_pre_hook(before_forward), register_optimizer_step_pre_hook(before_step)]
+    of_step = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: saved.optimizer(optimizer))
+    handles = [register_module_forward_pre_hook(before_forward), of_step]
     try:
         with unwatched():
             yield saved
@@ -144,40 +145,15 @@ def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]
 def release_memory() -> None:
     """Collects reference cycles and returns the free blocks of the allocators, so that no fragments stay behind."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if cuda_in_use():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    _trim()
+    if _trim is not None:
+        _trim(0)
 
 
-@functools.cache
-def _trimmer() -> Callable[[int], int] | None:
-    import ctypes
-
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):  # not glibc
-        return None
-    return trim
-
-
-def _trim() -> None:
-    trim = _trimmer()
-    if trim is not None:
-        trim(0)
-
-
-def _refuse_communication(module: nn.Module) -> None:
-    if (
-        isinstance(module, DistributedDataParallel)
-        and module.require_backward_grad_sync
-        and dist.is_initialized()
-        and dist.get_world_size() > 1
-    ):
-        raise ConfigError(
-            "the step communicates (DistributedDataParallel): ranks would wait for ever for one that ran out of memory; "
-            "let the step use model.module, or run inside model.no_sync()"
-        )
+_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Of glibc alone."""
 
 
 def _copied(value: Any) -> Any:
@@ -191,32 +167,19 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, before: dict[str, Any]) -> None:
-    for parameter in list(optimizer.state):
-        if parameter not in before["state"]:
-            del optimizer.state[parameter]
-    for parameter, saved in before["state"].items():
-        state = optimizer.state[parameter]
-        for name in [name for name in state if name not in saved]:
-            del state[name]
-        for name, value in saved.items():
-            state[name] = _restored(state.get(name), value)
-    for group, saved in zip(optimizer.param_groups, before["groups"], strict=True):
-        for name in [name for name in group if name != "params" and name not in saved]:
-            del group[name]
-        for name, value in saved.items():
-            group[name] = _restored(group.get(name), value)
+def _restore_values(now: State, before: State) -> None:
+    """The old values, in the tensors that hold the new ones where the shapes agree."""
+    for name in [name for name in now if name != "params" and name not in before]:
+        del now[name]
+    for name, value in before.items():
+        held = now.get(name)
+        if isinstance(value, Tensor) and isinstance(held, Tensor) and held.shape == value.shape:
+            held.copy_(value)
+        else:
+            now[name] = value
 
 
-def _restored(now: Any, before: Any) -> Any:
-    """The old value, in the tensor that holds the new one where the shapes agree."""
-    if isinstance(before, Tensor) and isinstance(now, Tensor) and now.shape == before.shape:
-        now.copy_(before)
-        return now
-    return before
-
-
-def _reachable(step: Any) -> Iterator[Any]:
+def _reachable(step: object) -> Iterator[Any]:
     """Objects with state that references lead to from the step function, at most _DEPTH of them in a row."""
     seen: set[int] = set()
     level = [step]
@@ -227,10 +190,9 @@ def _reachable(step: Any) -> Iterator[Any]:
         yield from (item for item in level if _has_state(item))
 
 
-def _has_state(item: Any) -> bool:
-    return not inspect.isclass(item) and all(
-        callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+def _has_state(item: object) -> bool:
+    found = (getattr(item, name, None) for name in ("state_dict", "load_state_dict"))
+    return not inspect.isclass(item) and all(map(callable, found))
 
 
 def _references(item: Any) -> list[Any]:
@@ -242,7 +204,7 @@ def _references(item: Any) -> list[Any]:
         return [] if (item.__module__ or "").startswith("torch.") else _references_of_function(item)
     if isinstance(item, (list, tuple)):
         return list(item[:100])
-    if isinstance(item, Mapping) and type(item) is dict:
+    if type(item) is dict:
         return list(item.values())[:100]
     if inspect.ismodule(item) or inspect.isclass(item) or isinstance(item, (nn.Module, torch.optim.Optimizer, Tensor)):
         return []

@@ -6,24 +6,27 @@ down slows both. What is changed is put back at the end: the answer is a report,
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from perfagent.errors import ConfigError
+from perfagent_loop.checks import check_count
 from perfagent_loop.estimates.meta_copy import mapped
+from perfagent_loop.kinds import Batch
 from perfagent_loop.precision import Precision, autocast_of
 from perfagent_loop.search.batch_size import search_batch_size
 from perfagent_loop.search.job import TuningJob, checked_loss
 from perfagent_loop.search.trial_state import restoring_state
-from perfagent_loop.search.workers import more_workers_than_cores, search_num_workers
+from perfagent_loop.search.workers import Endless, more_workers_than_cores, search_num_workers
 
 __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
 
@@ -97,6 +100,9 @@ class TuningReport:
         return " and ".join(signs)
 
 
+Told: TypeAlias = Callable[[TuningStep], None]
+
+
 def tune(
     job: TuningJob,
     *,
@@ -104,44 +110,40 @@ def tune(
     rounds: int = 3,
     largest_batch: int | None = None,
     compiling: bool | None = None,
-    told: Callable[[TuningStep], None] | None = None,
+    told: Told | None = None,
 ) -> TuningReport:
     """Searches for a faster setting of a training; a minute for a small one.
 
     In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with
     2-d convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice,
     four and eight times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how
-    many steps each side of a comparison makes, and how often they take turns. told: hears of every step when it is
-    done.
+    many steps each side of a comparison makes, and how often they take turns. told: called after every step.
 
-    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob; errors of the training go
-    through.
+    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob.
     """
     if not isinstance(job, TuningJob):
         raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")
-    for name, value in (("steps", steps), ("rounds", rounds)):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
-    if largest_batch is not None and (type(largest_batch) is not int or largest_batch < 1):
-        raise ConfigError(f"largest_batch is a number of samples, 1 or more, not {largest_batch!r:.60}")
+    check_count("steps", steps)
+    check_count("rounds", rounds)
+    check_count("largest_batch", largest_batch, "a number of samples", or_none=True)
     given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
-    load = _load()
+    load = None
+    with contextlib.suppress(OSError):
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with restoring_state(job.loss, [job.model, job.optimizer]):
         search = _Search(job, given, steps, rounds, told)
         search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
         if search.best == given:
-            as_given, gain_pct = search.first or search.measured(given), 0.0
+            as_given, gain_pct = search.first or search.in_turns(given, given)[0], 0.0
         else:
-            as_given, best = search.in_turns(given, search.best, empty=True)
+            as_given, best = search.in_turns(given, search.best)
             gain_pct = 100 * (best / as_given - 1)
     spread_pct = statistics.median(step.spread_pct for step in search.done) if search.done else 0.0
     return TuningReport(as_given, search.done, search.best, gain_pct, load, spread_pct)
 
 
 class _Search:
-    def __init__(
-        self, job: TuningJob, given: Setting, steps: int, rounds: int, told: Callable[[TuningStep], None] | None
-    ) -> None:
+    def __init__(self, job: TuningJob, given: Setting, steps: int, rounds: int, told: Told | None) -> None:
         self._job, self._steps, self._rounds, self._told = job, steps, rounds, told
         self.best = given
         self.first: float | None = None
@@ -151,11 +153,11 @@ class _Search:
         self._workers()
         if self._job.device.type == "cuda":
             self._try("pin_memory=True", pin_memory=True)
-        if self.best.precision == "fp32" and _computes_bf16(self._job.device):
+        bf16 = self._job.device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+        if self.best.precision == "fp32" and bf16:
             self._try("precision='bf16'", "computes in half precision: compare the loss curves", precision="bf16")
-        if type(self._job.optimizer) in _FUSED and not any(
-            group.get("fused") for group in self._job.optimizer.param_groups
-        ):
+        optimizer = self._job.optimizer
+        if type(optimizer) in _FUSED and not any(group.get("fused") for group in optimizer.param_groups):
             self._try("optimizer: fused=True", fused_optimizer=True)
         if any(isinstance(module, nn.Conv2d) for module in self._job.model.modules()):
             self._try("model.to(memory_format=torch.channels_last)", channels_last=True)
@@ -163,9 +165,9 @@ class _Search:
             self._try("torch.compile", compiled=True)
         self._batches(largest_batch)
 
-    def in_turns(self, one: Setting, other: Setting, *, empty: bool = False) -> tuple[float, float]:
+    def in_turns(self, one: Setting, other: Setting) -> tuple[float, float]:
         """Samples a second of two settings, medians over the rounds."""
-        rates = self._rounds_of(one, other, empty=empty)
+        rates = self._rounds_of(one, other, empty=True)
         return statistics.median(rates[0]), statistics.median(rates[1])
 
     def _rounds_of(self, one: Setting, other: Setting, *, empty: bool) -> tuple[list[float], list[float]]:
@@ -180,10 +182,6 @@ class _Search:
                     break
         return rates
 
-    def measured(self, setting: Setting) -> float:
-        """Samples a second of one setting."""
-        return self.in_turns(setting, setting)[0]
-
     def _try(self, change: str, remark: str = "", *, empty: bool = False, **changed: Any) -> bool:
         candidate = replace(self.best, **changed)
         rates = self._rounds_of(self.best, candidate, empty=empty)
@@ -193,29 +191,21 @@ class _Search:
             self.first = before
         if not why_not:
             self.best = candidate
-        self._tell(TuningStep(change, before, after, not why_not, why_not or remark, max(map(_spread_pct, rates))))
-        return not why_not
-
-    def _tell(self, step: TuningStep) -> None:
+        spread_pct = max(100 * (max(side) - min(side)) / statistics.median(side) for side in rates)
+        step = TuningStep(change, before, after, not why_not, why_not or remark, spread_pct)
         self.done.append(step)
         if self._told is not None:
             self._told(step)
+        return not why_not
 
     def _workers(self) -> None:
         job = self._job
-        found, trials = search_num_workers(
-            lambda workers: job.loader(workers=workers), None, batches=self._steps, most_s=3.0
-        )
+        found, trials = search_num_workers(lambda n: job.loader(workers=n), None, batches=self._steps, most_s=3.0)
         if found == self.best.num_workers:
             return
-        alone = {trial.workers: trial.seconds for trial in trials}
-        seconds = alone.get(found) or 0.0
-        self._try(
-            f"num_workers={found}",
-            f"the loader alone: {job.batch_size / seconds:,.0f} samples/s",
-            empty=True,
-            num_workers=found,
-        )
+        seconds = next(trial.seconds for trial in trials if trial.workers == found) or math.inf
+        remark = f"the loader alone: {job.batch_size / seconds:,.0f} samples/s"
+        self._try(f"num_workers={found}", remark, empty=True, num_workers=found)
 
     def _batches(self, largest: int | None) -> None:
         """Larger batches change what is learned in a step; that is said, not decided."""
@@ -225,12 +215,8 @@ class _Search:
             return
         with _Training(self._job, self.best) as training:
             fits, _ = search_batch_size(training.step_of, first, largest)
-        size = 2 * first
-        while size <= fits:
-            if not self._try(
-                f"batch_size={size}", "fewer, larger steps: look at the learning rate again", batch_size=size
-            ):
-                break
+        size, remark = 2 * first, "fewer, larger steps: look at the learning rate again"
+        while size <= fits and self._try(f"batch_size={size}", remark, batch_size=size):
             size *= 2
 
 
@@ -245,21 +231,6 @@ def _left_out(without: list[float], with_it: list[float]) -> str:
     return f"slower in {behind} of {len(without)} rounds: noise" if behind else ""
 
 
-def _spread_pct(rates: list[float]) -> float:
-    return 100 * (max(rates) - min(rates)) / statistics.median(rates)
-
-
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return None
-
-
-def _computes_bf16(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-
-
 class _Training:
     """A job under a setting, to be stepped. What it changes of the model is undone at the end."""
 
@@ -270,20 +241,16 @@ class _Training:
         self._loss: Callable[[nn.Module, Any], Any] = torch.compile(job.loss) if setting.compiled else job.loss
         self._autocast = autocast_of(setting.precision, self._device)
         with more_workers_than_cores():
-            self._loader = job.loader(
-                batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory
-            )
-        self._batches: Iterator[Any] | None = None
+            size, workers = setting.batch_size, setting.num_workers
+            self._loader = job.loader(batch_size=size, workers=workers, pin=setting.pin_memory)
+        self._batches = Endless(self._loader)
         self._samples: list[Any] = []
 
     def __enter__(self) -> _Training:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        stop = getattr(self._batches, "_shutdown_workers", None)
-        if callable(stop):
-            stop()
-        self._batches = None
+        self._batches.close()
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._setting.channels_last:
             self._job.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -292,23 +259,20 @@ class _Training:
 
     def warm(self, *, empty: bool) -> None:
         """Two steps that are not counted; more where the queue of the workers is to be emptied."""
-        self._job.model.to(
-            memory_format=torch.channels_last if self._setting.channels_last else torch.contiguous_format
-        )  # type: ignore[call-overload]
-        ahead = 2 * self._setting.num_workers if empty else 0
-        for _ in range(2 + ahead):
-            self._step(self._next())
+        layout = torch.channels_last if self._setting.channels_last else torch.contiguous_format
+        self._job.model.to(memory_format=layout)  # type: ignore[call-overload]
+        for _ in range(2 + (2 * self._setting.num_workers if empty else 0)):
+            self._step(self._batches.next())
 
     def rate(self, steps: int) -> float:
         """Samples a second over at least so many steps, data and device included. Batches come in turns of the workers,
         many at once and then none: whole turns are timed."""
         turn = max(1, self._setting.num_workers)
-        steps = -(-steps // turn) * turn
+        steps, done = -(-steps // turn) * turn, 0
         self._wait()
         begin = time.perf_counter()
-        done = 0
         while done < steps and time.perf_counter() - begin < _LONGEST_S:
-            self._step(self._next())
+            self._step(self._batches.next())
             done += 1
         self._wait()
         return done * self._setting.batch_size / (time.perf_counter() - begin)
@@ -317,21 +281,12 @@ class _Training:
         """A step with a batch of any size, of samples that are read once."""
         while len(self._samples) < size:
             self._samples.append(self._job.dataset[len(self._samples)])
-        collate = self._loader.collate_fn
-        assert collate is not None
+        collate: Any = self._loader.collate_fn
         self._step(collate(self._samples[:size]))
 
-    def _next(self) -> Any:
-        batch = next(self._batches, None) if self._batches is not None else None
-        if batch is None:
-            with more_workers_than_cores():
-                self._batches = iter(self._loader)
-            batch = next(self._batches)
-        return batch
-
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Batch) -> None:
         batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-        with self._autocast or nullcontext():
+        with self._autocast or contextlib.nullcontext():
             loss = checked_loss(self._loss(self._job.model, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()

@@ -1,5 +1,4 @@
-"""`perfagent.find_num_workers`: the fewest DataLoader workers with which batches come as fast as they can, or as they
-are needed."""
+"""`perfagent.find_num_workers`: the fewest DataLoader workers that are as fast as can be, or as needed."""
 
 from __future__ import annotations
 
@@ -14,9 +13,10 @@ from typing import Any
 
 from perfagent.errors import ConfigError
 from perfagent.step.suspend import unwatched
+from perfagent_loop.kinds import Batch
 from perfagent_loop.randomness import random_state, restore_random_state
 
-__all__ = ["WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
+__all__ = ["Endless", "WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
 
 NEAR = 0.9
 """A number of workers is as good as the best from this share of its rate on: fewer processes take less memory."""
@@ -35,7 +35,7 @@ class WorkersTrial:
 
 
 def find_num_workers(
-    make_loader: Callable[[int], Iterable[Any]],
+    make_loader: Callable[[int], Iterable[Batch]],
     candidates: Sequence[int] | None = None,
     *,
     batches: int = 20,
@@ -52,15 +52,14 @@ def find_num_workers(
 
     The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends
     early when more workers bring nothing; before any worker is recommended, the loader without them gets a second
-    chance, since a machine that was busy for a moment must not cost processes for good. Puts the random generators
-    back. Raises ConfigError for candidates that are no numbers of workers and for a loader without batches, and the
-    loader's own error when none of the candidates works.
+    chance. Puts the random generators back. Raises ConfigError for candidates that are no numbers of workers and for a
+    loader without batches, and the loader's own error when none of the candidates works.
     """
     return search_num_workers(make_loader, candidates, batches=batches, most_s=most_s, step_s=step_s)[0]
 
 
 def search_num_workers(
-    make_loader: Callable[[int], Iterable[Any]],
+    make_loader: Callable[[int], Iterable[Batch]],
     candidates: Sequence[int] | None,
     *,
     batches: int,
@@ -107,13 +106,8 @@ def _fewest(trials: Sequence[WorkersTrial], step_s: float | None) -> int:
 
 def _candidates(given: Sequence[int] | None) -> list[int]:
     if given is None:
-        most = max(
-            8, 2 * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-        )
-        found = [0, 1]
-        while found[-1] * 2 <= most:
-            found.append(found[-1] * 2)
-        return found
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return [0, *(2**power for power in range(max(8, 2 * cores).bit_length()))]
     if not given or any(type(one) is not int or one < 0 for one in given):
         raise ConfigError(f"candidates must be numbers of workers, 0 or more, such as [0, 2, 4, 8], not {given!r:.80}")
     return sorted(set(given))
@@ -132,19 +126,18 @@ def _enough(trials: list[WorkersTrial], step_s: float | None) -> bool:
 def more_workers_than_cores() -> Iterator[None]:
     """torch warns of them; here they are meant."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="This DataLoader will create .* worker processes", category=UserWarning
-        )
+        warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes", UserWarning)
         yield
 
 
-def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches: int, most_s: float) -> float:
+def _measure(make_loader: Callable[[int], Iterable[Batch]], workers: int, batches: int, most_s: float) -> float:
     """Seconds from batch to batch, of a loader whose queues have been emptied once."""
     with more_workers_than_cores():
         loader = make_loader(workers)
-        source = _Endless(loader)
+    source = Endless(loader)
     try:
-        for _ in range(_ahead(loader, workers)):
+        # batches that were begun while the processes started are there at once and would flatter the rate
+        for _ in range(1 + workers * (getattr(loader, "prefetch_factor", None) or 0)):
             source.next()
         begin = time.perf_counter()
         count = 0
@@ -156,32 +149,29 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
         source.close()
 
 
-def _ahead(loader: Any, workers: int) -> int:
-    """Batches that were begun while the processes started: they are there at once and would flatter the rate."""
-    return 1 + workers * (getattr(loader, "prefetch_factor", None) or 0)
-
-
-class _Endless:
+class Endless:
     """A loader's batches, from the beginning again at its end."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
-        self._iterator = iter(loader)
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        self._loader: Any = loader
+        self._iterator: Iterator[Batch] | None = None
         self._passed = 0
 
-    def next(self) -> None:
-        for _ in range(2):
+    def next(self) -> Any:
+        """Raises ConfigError for a loader without batches."""
+        while True:
+            if self._iterator is None:
+                with more_workers_than_cores():
+                    self._iterator = iter(self._loader)
             try:
-                next(self._iterator)
+                batch = next(self._iterator)
             except StopIteration:
                 if not self._passed:
                     raise ConfigError("the loader has no batches; give it data, or drop_last=False") from None
-                self._passed = 0
-                with more_workers_than_cores():
-                    self._iterator = iter(self._loader)
+                self._iterator, self._passed = None, 0
             else:
                 self._passed += 1
-                return
+                return batch
 
     def close(self) -> None:
         """Ends the workers now, those of persistent_workers=True too."""
@@ -189,5 +179,5 @@ class _Endless:
         if callable(stop):
             stop()
         if getattr(self._loader, "_iterator", None) is not None:
-            self._loader._iterator = None  # type: ignore[attr-defined]
-        del self._iterator
+            self._loader._iterator = None
+        self._iterator = None

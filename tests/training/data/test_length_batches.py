@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from perfagent_loop.data.buckets import LengthBucketBatchSampler
 from perfagent_loop.data.collating import pad
-from perfagent_loop.data.packed_batches import PackedBatchSampler
-from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
+from perfagent_loop.data.length_batches import LengthBucketBatchSampler, PackedBatchSampler, TokenBudgetBatchSampler
 
 from . import corpus
 

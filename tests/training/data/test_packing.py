@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from perfagent_loop.data.next_fit import fill_rows
 from perfagent_loop.data.packed_stream import PackedStream
-from perfagent_loop.data.packing import fill, pack, pack_stream
+from perfagent_loop.data.packing import fill, fill_rows, pack, pack_stream
 
 from . import corpus
 

@@ -15,7 +15,7 @@ RANK = """
     from perfagent_loop import collectives
     collectives.MOST_S = 60.0  # a thread of gloo's may pause for longer than what a training waits for it
     from perfagent_loop.collectives import all_gather, all_reduce
-    from perfagent_loop.ranks import Agreement, Ranks
+    from perfagent_loop.collectives import Agreement, Ranks
 
     dist.init_process_group("gloo")
     held = 0

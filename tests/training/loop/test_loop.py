@@ -22,10 +22,9 @@ from torch.utils.data import (
 
 import perfagent
 from perfagent.errors import ConfigError
+from perfagent_loop.data.length_batches import PackedBatchSampler, TokenBudgetBatchSampler
 from perfagent_loop.data.loader import resumable_loader
-from perfagent_loop.data.packed_batches import PackedBatchSampler
 from perfagent_loop.data.packed_stream import PackedStream
-from perfagent_loop.data.token_budget import TokenBudgetBatchSampler
 
 Batch = tuple[Tensor, Tensor]
 

@@ -11,8 +11,7 @@ import pytest
 
 import perfagent
 from perfagent.errors import ConfigError
-from perfagent_loop.deepspeed_config import check_zero_config, zero_conflicts
-from perfagent_loop.extension_lock import stale_locks
+from perfagent_loop.deepspeed_config import check_zero_config, stale_locks, zero_conflicts
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
 OFF = {"device": "cpu"}

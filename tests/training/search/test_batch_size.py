@@ -17,8 +17,7 @@ from torch.optim import optimizer as hooks_of_optimizers
 import perfagent
 from perfagent.errors import ConfigError
 from perfagent_loop.estimates.memory import estimate_memory
-from perfagent_loop.search.batch_size import find_batch_size, search_batch_size
-from perfagent_loop.search.host_memory import HostMemory, available_bytes
+from perfagent_loop.search.batch_size import HostMemory, available_bytes, find_batch_size, search_batch_size
 
 
 class Training:

@@ -21,9 +21,8 @@ from torch.nn import functional
 from perfagent.errors import ConfigError
 from perfagent_loop.estimates.adapters import quantized_bytes
 from perfagent_loop.estimates.command import command
-from perfagent_loop.estimates.decoder import Decoder, DecoderShape, shape_of
+from perfagent_loop.estimates.decoder import Decoder, DecoderShape, count_read, shape_of
 from perfagent_loop.estimates.memory import MemoryEstimate, estimate_memory
-from perfagent_loop.estimates.sizes import count_read
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
