@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fake_accelerator
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
@@ -36,6 +37,7 @@ def test_ranks_train_and_wait_alike_with_the_agent(tmp_path: Path) -> None:
 def test_a_child_forked_while_values_are_under_way_ends_well(tmp_path: Path) -> None:
     """A child that destroys an event of its parent is aborted."""
     record = tmp_path / "record"
-    [done] = run([str(SCRIPTS / "fake_fork.py"), str(record)], tmp_path, [job_environment(tmp_path)])
+    environment = job_environment(tmp_path, PYTHONPATH=str(Path(fake_accelerator.__file__).parents[1]))
+    [done] = run([str(SCRIPTS / "fake_fork.py"), str(record)], tmp_path, [environment])
     assert done.stdout.split() == ["3"], done
     assert [step for step, _ in Recording(record).series("loss")] == [*range(1, 21)]
