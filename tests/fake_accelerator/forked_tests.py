@@ -49,12 +49,13 @@ class ForkedTests:
                 print(error, file=sys.stderr)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if not _takes_it(item):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in _in_a_fork(item):
             item.ihook.pytest_runtest_logreport(report=report)
+        item.session._setupstate.teardown_exact(nextitem)  # what the test before it left for this one
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
