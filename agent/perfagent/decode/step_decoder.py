@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.decode.losses import roots_of, with_divisors
 from perfagent.decode.phase_times import Account, Breakdown
-from perfagent.device import DeviceClock, value_of
+from perfagent.device import DeviceClock, Event, value_of
 from perfagent.step.row import Note, Row, StepRow
 from perfagent.step.trace import DATA, FORWARD, Divided, Entry, Root, entries_of, events_of
 
@@ -43,6 +43,8 @@ class StepReader:
         self.epoch = time.time() - time.perf_counter()
         """Unix time at the start of the monotonic clock."""
         self.investigator: Investigator | None = None
+        self._end: tuple[int, int, Event] | None = None
+        """The newest step: its number, its end on the host in ns, and on the device."""
         self.flops: StepFlops | None = None
         self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
         """The first steps of all epochs but the first. A consumer that sums over epochs removes them."""
@@ -95,7 +97,7 @@ class StepReader:
             values["loss"] = loss
         if note.lr is not None:
             values["lr"] = value_of(note.lr)
-        seconds = (ended - note.began) / 1e9 if note.began else 0.0
+        seconds = self._seconds(note, clock)
         if seconds:
             values["step_time_s"] = seconds
             if parts.samples:
@@ -113,6 +115,19 @@ class StepReader:
         names = interned(tuple(values))
         self.delivers(names)
         return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, names, [*values.values()]
+
+    def _seconds(self, note: Note, clock: DeviceClock | None) -> float:
+        """From the end of the step before, 0.0 if that is not known: by the device's clock if it has marked both ends. The
+        host runs ahead of the device, so that steps which it only launches look short, and those in which it waits long."""
+        ended, event = note.trace[-3], note.trace[-2]
+        before, self._end = self._end, None if event is None else (note.step, ended, event)
+        host_s = (ended - note.began) / 1e9 if note.began else 0.0
+        if before is None or clock is None:
+            return host_s
+        device_s = clock.seconds(before[2], event) if event is not None and before[0] == note.step - 1 else None
+        clock.release([before[2]])
+        own_s = (note.began - before[1]) / 1e9  # what the agent did between the two steps
+        return host_s if device_s is None or not note.began else max(0.0, device_s - own_s)
 
     def _note_epoch(self, step: int, values: dict[str, float]) -> None:
         """The number of an epoch stands in its first step."""
@@ -199,7 +214,7 @@ def _add_phases(
         for name, begin, end in parts.device_inside:
             if f"phase/{name}_s" in values:
                 values[f"phase/{name}_s"] -= clock.seconds(begin, end) or 0.0
-        clock.release(events_of(entries))
+        clock.release([event for event in events_of(entries) if event is not entries[-1][2]])  # its end begins the next
     else:
         if parts.forward_ns is not None:
             values["phase/forward_s"] = parts.forward_ns / 1e9

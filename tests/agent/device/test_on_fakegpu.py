@@ -79,6 +79,20 @@ def test_large_copies_wait_for_the_device_and_nobody_for_them(fakegpu: Control) 
         assert to_host(x) is None and is_captured(x)
 
 
+def test_a_step_takes_the_time_of_the_device(fakegpu: Control, record: Any) -> None:
+    """The host launches three steps in no time, and would wait in the fourth."""
+    model = nn.Linear(4, 1).to("fakegpu:0")
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(2, 4, device="fakegpu:0")
+    recorded = record(model)
+    for step in range(8):
+        fakegpu.set_clock(10.0 + 0.5 * step)
+        trained(model, 1, x, optimizer)
+    times = recorded.series("step_time_s")
+    assert [*times] == [2, 3, 4, 5, 6, 7, 8]
+    assert [times[step] for step in range(3, 9)] == pytest.approx([0.5] * 6, rel=0.02), "but for what the agent did"
+    assert recorded.series("samples_per_s").get(8) == pytest.approx(4.0, rel=0.02)
+
+
 class Busy(torch.autograd.Function):
     """Keeps the stream that its backward pass is on busy for a second."""
 
