@@ -21,6 +21,7 @@ from perfagent.hooks import (
     collectives,
     compile_time,
     grad_clipping,
+    graph_replays,
     host_to_device,
 )
 from perfagent.hooks.backward import watch_backward
@@ -73,6 +74,7 @@ def install() -> bool:
     _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
     grad_clipping.install(_patch)
+    graph_replays.install(_patch)
     keep_out_of_frames()
     saved_tensors.install(_patch)
     functions.install(_patch, when_imported)

@@ -164,6 +164,8 @@ Known limits:
   allows, unless clipping or DeepSpeed computes it anyway. FSDP2 with clipping has a norm from its second step on. So has FSDP's first
   version if `torch.nn.utils.clip_grad_norm_`, which sees one rank's pieces, clips it. With
   `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
+- **Steps captured in a graph.** A replay of a whole step (`torch.cuda.CUDAGraph`) is a step with its time. Its phases are unknown, its
+  gradients are measured only if they outlive the step, and its loss is what the script logs: `run.log({"loss": static_loss})`.
 - **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
   from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
 - **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the

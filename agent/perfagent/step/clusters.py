@@ -147,6 +147,7 @@ class RunLinks:
     governor: decides how often gradients are measured.
     on_resumed: gets the number of the next step. on_event: the sender's: (kind, data, *, step).
     pausing: after a step and before the loop continues, the agent does something that takes long.
+    captured: the optimizers that have stepped while a graph is captured; None while none is.
     """
 
     governor: Governor
@@ -160,5 +161,6 @@ class RunLinks:
     on_next_model: Callable[[bool], None] | None = None
     on_next_optimizer: Callable[[Any], None] | None = None
     on_event: Callable[..., None] | None = None
+    captured: list[Any] | None = None
     pausing: bool = False
     ended: bool = False

@@ -91,6 +91,15 @@ def test_a_captured_training_is_left_alone(fakegpu: Control, tmp_path: Path) -> 
     assert with_agent.waits == alone.waits
 
 
+def test_replays_of_a_captured_step_are_steps(fakegpu: Control, record: Any) -> None:
+    """Three of warm-up, none for the capture, and 17 replays."""
+    recorded = record()
+    captured(DEVICE, 20)
+    assert [step for step, _ in recorded.steps()] == [*range(1, 21)]
+    times = recorded.series("step_time_s")
+    assert [*times] == [*range(2, 21)] and min(times.values()) > 0
+
+
 def test_values_of_a_held_device_come_once_it_is_let_go(fakegpu: Control, record: Any) -> None:
     """A script on a GPU runs ahead of it."""
     recorded = record()
