@@ -9,10 +9,12 @@ from perfagent.decode.step_decoder import StepReader
 from perfagent.governor import Governor
 from perfagent.hooks.multi_optimizer import Together
 from perfagent.signals.gradient_schedule import Health
+from perfagent.step.clusters import RunLinks
 from perfagent.step.state import Progress
 
 __all__ = ["new_progress"]
 
 
 def new_progress(rows: deque[Any]) -> Progress:
-    return Progress(rows, Governor(0.5), reader=StepReader(), health=Health(), together=Together())
+    reader = StepReader()
+    return Progress(rows, RunLinks(Governor(0.5), reader, reader.account, Health(), Together()))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.boundary.agent_log import logger
 from perfagent.errors import PerfagentError
@@ -22,7 +22,8 @@ from perfagent.naming import draw_id
 from perfagent.wrong_calls import FUNCTIONS, instead_of, unknown_option
 
 if TYPE_CHECKING:
-    from perfagent.run import Run
+    from perfagent.agent_config import AgentConfig
+    from perfagent.identity import Identity
 
 __all__ = ["OFFLINE", "of_module", "of_run", "options_of_init", "say_once", "say_unknown"]
 
@@ -36,6 +37,29 @@ _DONE_ALREADY = {
     "gpu_log_interval", "magic", "monitor_gym", "private", "save_code", "settings", "sync_tensorboard",
 }  # fmt: skip
 """Options of other trackers that need nothing here. GPUs, the host and event files of TensorBoard are recorded by themselves."""
+
+
+class Run(Protocol):
+    """What is asked here of perfagent.Run."""
+
+    settings: AgentConfig
+    _identity: Identity
+
+    @property
+    def id(self) -> str | None: ...
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def project(self) -> str: ...
+    @property
+    def start_step(self) -> int | None: ...
+    @property
+    def steps_done(self) -> int: ...
+    def log(self, metrics: Mapping[str, Any], *, commit: bool | None = None) -> None: ...
+    def take_up(self, model: Any, optimizer: Any, config: dict[str, Any], tags: list[str]) -> None: ...
+    def tell_of_next_training(self, model: Any) -> None: ...
+
+
 _said: set[str] = set()
 
 

@@ -43,6 +43,7 @@ from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.gradient_schedule import Health
+from perfagent.step.clusters import RunLinks
 from perfagent.step.state import Progress, state
 from perfagent.trained import Trained
 
@@ -92,9 +93,9 @@ class Lifecycle:
         begin = start_step if start_step is not None else identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
-        self._progress = Progress(
-            self._sender.rows, governor, reader=StepReader(), health=Health(), together=Together(), start_step=done
-        )
+        reader = StepReader()
+        links = RunLinks(governor, reader, reader.account, Health(), Together())
+        self._progress = Progress(self._sender.rows, links, start_step=done)
         self._progress.links.on_first_step = self._first_step
         self._progress.links.on_event = self._sender.event
         self._progress.links.on_resumed = self._goes_on_at
@@ -105,9 +106,9 @@ class Lifecycle:
             self._progress, self._sender, self._trained.model
         )
         self._trained.watch_by(self._investigator.add)
-        self._progress.links.reader.investigator = self._investigator
+        reader.investigator = self._investigator
         self._progress.links.health.on_nonfinite = self._investigator.gradients_bad
-        self._sender.reader, self._sender.progress = self._progress.links.reader, self._progress
+        self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)
         self._media = Outbox(self._sender)

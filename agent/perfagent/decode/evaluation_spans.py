@@ -28,7 +28,7 @@ from perfagent.step.trace import (
 )
 
 if TYPE_CHECKING:
-    from perfagent.decode.phase_times import Account
+    from perfagent.step.roles import LoopAccount
     from perfagent.step.state import Progress
 
 __all__ = ["Evaluations"]
@@ -166,7 +166,9 @@ class Evaluations:
             entries[places.start : places.stop] = [(PHASE, began, ended, "eval", None, None)]
         return entries
 
-    def _folded(self, account: Account, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
+    def _folded(
+        self, account: LoopAccount, step: int, entries: list[Entry], *, apart_ns: float = math.inf
+    ) -> list[Entry]:
         trains = account.trains(entries)
         own = self._habit.own_calls(step, entries)
         if self._acted and not self._acts_in_training:

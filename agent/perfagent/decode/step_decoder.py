@@ -20,8 +20,7 @@ from perfagent.step.row import Note, Row, StepRow
 from perfagent.step.trace import DATA, FORWARD, Divided, Entry, Root, entries_of, events_of
 
 if TYPE_CHECKING:
-    from perfagent.rootcause.investigator import Investigator
-    from perfagent.signals.flops.step_flops import StepFlops
+    from perfagent.step.roles import Investigator, StepFlops
 
 __all__ = ["StepReader", "interned"]
 

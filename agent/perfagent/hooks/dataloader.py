@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfagent.boundary.dynamo import keep_out_of_frames, untraced
 from perfagent.boundary.guard import failed, failures, guarded
@@ -21,6 +21,9 @@ from perfagent.signals.batch_contents import Contents
 from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, read_on, shorten
+
+if TYPE_CHECKING:
+    from perfagent.step.roles import BatchContents
 
 __all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 
@@ -120,7 +123,7 @@ def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None)
 
 
 @untraced
-def contents_of(p: Progress) -> Contents:
+def contents_of(p: Progress) -> BatchContents:
     """Returns what looks into the batches of the run."""
     if p.contents is None:
         p.contents = Contents(p)

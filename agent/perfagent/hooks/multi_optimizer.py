@@ -19,8 +19,8 @@ from perfagent.step.trace import backward_since
 
 if TYPE_CHECKING:
     from perfagent.hooks.grad_clipping import Clip, Clips
-    from perfagent.signals.gradients import GradientNorms
     from perfagent.signals.updates import Weights
+    from perfagent.step.roles import Measured
     from perfagent.step.state import Progress
 
 __all__ = ["Together", "has_gradients"]
@@ -47,7 +47,7 @@ class Together:
         self._early: dict[int, Taken] = {}  # by id, those that stepped before the primary one
         self._in_vain = False  # others were measured, but then the primary one was not
         self._step = self._at = 0  # of the early ones: the step, and the trace's length when the first of them stepped
-        self._measured: dict[int, tuple[int, int, GradientNorms | None]] = {}
+        self._measured: dict[int, tuple[int, int, Measured | None]] = {}
         """id of an optimizer -> step, round of clipping, and norms measured just before that clipping."""
 
     def forget(self) -> None:

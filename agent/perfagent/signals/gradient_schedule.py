@@ -17,7 +17,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from perfagent.device import Value, ran_out_of_memory, reached, tolerating_out_of_memory, value_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
@@ -293,7 +293,8 @@ class Health:
                 norm, nonfinite = None, nonfinite or None
         if clipped is not None and not partly:
             norm = clipped
-        self.tell_moves(values, rows, [one.moved for one in taken], whole=not partly)
+        moves = [cast("UpdateRatios | None", one.moved) for one in taken]
+        self.tell_moves(values, rows, moves, whole=not partly)
         values.update(named(norm, nonfinite))
 
     def tell_moves(
@@ -368,7 +369,8 @@ class Health:
 
 def _report_of(all_taken: Sequence[Taken], scales: Sequence[float]) -> Report | None:
     """Combines the measurements of a step's gradients. Called once, when ready."""
-    measured = [(one.norms, scale) for one, scale in zip(all_taken, scales, strict=True) if one.norms is not None]
+    taken = zip(all_taken, scales, strict=True)
+    measured = [(cast("GradientNorms", one.norms), scale) for one, scale in taken if one.norms is not None]
     if len(measured) < 2:
         return measured[0][0].report(measured[0][1]) if measured else None
     return joint_report(measured)

@@ -10,13 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfagent.decode.phase_times import Account
-    from perfagent.decode.step_decoder import StepReader
     from perfagent.device import Value
     from perfagent.governor import Governor
-    from perfagent.hooks.multi_optimizer import Together
-    from perfagent.signals.gradient_schedule import Health
-    from perfagent.signals.updates import UpdateRatios
+    from perfagent.step.roles import GradientSchedule, JointStep, LoopAccount, Measured, StepReader
     from perfagent.step.row import Extra
 
 __all__ = [
@@ -68,7 +64,7 @@ class GradientMeasurement:
 
     clip_norm: list[Value] = field(default_factory=list)
     clip_rounds: int = 0
-    moved: UpdateRatios | None = None
+    moved: Measured | None = None
     extras: list[Extra] = field(default_factory=list)
     looked: bool = False
     without_gradient: int = 0
@@ -152,9 +148,9 @@ class RunLinks:
 
     governor: Governor
     reader: StepReader
-    account: Account
-    health: Health
-    together: Together
+    account: LoopAccount
+    health: GradientSchedule
+    together: JointStep
     investigator: Any = None
     on_first_step: Callable[[Any], None] | None = None
     on_resumed: Callable[[int], None] | None = None

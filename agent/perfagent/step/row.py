@@ -15,8 +15,7 @@ from perfagent.step.costs import rare_ns, steps_ns
 from perfagent.step.trace import BACKWARD, Divided, Entry, Trace, entries_of, entry_count, events_of, forward_passes
 
 if TYPE_CHECKING:
-    from perfagent.signals.gradients import GradientNorms
-    from perfagent.signals.updates import UpdateRatios
+    from perfagent.step.roles import Measured
     from perfagent.step.state import Progress
 
 __all__ = ["Extra", "Note", "Rare", "Row", "StepRow", "Taken"]
@@ -73,11 +72,11 @@ class Taken(NamedTuple):
     moved: how far its step moved the weights; None if not compared.
     """
 
-    norms: GradientNorms | None
+    norms: Measured | None
     clips: Sequence[Value]
     scale: Value | None = None
     skipped: Value = 0.0
-    moved: UpdateRatios | None = None
+    moved: Measured | None = None
 
     def ready(self) -> bool:
         """True when all values have arrived. Never blocks."""

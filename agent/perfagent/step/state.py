@@ -38,12 +38,8 @@ from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
 from perfagent.step.training_thread import OneOfThreads, lives
 
 if TYPE_CHECKING:
-    from perfagent.decode.step_decoder import StepReader
     from perfagent.device import DeviceClock, Value
-    from perfagent.governor import Governor
-    from perfagent.hooks.multi_optimizer import Together
-    from perfagent.signals.batch_contents import Contents
-    from perfagent.signals.gradient_schedule import Health
+    from perfagent.step.roles import BatchContents
 
 __all__ = ["Progress", "now", "state"]
 
@@ -81,16 +77,7 @@ class Progress:
         "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        rows: deque[Any],
-        governor: Governor,
-        *,
-        reader: StepReader,
-        health: Health,
-        together: Together,
-        start_step: int = 0,
-    ) -> None:
+    def __init__(self, rows: deque[Any], links: RunLinks, *, start_step: int = 0) -> None:
         self.thread = get_ident()
         self.trace: Trace = []
         self.opened = self.plain = self.off = self.unusual = self.whole = False
@@ -106,7 +93,7 @@ class Progress:
         self.probe: Any = None
         self.clips: Any = None
         self.readers: dict[int, Any] = {}
-        self.contents: Contents | None = None
+        self.contents: BatchContents | None = None
         self.amp = MixedPrecision()
         self.selection = OptimizerSelection()
         self.measured = GradientMeasurement()
@@ -114,7 +101,7 @@ class Progress:
         self.logs = StepCounting(early_step=start_step + 1 if start_step else 0)
         self.losses = LossState()
         self.phases = PhaseState()
-        self.links = RunLinks(governor, reader, reader.account, health, together)
+        self.links = links
         Mark.put(rows)
 
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
