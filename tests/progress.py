@@ -10,11 +10,11 @@ from perfagent.governor import Governor
 from perfagent.hooks.multi_optimizer import Together
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.clusters import RunLinks
-from perfagent.step.state import Progress
+from perfagent.step.state import StepState
 
 __all__ = ["new_progress"]
 
 
-def new_progress(rows: deque[Any]) -> Progress:
+def new_progress(rows: deque[Any]) -> StepState:
     reader = StepReader()
-    return Progress(rows, RunLinks(Governor(0.5), reader, reader.account, Health(), Together()))
+    return StepState(rows, RunLinks(Governor(0.5), reader, reader.account, Health(), Together()))

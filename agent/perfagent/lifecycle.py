@@ -44,7 +44,7 @@ from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.clusters import RunLinks
-from perfagent.step.state import Progress, state
+from perfagent.step.state import StepState, state
 from perfagent.trained import Trained
 
 __all__ = ["Lifecycle"]
@@ -95,7 +95,7 @@ class Lifecycle:
         done = max(0, begin - 1)
         reader = StepReader()
         links = RunLinks(governor, reader, reader.account, Health(), Together())
-        self._progress = Progress(self._sender.rows, links, start_step=done)
+        self._progress = StepState(self._sender.rows, links, start_step=done)
         self._progress.links.on_first_step = self._first_step
         self._progress.links.on_event = self._sender.event
         self._progress.links.on_resumed = self._goes_on_at

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perfagent.probes.scheduler import Looks
     from perfagent.rootcause.investigator import Investigator
     from perfagent.samplers.sampler import Sampler
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
     from perfagent.trained import Trained
 
 __all__ = ["Polling"]
@@ -30,7 +30,7 @@ class Polling:
     """Of one run. sampler: stops where this process turns out to be a launcher's, whose ranks are sampled."""
 
     def __init__(
-        self, progress: Progress, sender: Sender, governor: Governor, trained: Trained, investigator: Investigator
+        self, progress: StepState, sender: Sender, governor: Governor, trained: Trained, investigator: Investigator
     ) -> None:
         self._progress, self._sender, self._governor = progress, sender, governor
         self._trained, self._investigator = trained, investigator

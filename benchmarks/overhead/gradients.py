@@ -246,14 +246,14 @@ def own_pass(gradients: list[Any]) -> Callable[[], float]:
     from perfagent.governor import Governor
     from perfagent.hooks.multi_optimizer import Together
     from perfagent.signals.gradient_schedule import Health
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     health = Health()
-    progress = Progress(deque(), Governor(0.5), reader=StepReader(), health=health, together=Together())
+    progress = StepState(deque(), Governor(0.5), reader=StepReader(), health=health, together=Together())
     health.deeper = 10**9
 
     def seconds() -> float:

@@ -29,7 +29,7 @@ from perfagent.step.trace import (
 
 if TYPE_CHECKING:
     from perfagent.step.roles import LoopAccount
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Evaluations"]
 
@@ -128,7 +128,7 @@ class Evaluations:
         own. Any thread."""
         self._habit.begins(step)
 
-    def fold(self, p: Progress, step: int, trace: Trace, *, first: bool) -> Trace:
+    def fold(self, p: StepState, step: int, trace: Trace, *, first: bool) -> Trace:
         """Returns the trace with each evaluation as one PHASE entry named "eval" in place of its entries.
 
         first: it is the run's first step, before which scripts read data for all kinds of reasons.
@@ -138,7 +138,7 @@ class Evaluations:
         self._tell(p, step - 1, step)
         return trace_of(folded)
 
-    def after(self, p: Progress, step: int, trace: Trace) -> float:
+    def after(self, p: StepState, step: int, trace: Trace) -> float:
         """Returns the seconds of evaluation after the last step. A notebook may go on for hours and call the model now
         and then: calls far apart are not one evaluation."""
         if p.last is not None:
@@ -240,7 +240,7 @@ class Evaluations:
         self._found.append((name, (span[1] - span[0]) / 1e9))
         return [(PHASE, span[0], span[1], name, None, None), *fetches]
 
-    def _tell(self, p: Progress, begin_step: int, step: int) -> None:
+    def _tell(self, p: StepState, begin_step: int, step: int) -> None:
         for name, seconds in self._found:
             report_phase(p, name, begin_step, seconds, step, always=False)
         self._found = []

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
     from perfagent.wire import Group
 
 __all__ = ["Deferred", "Mirror", "Sender", "Source"]
@@ -121,7 +121,7 @@ class Sender:
         self.rows: deque[AnyRow | Deferred] = deque(maxlen=MAX_ROWS)
         self.counters: dict[str, int] = Counter()
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
-        self.progress: Progress | None = None
+        self.progress: StepState | None = None
         """Whose steps are among the rows; the session puts its own here."""
         self.disabled = config.disabled
         self.cpu_s = 0.0

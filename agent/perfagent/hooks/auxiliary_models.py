@@ -24,7 +24,7 @@ from typing import Any
 from perfagent.boundary.call_slot import CALL, Standing, anything_compiled, copy_that_calls
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.evaluation import evaluated
-from perfagent.step.state import Progress, state
+from perfagent.step.state import StepState, state
 from perfagent.step.trace import forward_runs
 
 __all__ = ["Beside"]
@@ -41,7 +41,7 @@ class Beside:
     The models that it finds stay watched until `remove`.
     """
 
-    def __init__(self, p: Progress, root: Any) -> None:
+    def __init__(self, p: StepState, root: Any) -> None:
         self._progress, self._root = p, weakref.ref(root)
         self._watched: list[Companion] = []
         self._handles: list[Any] = []

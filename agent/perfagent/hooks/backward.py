@@ -18,7 +18,7 @@ from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
 from perfagent.device import DeviceClock, Event, take
 from perfagent.signals.loss_function import loss_function
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
@@ -84,7 +84,7 @@ _SCALINGS, _MOST_SCALINGS = ("DivBackward0", "MulBackward0"), 3
 
 
 @untraced
-def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
+def _begin(p: StepState, tensors: Any, began: int, weights: Any = None) -> None:
     """Records the start of a backward pass. weights: the `gradient` argument of Tensor.backward, for a root with
     several numbers."""
     single = hasattr(tensors, "requires_grad")
@@ -114,7 +114,7 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
 
 
 @guarded
-def _note_loss(p: Progress, tensors: Any) -> None:
+def _note_loss(p: StepState, tensors: Any) -> None:
     """Of several losses, the first. (torch takes any iterable, and edges of a graph, too.)"""
     if type(tensors) in (list, tuple):
         tensors = tensors[0] if tensors else None
@@ -134,7 +134,7 @@ def _is_whole(tensor: Any) -> bool:
     return type(leaf) is sys.modules["torch"].Tensor and leaf.numel() == 1 and bool(leaf._backward_hooks)
 
 
-def _fold_parts(p: Progress) -> None:
+def _fold_parts(p: StepState) -> None:
     """Counts the passes since the last whole loss as time of the backward phase, without a loss or batch."""
     step, at = p.losses.whole_loss
     since = at if step == p.completed and begins_entry(p.trace, at) else 0  # the trace may have been shortened
@@ -153,7 +153,7 @@ def _fold_parts(p: Progress) -> None:
     p.losses.whole_loss = p.completed, len(p.trace) + FIELDS[BACKWARD]
 
 
-def begin_pass(p: Progress, tensor: Any) -> Event | None:
+def begin_pass(p: StepState, tensor: Any) -> Event | None:
     """Begins the next step if it has not begun, and returns the mark of this backward pass on the device."""
     p.plain = False
     if p.clock is None and tensor is not None and not tensor.is_cpu:
@@ -165,7 +165,7 @@ def begin_pass(p: Progress, tensor: Any) -> Event | None:
     return None if p.clock is None else p.clock.begin(tensor)
 
 
-def _root(p: Progress, tensor: Any) -> Root | None:
+def _root(p: StepState, tensor: Any) -> Root | None:
     if p.amp.scaled:
         unscaled = p.amp.scaled.pop(id(tensor), None)
         if unscaled is not None:
@@ -182,7 +182,7 @@ def _root(p: Progress, tensor: Any) -> Root | None:
     return None if later is None else Root(later, _divided(tensor))
 
 
-def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
+def _weighted(p: StepState, tensor: Any, weights: Any) -> Root | None:
     """Returns the weighted sum of a vector of losses, which is what the optimizer minimizes. (With more dimensions it
     is the output of a pipeline stage.)"""
     tensors = sys.modules["torch"].Tensor
@@ -202,7 +202,7 @@ def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
     return Root(value, divided=True)
 
 
-def _suspect(p: Progress, tensor: Any) -> None:
+def _suspect(p: StepState, tensor: Any) -> None:
     """Has the gradients of this very step measured and the cause investigated, since the loss is NaN or infinite. Of a
     loss that stays so only the first step: what follows is its consequence, and costs what any step does."""
     if p.links.investigator is None or p.links.investigator.suspect(tensor):
@@ -210,7 +210,7 @@ def _suspect(p: Progress, tensor: Any) -> None:
         p.unusual = True
 
 
-def _sum(p: Progress, tensors: Any) -> Root | None:
+def _sum(p: StepState, tensors: Any) -> Root | None:
     """Returns the sum of several roots in one call, since their gradients add up."""
     if not isinstance(tensors, (list, tuple)):
         return None
@@ -241,7 +241,7 @@ def _divided(tensor: Any) -> Divided:
 
 
 @guarded
-def remember(p: Progress, outputs: Any, scaled: Any) -> None:
+def remember(p: StepState, outputs: Any, scaled: Any) -> None:
     if isinstance(outputs, (list, tuple)):
         for one, other in zip(outputs, scaled, strict=True):
             remember(p, one, other)

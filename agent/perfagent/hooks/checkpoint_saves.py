@@ -15,7 +15,7 @@ from typing import Any
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import watch_phase
 from perfagent.samplers.folders import saved_to
-from perfagent.step.state import Progress
+from perfagent.step.state import StepState
 
 __all__ = ["watch_save"]
 
@@ -40,7 +40,7 @@ def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 
 @guarded
-def _tell_size(p: Progress, path: str | None) -> None:
+def _tell_size(p: StepState, path: str | None) -> None:
     """Of a file that was saved, as `checkpoint/file_bytes` of the step in progress. The last kilobytes of one that the script
     holds open may be missing; the size of a folder says nothing."""
     try:

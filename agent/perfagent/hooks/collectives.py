@@ -27,7 +27,7 @@ from typing import Any
 from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import failed, failures
 from perfagent.hooks.phases import device_mark
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
 
 __all__ = ["COLLECTIVES", "install"]
@@ -105,7 +105,7 @@ def _watch_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def _trains(p: Progress) -> bool:
+def _trains(p: StepState) -> bool:
     """True on the training's threads: the loop's, and the autograd engine's, which Python did not start."""
     me = get_ident()
     return p.thread == me or bool(p.clock is not None and p.backward_depth and _is_foreign(me))
@@ -118,7 +118,7 @@ def _is_foreign(thread: int) -> bool:
     return known is None or type(known) is threading._DummyThread
 
 
-def _note(p: Progress, began: int, event: Any) -> None:
+def _note(p: StepState, began: int, event: Any) -> None:
     if p.clock is None:
         p.trace.extend((began, now(), "comm", None, None, PHASE))
     elif event is not None:
@@ -153,7 +153,7 @@ def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 _NAME = f"{__name__}.backward"
 
 
-def _listen(p: Progress, tensors: Any) -> Any:
+def _listen(p: StepState, tensors: Any) -> Any:
     """Has the engine report the end of this backward pass and of its local part. Returns a handle to
     remove the hook."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
@@ -171,7 +171,7 @@ class _End:
 
     __slots__ = ("_began", "_event", "_progress", "_queue")
 
-    def __init__(self, p: Progress) -> None:
+    def __init__(self, p: StepState) -> None:
         self._progress = p
         self._queue = sys.modules["torch.autograd"].Variable._execution_engine.queue_callback
 

@@ -15,7 +15,7 @@ from typing import Any
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.phases import device_mark
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
 
 __all__ = ["install", "put_back", "remove", "step_of"]
@@ -109,7 +109,7 @@ def _compile_id(told: Any) -> str:
     return str(sys.modules["torch._guards"].CompileContext.current_compile_id())
 
 
-def _is_in_step(p: Progress) -> bool:
+def _is_in_step(p: StepState) -> bool:
     """Whether the step waits for what this thread does, and nothing else counts the time: an evaluation or a fetch."""
     if p.phase_depth or p.data_depth:
         return False

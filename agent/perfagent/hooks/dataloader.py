@@ -19,7 +19,7 @@ from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.evaluation import interrupted
 from perfagent.signals.batch_contents import Contents
 from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, read_on, shorten
 
 if TYPE_CHECKING:
@@ -85,23 +85,23 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _begin_epoch(p: Progress, loader: Any, iteration: int) -> None:
+def _begin_epoch(p: StepState, loader: Any, iteration: int) -> None:
     contents_of(p).begun(loader, iteration)
 
 
 @guarded
-def _end_epoch(p: Progress, iteration: int) -> None:
+def _end_epoch(p: StepState, iteration: int) -> None:
     if p.contents is not None:
         p.contents.ended(iteration)
 
 
-def _fetch_before_training(p: Progress) -> None:
+def _fetch_before_training(p: StepState) -> None:
     p.logs.fetched = True
     if p.early:  # a whole iteration without a backward pass: this process does not train, at least not yet
         p.settle_early(None)
 
 
-def _ended(p: Progress, loader: int, began: int, error: BaseException) -> None:
+def _ended(p: StepState, loader: int, began: int, error: BaseException) -> None:
     p.readers.pop(loader, None)  # the next iterator may get its id
     _end_epoch(p, loader)
     if read_on(p.trace, loader):
@@ -112,7 +112,7 @@ def _ended(p: Progress, loader: int, began: int, error: BaseException) -> None:
 
 
 @guarded
-def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None) -> None:
+def _got(p: StepState, loader: int, batch: Any, began: int, iterator: Any = None) -> None:
     sampler = getattr(iterator, "_index_sampler", None)
     measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
@@ -123,7 +123,7 @@ def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None)
 
 
 @untraced
-def contents_of(p: Progress) -> BatchContents:
+def contents_of(p: StepState) -> BatchContents:
     """Returns what looks into the batches of the run."""
     if p.contents is None:
         p.contents = Contents(p)
@@ -132,7 +132,7 @@ def contents_of(p: Progress) -> BatchContents:
 
 
 @untraced
-def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> Measure:
+def measure_of(p: StepState, loader: int, batch: Any, batch_size: Any = None) -> Measure:
     """Chooses how to read the size of this loader's batches from now on."""
     if len(p.readers) > 64:
         p.readers.clear()
@@ -152,7 +152,7 @@ _numbers = count(1)
 """Numbers of the iterations that `timed` has begun. (A generator's id was often that of the one before, now gone.)"""
 
 
-def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
+def timed(p: StepState, iterable: Iterable[Item]) -> Iterator[Item]:
     """Yields the items of any iterable, and counts the wait for each as a data wait."""
     loader = next(_numbers)
     iterator = _begun(p, iter, iterable)
@@ -184,11 +184,11 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
-def _counts(p: Progress) -> bool:
+def _counts(p: StepState) -> bool:
     return p is state.current and p.thread == get_ident() and not p.data_depth and not p.phase_depth
 
 
-def _begun(p: Progress, begin: Callable[[Any], Any], iterable: Any) -> Any:
+def _begun(p: StepState, begin: Callable[[Any], Any], iterable: Any) -> Any:
     """Returns an iterator of it. Starting the workers of a loader counts as a data wait."""
     if not _counts(p):
         return begin(iterable)

@@ -26,7 +26,7 @@ from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark, watch_phase
 from perfagent.step.row import StepRow
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import BESIDE, EVALUATED, MOST_ITEMS, PHASE, EvalTrace, RolloutTrace, entries_of, shorten
 
 __all__ = [
@@ -69,14 +69,14 @@ def watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def interrupted(p: Progress) -> None:
+def interrupted(p: StepState) -> None:
     """Marks the step in progress as one that may hold an evaluation."""
     if type(p.trace) is list:
         p.trace = EvalTrace(p.trace)
 
 
 def evaluated(
-    p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False
+    p: StepState, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False
 ) -> Any:
     """Calls a model and records the call as one without gradients. Whatever happens inside belongs to this call.
 
@@ -126,19 +126,19 @@ class _AfterLast(StepRow):
 
     __slots__ = ()
 
-    def ready(self, p: Progress) -> bool:  # noqa: ARG002 - the signature of a step's
+    def ready(self, p: StepState) -> bool:  # noqa: ARG002 - the signature of a step's
         return True
 
-    def plain(self, p: Progress) -> bool:  # noqa: ARG002 - the signature of a step's
+    def plain(self, p: StepState) -> bool:  # noqa: ARG002 - the signature of a step's
         return False
 
-    def row(self, p: Progress) -> Any:
+    def row(self, p: StepState) -> Any:
         """Returns `phase/eval_s` under the last step's number, as a row of log(): without a value it is not stored."""
         seconds = p.links.account.evaluations.after(p, self.step, self.trace)
         return self.step, self.wall, self.began / 1e9, {"phase/eval_s": seconds} if seconds else {}
 
 
-def after_last_step(p: Progress) -> None:
+def after_last_step(p: StepState) -> None:
     """Adds a row for an evaluation since the last step, when the run ends. Called on the thread that ends the run; a
     second call does nothing.
 

@@ -28,7 +28,7 @@ from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import accelerator
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 
 __all__ = ["Watched", "size_of_call", "watch_forward"]
@@ -170,7 +170,7 @@ def _leads_to(numbers: set[int], nodes: list[Any]) -> bool:
     return False
 
 
-def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:
+def size_of_call(p: StepState, args: Any, kwargs: Any) -> Any:
     """Returns the samples and tokens of a model's input batch. Besides tokens, the input may hold a state or a mask."""
     batch = args[0] if args and ((len(args) == 1 and not kwargs) or are_tokens(args[0])) else (args or kwargs)
     measure = p.readers.get(0)

@@ -19,7 +19,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, take
 from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
-from perfagent.step.state import Progress, state
+from perfagent.step.state import StepState, state
 from perfagent.step.trace import Trace, backward_since
 
 __all__ = ["Clip", "Clips", "about_to_clip", "install", "watch_grouping", "watch_norm", "watch_whole"]
@@ -188,7 +188,7 @@ class Clips:
         return told if len(told) == len(held) else []
 
     @staticmethod
-    def scaled(held: Iterable[Clip | None], p: Progress) -> bool:
+    def scaled(held: Iterable[Clip | None], p: StepState) -> bool:
         """Whether the gradients still carried the loss scale when they were clipped. An optimizer that steps without
         the scaler uses them as they are."""
         if p.amp.scale is None or not any(clip is not None and clip.scaled for clip in held):
@@ -196,7 +196,7 @@ class Clips:
         p.measured.extras.append(_CLIPPED_SCALED)
         return True
 
-    def settle(self, p: Progress, optimizer: Any) -> bool:
+    def settle(self, p: StepState, optimizer: Any) -> bool:
         """Called before the step of the optimizer that counts. Records the norm if all its gradients were clipped;
         returns whether any were.
 
@@ -220,7 +220,7 @@ class Clips:
             self._touched = bool(clips)
         return self._touched
 
-    def forget(self, p: Progress, stepped: Any) -> None:
+    def forget(self, p: StepState, stepped: Any) -> None:
         """Forgets an optimizer that has stepped and is not the one that counts: its gradients' ids may be reused."""
         self._enter()
         for gradient in map(id, map(_gradient, parameters_of(stepped))):
@@ -229,7 +229,7 @@ class Clips:
         if self.unnamed is not None and self.unnamed not in self.holding(p.selection.primary()):
             self._forget_pass(p)
 
-    def _forget_pass(self, p: Progress) -> None:
+    def _forget_pass(self, p: StepState) -> None:
         """Discards a measurement of other gradients, or of only a part of them."""
         p.gradients = self.unnamed = None
         self.measured = 0
@@ -283,7 +283,7 @@ def watch_whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _before(p: Progress, parameters: Any) -> Clip | None:
+def _before(p: StepState, parameters: Any) -> Clip | None:
     several = [parameters] if hasattr(parameters, "grad") else parameters
     return about_to_clip(p, [each.grad for each in several if each.grad is not None])
 
@@ -311,7 +311,7 @@ def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _add(p: Progress, tensors: Any) -> Clip | None:
+def _add(p: StepState, tensors: Any) -> Clip | None:
     if not isinstance(tensors, (list, tuple)) or not tensors:
         return None
     if p.clips is None:
@@ -325,7 +325,7 @@ def _add(p: Progress, tensors: Any) -> Clip | None:
 
 
 @guarded
-def _tell(p: Progress, clip: Clip, tensors: Any, norm_type: float, total: Any) -> None:
+def _tell(p: StepState, clip: Clip, tensors: Any, norm_type: float, total: Any) -> None:
     sound = True
     if float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
         clip.norm = take(total)
@@ -338,14 +338,14 @@ def _tell(p: Progress, clip: Clip, tensors: Any, norm_type: float, total: Any) -
 
 
 @guarded
-def _about_to_clip(p: Progress, tensors: Any) -> None:
+def _about_to_clip(p: StepState, tensors: Any) -> None:
     gradients = tensors[0]
     if gradients and p.clips is not None and p.clips.newest == Clips.key_of(gradients, p.trace):
         return  # `watch_norm` has seen them already, and most calls pass here twice
     about_to_clip(p, gradients)
 
 
-def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
+def about_to_clip(p: StepState, gradients: Any) -> Clip | None:
     """Registers a call that is about to change these gradients, and measures them first if that is due."""
     clip: Clip | None = _add(p, gradients)
     if clip is not None and _is_due(p, clip) and not is_captured(gradients[0]):
@@ -353,7 +353,7 @@ def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
     return clip
 
 
-def _is_due(p: Progress, clip: Clip) -> bool:
+def _is_due(p: StepState, clip: Clip) -> bool:
     """True if these gradients should be measured. Where a loop clips after every micro-batch, only the last of them
     counts: the gradients before are parts of it."""
     if p.completed < p.measure_at or clip.round < p.measured.clip_rounds:
@@ -363,7 +363,7 @@ def _is_due(p: Progress, clip: Clip) -> bool:
     )  # no step is known yet: the 1st, 2nd, 4th, ...
 
 
-def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
+def _measure(p: StepState, clip: Clip, gradients: Sequence[Any]) -> None:
     """Measures the gradients now, since clipping is about to change them."""
     clips = p.clips
     if p.measured.looked:

@@ -12,7 +12,7 @@ from perfagent.device import take
 from perfagent.hooks.backward import remember
 from perfagent.hooks.optimizer_selection import appoint
 from perfagent.hooks.optimizer_step import finish_step
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import OPTIMIZER
 
 __all__ = ["watch_scale", "watch_scaler_step", "watch_unscale"]
@@ -56,7 +56,7 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
+def _begin_scaled(p: StepState, scaler: Any, optimizer: Any) -> None:
     if not p.primary_id:
         appoint(p, optimizer)
     p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
@@ -66,7 +66,7 @@ def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
 
 
 @guarded
-def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
+def _end_scaled(p: StepState, optimizer: Any, stepped: bool) -> None:
     event = None if p.clock is None else p.clock.mark()
     skipped: Any = not stepped
     found, p.amp.found_inf = p.amp.found_inf, None

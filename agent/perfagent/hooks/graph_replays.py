@@ -18,7 +18,7 @@ from typing import Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.optimizer_step import finish_step
-from perfagent.step.state import Progress, state
+from perfagent.step.state import StepState, state
 
 __all__ = ["install"]
 
@@ -81,6 +81,6 @@ def _watch_replay(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _stepped(p: Progress, optimizer: Any) -> None:
+def _stepped(p: StepState, optimizer: Any) -> None:
     if optimizer is not None:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())

@@ -16,7 +16,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import failed, failures
 from perfagent.device import accelerator
 from perfagent.hooks.phases import device_mark
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
 
 __all__ = ["install"]
@@ -53,7 +53,7 @@ def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def _mark(p: Progress) -> Any:
+def _mark(p: StepState) -> Any:
     try:
         return device_mark(p)
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
@@ -61,7 +61,7 @@ def _mark(p: Progress) -> Any:
         return None
 
 
-def _note(p: Progress, began: int, event: Any, copied: Any) -> None:
+def _note(p: StepState, began: int, event: Any, copied: Any) -> None:
     ended = None if copied.is_cpu else _mark(p)
     if ended is not None:
         p.trace.extend((began, now(), "h2d", event, ended, PHASE))

@@ -19,7 +19,7 @@ from perfagent.hooks.optimizer_selection import Lost
 from perfagent.hooks.optimizer_step import watch_whole_step
 from perfagent.hooks.submodule_forward import Uncalled
 from perfagent.signals.batch_size import has_embedding
-from perfagent.step.state import Progress
+from perfagent.step.state import StepState
 
 __all__ = ["Watching"]
 
@@ -30,7 +30,7 @@ _LEAST_PAUSE_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0, 3600.0
 class Watching:
     """The hooks of one run. add: registers a task to call between two steps (rootcause/investigator.py)."""
 
-    def __init__(self, progress: Progress, add: Callable[[Any], None]) -> None:
+    def __init__(self, progress: StepState, add: Callable[[Any], None]) -> None:
         self._progress, self._add = progress, add
         self._undo_forward: Callable[[], None] | None = None
         self._uncalled: Uncalled | None = None

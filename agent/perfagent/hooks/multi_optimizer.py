@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perfagent.hooks.grad_clipping import Clip, Clips
     from perfagent.signals.updates import Weights
     from perfagent.step.roles import Measured
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Together", "has_gradients"]
 
@@ -58,16 +58,16 @@ class Together:
         self.kept = None
 
     @guarded
-    def steps(self, p: Progress, optimizer: Any) -> None:
+    def steps(self, p: StepState, optimizer: Any) -> None:
         """Called when another optimizer than the primary one is about to step."""
         self._note(p, optimizer, skipped=False)
 
     @guarded
-    def skips(self, p: Progress, optimizer: Any) -> None:
+    def skips(self, p: StepState, optimizer: Any) -> None:
         """A GradScaler skips the step of another optimizer: the joint norm then covers only a part of the gradients."""
         self._note(p, optimizer, skipped=True)
 
-    def _note(self, p: Progress, optimizer: Any, *, skipped: bool) -> None:
+    def _note(self, p: StepState, optimizer: Any, *, skipped: bool) -> None:
         me = id(optimizer)
         if self._apart.get(me) is optimizer:
             return
@@ -92,21 +92,21 @@ class Together:
                     p, optimizer, self._early, me, due=self._is_due(p) and p.links.health.compares(p) and not skipped
                 )
 
-    def _keep(self, p: Progress, optimizer: Any, told: Any, place: int, *, due: bool) -> None:
+    def _keep(self, p: StepState, optimizer: Any, told: Any, place: int, *, due: bool) -> None:
         """Keeps the weights that an optimizer is about to change. told, place: where the record of its gradients is."""
         self.kept = None  # an optimizer that raised in its step left its copy here
         if due and len(self._members) <= _MOST:
             self.kept = id(optimizer), p.links.health.keep_other(p, optimizer), told, place
 
     @guarded
-    def moved(self, p: Progress, optimizer: Any) -> None:
+    def moved(self, p: StepState, optimizer: Any) -> None:
         """Compares the kept weights of another optimizer than the primary one, which has stepped."""
         assert self.kept is not None
         (me, weights, told, place), self.kept = self.kept, None
         if me == id(optimizer):
             told[place] = told[place]._replace(moved=p.links.health.compare_other(p, optimizer, weights))
 
-    def of_step(self, p: Progress) -> list[Taken]:
+    def of_step(self, p: StepState) -> list[Taken]:
         """Returns, when the primary optimizer's step ends, the gradients of those that stepped before.
         More may be added."""
         self._part(p, p.completed)
@@ -115,7 +115,7 @@ class Together:
         self._in_vain = p.gradients is None and (self._in_vain or asked)
         return [*early.values()]
 
-    def measure_clipped(self, p: Progress, clips: Clips, clip: Clip) -> None:
+    def measure_clipped(self, p: StepState, clips: Clips, clip: Clip) -> None:
         """Measures the gradients of the other optimizers before clipping changes them."""
         step = p.completed + p.opened
         for me, optimizer in [*self._members.items()]:
@@ -123,7 +123,7 @@ class Together:
             if (when != step or number < clip.round) and clips.touches(clip, optimizer):
                 self._measured[me] = step, clip.round, p.links.health.measure_other(p, optimizer)
 
-    def _part(self, p: Progress, step: int) -> None:
+    def _part(self, p: StepState, step: int) -> None:
         """Drops the early optimizers that stepped on an earlier backward pass than the primary one."""
         if self._early and (step != self._step or backward_since(p.trace, self._at)):
             for me in self._early:
@@ -132,7 +132,7 @@ class Together:
                     self._apart[me] = one
             self._early, self._in_vain = {}, step != self._step
 
-    def _is_due(self, p: Progress) -> bool:
+    def _is_due(self, p: StepState) -> bool:
         """True if the primary one's gradients will be measured at its step. If it has none (frozen parameters), they
         stay due in every step, but are never measured."""
         if p.completed < p.measure_at or not self._in_vain:
@@ -141,7 +141,7 @@ class Together:
         return primary is not None and has_gradients(primary)
 
     def _taken(
-        self, p: Progress, optimizer: Any, clips: Clips | None, step: int, *, due: bool, skipped: bool
+        self, p: StepState, optimizer: Any, clips: Clips | None, step: int, *, due: bool, skipped: bool
     ) -> Taken | None:
         if not has_gradients(optimizer):
             return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfagent.hooks.model_discovery import owned, parameters_of, root_of, search
 from perfagent.signals.tensor_storage import numbers_in
-from perfagent.step.state import Progress, now
+from perfagent.step.state import StepState, now
 from perfagent.step.trace import OPTIMIZER_END, entries_of, trace_of
 
 __all__ = ["Lost", "appoint", "follow", "make_primary", "takes_over"]
@@ -35,7 +35,7 @@ _PAUSES = 100
 hundreds of times."""
 
 
-def appoint(p: Progress, optimizer: Any) -> None:
+def appoint(p: StepState, optimizer: Any) -> None:
     """Selects a primary optimizer when this one is about to step and there is none, or it is gone. (With a closure, its
     gradients are measured within the step.)"""
     if p.selection.primary is None:
@@ -44,7 +44,7 @@ def appoint(p: Progress, optimizer: Any) -> None:
         takes_over(p, optimizer)
 
 
-def _choose(p: Progress, optimizer: Any) -> None:
+def _choose(p: StepState, optimizer: Any) -> None:
     """When the first optimizer steps, looks for a larger one that shares no parameter with it."""
     mine, size = parameters_of(optimizer), owned(optimizer)
     larger: list[tuple[Any, Any]] = []
@@ -74,7 +74,7 @@ def _root_in(modules: list[Any], optimizer: Any) -> Any:
     return None if root is None else weakref.ref(root)
 
 
-def make_primary(p: Progress, optimizer: Any) -> None:
+def make_primary(p: StepState, optimizer: Any) -> None:
     def forget(gone: Any) -> None:
         if p.selection.primary is gone:
             p.primary_id = 0  # another object may get the same id
@@ -84,7 +84,7 @@ def make_primary(p: Progress, optimizer: Any) -> None:
     p.links.together.forget()
 
 
-def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
+def takes_over(p: StepState, optimizer: Any, rate: Any = None) -> bool:
     """Decides whether another optimizer becomes the primary one: the old one is gone, smaller or replaced, or has not
     stepped for long. rate: the learning rate of this step, if the optimizer no longer has it."""
     primary, before = p.selection.primary() if p.selection.primary is not None else None, p.completed
@@ -116,7 +116,7 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
     return True
 
 
-def _heir(p: Progress, size: int) -> Any:
+def _heir(p: StepState, size: int) -> Any:
     """Called when the primary one is gone and one with `size` parameters is about to step. Returns an optimizer that
     stepped in between, trains as many and still exists: it was the outer one of two loops, and the lost one belonged
     to the inner loop."""
@@ -128,13 +128,13 @@ def _heir(p: Progress, size: int) -> Any:
     return max((one for one in beside if owned(one) >= size), key=owned, default=None)
 
 
-def _is_gone(p: Progress, optimizer: Any) -> bool:
+def _is_gone(p: StepState, optimizer: Any) -> bool:
     """True if the records under this optimizer's id are those of another one that is gone."""
     seen = p.selection.beside.get(id(optimizer))
     return seen is not None and seen() is not optimizer
 
 
-def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: bool) -> int:
+def _patience(p: StepState, optimizer: Any, primary: Any, steps: int, *, new: bool) -> int:
     """Returns how many steps in a row this optimizer must make to take over. steps: so far. new: not in `steppers`."""
     if p.last is None:
         return _UNPROVEN
@@ -151,7 +151,7 @@ def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: boo
     return _UNPROVEN if p.selection.newcomer == me else _PATIENCE
 
 
-def _remember(p: Progress, optimizer: Any) -> None:
+def _remember(p: StepState, optimizer: Any) -> None:
     """Records an optimizer besides the primary one: its state takes memory, too."""
     gone = {key for key, one in p.selection.beside.items() if one() is None}
     p.selection.beside = {
@@ -162,7 +162,7 @@ def _remember(p: Progress, optimizer: Any) -> None:
         p.selection.beside[id(optimizer)] = weakref.ref(optimizer)
 
 
-def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
+def _replaces(p: StepState, optimizer: Any, primary: Any) -> bool:
     """True if it trains the primary one's parameters: the next stage. If the two step in turn, there are no stages, and
     the first one keeps counting."""
     before, after = parameters_of(primary), parameters_of(optimizer)
@@ -182,7 +182,7 @@ def _rate(optimizer: Any, rate: Any) -> float | None:
     return rate if isinstance(rate, float) else None
 
 
-def _was_alone(p: Progress, rates: list[float | None]) -> None:
+def _was_alone(p: StepState, rates: list[float | None]) -> None:
     """Turns the steps that an optimizer made while the primary one made none into the run's steps: a linear probe, the
     next model of several. rates: their learning rates, without the step that is about to end. If others stepped in
     between, these steps have no rows."""
@@ -201,14 +201,14 @@ def _was_alone(p: Progress, rates: list[float | None]) -> None:
 # ---- the model
 
 
-def follow(p: Progress, optimizer: Any) -> None:
+def follow(p: StepState, optimizer: Any) -> None:
     """Finds the model of an optimizer that begins to count with the step that just ended, if the model is not known, as
     in the next fold or trial of a search. Does nothing right after another search, since some loops restart often."""
     if not _is_known(p, optimizer) and now() >= p.selection.look_at:
         _find_model(p, optimizer)
 
 
-def _is_known(p: Progress, optimizer: Any) -> bool:
+def _is_known(p: StepState, optimizer: Any) -> bool:
     """True if the model still exists, and the user named it or this optimizer trains some of its parameters."""
     model = p.selection.found() if p.selection.found is not None else None
     if model is None:
@@ -217,7 +217,7 @@ def _is_known(p: Progress, optimizer: Any) -> bool:
     return bool(p.selection.model_size) or any(id(parameter) in own for parameter in model.parameters())
 
 
-def _find_model(p: Progress, optimizer: Any) -> None:
+def _find_model(p: StepState, optimizer: Any) -> None:
     began = now()
     found = _root_in(search(models=True)[0], optimizer)
     p.selection.looks += 1
@@ -231,7 +231,7 @@ def _find_model(p: Progress, optimizer: Any) -> None:
         p.links.on_next_model(_goes_on(p, optimizer))
 
 
-def _goes_on(p: Progress, optimizer: Any) -> bool:
+def _goes_on(p: StepState, optimizer: Any) -> bool:
     """True if the optimizer's own count, restored from a checkpoint, is that of the run: the same training with the model
     built anew. Counts on a device are not read."""
     count = next((one["step"] for one in optimizer.state.values() if "step" in one), 0)
@@ -243,7 +243,7 @@ class Lost:
     """A task that runs between two steps (rootcause/investigator.py): finds a model that was not searched for when
     its training began."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: StepState) -> None:
         self._progress = progress
 
     def is_due(self) -> bool:

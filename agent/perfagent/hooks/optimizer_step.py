@@ -18,7 +18,7 @@ from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import devices_of, take, take_if_any
 from perfagent.hooks.multi_optimizer import has_gradients
 from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import (
     BACKWARD_END,
     CLEARED,
@@ -61,7 +61,7 @@ def _closure(args: Any, kwargs: Any) -> bool:
     return kwargs.get("closure") is not None or any(map(callable, args))
 
 
-def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _with_closure_watched(p: StepState, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Wraps the closure of a step. The step's gradients are those of its loss: of the closure's first call, if it is
     called several times. (Lightning also passes closures that do nothing.)"""
     if kwargs.get("closure") is not None:
@@ -70,7 +70,7 @@ def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -
     return (*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs
 
 
-def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(p: StepState, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
     me, at, roots, first = id(optimizer), len(p.trace), p.roots, True
     if not p.primary_id:
         _appoint_safely(p, optimizer)
@@ -102,14 +102,14 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
 
 
 @guarded
-def _closed(p: Progress, began: int, at: int) -> None:
+def _closed(p: StepState, began: int, at: int) -> None:
     """Records that a closure has returned. Its forward pass is not optimizer time, even if no model is known (yet)."""
     if only_backward_since(p.trace, at):
         p.trace.extend((began, now(), UNNAMED, None, None, PHASE))
 
 
 @guarded
-def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
+def _forget_attempt(p: StepState, at: int, roots: int, *, counts: bool) -> None:
     """Discards a step whose closure raised: its losses and gradients do not belong to the step of the next attempt. at:
     the trace's length after the entry that began the step."""
     if p.trace[at - 1 : at] == [OPTIMIZER]:  # otherwise an evaluation has folded the entries before
@@ -121,7 +121,7 @@ def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
         p.links.health.forget()
 
 
-def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
+def _before(p: StepState, optimizer: Any, *, closure: bool) -> None:
     if p.thread != get_ident() and not p.follows(optimizer):
         return
     me = id(optimizer)
@@ -142,7 +142,7 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
         _look(p, optimizer)
 
 
-def _look(p: Progress, optimizer: Any) -> None:
+def _look(p: StepState, optimizer: Any) -> None:
     """Measures the gradients, unless they were clipped: then it is too late."""
     is_due = p.completed >= p.measure_at and p.gradients is None
     if is_due:
@@ -179,7 +179,7 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 
 
 @untraced
-def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
+def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
     """Ends a step. event: of the device clock, at the end of the optimizer's step. lr: of this step, if the optimizer
     no longer has it."""
     if p.links.captured is not None:  # into a graph, in which nothing is computed yet (graph_replays.py)
@@ -232,29 +232,29 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
             p.step_end = now()  # the next step does not include the search for the model
 
 
-def _belongs_to_last(p: Progress) -> bool:
+def _belongs_to_last(p: StepState) -> bool:
     """True if this optimizer used gradients of the backward pass of the last step, which a smaller optimizer has ended:
     some libraries create an optimizer for each parameter when it steps for the first time."""
     return p.last is not None and p.last.roots > 0 and not p.opened and only_optimizers(p.trace)
 
 
-def _look_late(p: Progress, optimizer: Any) -> None:
+def _look_late(p: StepState, optimizer: Any) -> None:
     if has_gradients(optimizer):
         p.links.health.measure(p, optimizer, after=True)  # the closure computed the gradients during the step
 
 
 @guarded
-def _look_safely(p: Progress, optimizer: Any) -> None:
+def _look_safely(p: StepState, optimizer: Any) -> None:
     _look(p, optimizer)
 
 
 @guarded
-def _appoint_safely(p: Progress, optimizer: Any) -> None:
+def _appoint_safely(p: StepState, optimizer: Any) -> None:
     appoint(p, optimizer)
 
 
 @guarded
-def _step_beside(p: Progress, optimizer: Any) -> None:
+def _step_beside(p: StepState, optimizer: Any) -> None:
     """Handles the step of an optimizer that is not the primary one and is timed from outside. If the primary one is
     gone, this one takes its place."""
     if not p.primary_id:
@@ -354,7 +354,7 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _holds_gradients(p: Progress, cleared: Any) -> bool:
+def _holds_gradients(p: StepState, cleared: Any) -> bool:
     """True if any trained parameter has a gradient. cleared: checked if those are not known, before the first step."""
     known = p.selection.primary() if p.selection.primary is not None else None
     if known is None:

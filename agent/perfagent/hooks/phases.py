@@ -15,7 +15,7 @@ from typing import Any
 
 from perfagent.device import Event
 from perfagent.step.phase_events import report_phase
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
 
 __all__ = ["COUNTED", "Span", "device_mark", "watch_phase"]
@@ -32,7 +32,7 @@ class Span:
 
     __slots__ = ("_begin_step", "_counts", "_name", "_outer", "_progress", "_started", "_tells")
 
-    def __init__(self, progress: Progress, name: str, *, tells: bool = True) -> None:
+    def __init__(self, progress: StepState, name: str, *, tells: bool = True) -> None:
         self._progress, self._name, self._tells = progress, name, tells
         self._counts = name in COUNTED
 
@@ -58,7 +58,7 @@ class Span:
             report_phase(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
 
 
-def device_mark(p: Progress) -> Event | None:
+def device_mark(p: StepState) -> Event | None:
     """Returns a mark of the device clock if the current stream is the one that computes; else None."""
     return None if p.clock is None else p.clock.mark_if_computing()
 
@@ -66,7 +66,7 @@ def device_mark(p: Progress) -> Event | None:
 def watch_phase(
     name: str,
     look: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
-    done: Callable[[Progress, Any], None] | None = None,
+    done: Callable[[StepState, Any], None] | None = None,
 ) -> Any:
     """Returns a wrapper for a function whose calls on the training thread are a phase of that name.
 

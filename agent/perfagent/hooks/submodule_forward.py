@@ -20,7 +20,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames, not_traced
 from perfagent.boundary.guard import failed, failures
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import Watched, size_of_call
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, backward_since
 
 __all__ = ["Uncalled"]
@@ -69,7 +69,7 @@ class Uncalled:
         root = self._root()
         return root is not None and bool(root.training)
 
-    def begins(self, p: Progress) -> bool:
+    def begins(self, p: StepState) -> bool:
         """True for the first call since the last backward pass."""
         at, training = len(p.trace), self.is_training()
         same = p.completed == self._step and training == self._training and at >= self._at
@@ -116,7 +116,7 @@ class Part(Standing):
 not_traced(Part.__call__)
 
 
-def _size(p: Progress, args: Any, kwargs: Any) -> Any:
+def _size(p: StepState, args: Any, kwargs: Any) -> Any:
     fetched = len(p.trace) >= _FETCH and p.trace[_FETCH - 1] == DATA
     return None if fetched else size_of_call(p, args, kwargs)
 

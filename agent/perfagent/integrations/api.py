@@ -25,7 +25,7 @@ from perfagent.hooks.model_discovery import owned as numbers_trained
 from perfagent.hooks.optimizer_step import finish_step, make_primary, watch_clear
 from perfagent.hooks.phases import watch_phase
 from perfagent.signals.sharding import world_size
-from perfagent.step.state import Progress, now, state
+from perfagent.step.state import StepState, now, state
 from perfagent.step.stop import claim as stop_due
 from perfagent.step.suspend import unwatched
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, OPTIMIZER_END, Trace, begins_entry
@@ -64,7 +64,7 @@ def number(value: torch.Tensor | float | None) -> Value | None:
 class OpenStep(NamedTuple):
     """A step of the library that has begun. trace, at: the trace of the step in progress, and how many items it had."""
 
-    progress: Progress
+    progress: StepState
     trace: Trace
     at: int
     began: int
@@ -204,7 +204,7 @@ def backward(tensor: Any) -> Iterator[OpenPass | None]:
 
 
 @guarded
-def _begin_backward(p: Progress, tensor: Any, began: int) -> OpenPass:
+def _begin_backward(p: StepState, tensor: Any, began: int) -> OpenPass:
     event = begin_pass(p, tensor)
     p.trace.extend((began, event, None, False, BACKWARD))
     return OpenPass(p.trace, len(p.trace) - FIELDS[BACKWARD])

@@ -24,7 +24,7 @@ from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, 
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["MemoryTable", "table"]
 
@@ -53,7 +53,7 @@ class MemoryTable:
     def __init__(
         self,
         sender: Sender,
-        progress: Progress,
+        progress: StepState,
         model: Callable[[], Any],
         device: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,

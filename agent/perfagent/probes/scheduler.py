@@ -24,7 +24,7 @@ from perfagent.signals.value_reads import ValueReads
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
     from perfagent.rootcause.investigator import Investigator
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Looks"]
 
@@ -174,7 +174,7 @@ class Looks:
             self._progress.rows.append((step, time.time(), time.monotonic(), tuple(values), [*values.values()]))
 
 
-def _trained(p: Progress) -> int | None:
+def _trained(p: StepState) -> int | None:
     """Returns a number for the set of trained parameters, another one for another set. 20 µs for 300 of them."""
     optimizer = p.selection.primary() if p.selection.primary is not None else None
     if optimizer is None:

@@ -22,7 +22,7 @@ from perfagent.step.trace import BACKWARD_END, CLEARED, DATA, EVALUATED, FIELDS,
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["UnmeasuredLines", "is_unmeasured"]
 
@@ -40,7 +40,7 @@ class UnmeasuredLines:
     """`UnmeasuredLines(sender, progress, model).install()`. model: returns the root module or None."""
 
     def __init__(
-        self, sender: Sender, progress: Progress, model: Callable[[], Any], clock: Callable[[], float] = time.monotonic
+        self, sender: Sender, progress: StepState, model: Callable[[], Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._sender, self._progress, self._model, self._clock = sender, progress, model, clock
         self._looks = 0
@@ -98,7 +98,7 @@ class UnmeasuredLines:
         self._sender.event("lines", {"looks": looks, "lines": lines}, step=self._progress.completed)
 
 
-def is_unmeasured(p: Progress) -> bool:
+def is_unmeasured(p: StepState) -> bool:
     """Whether the training thread is in no phase now, as far as its trace tells."""
     if p.data_depth or p.phase_depth or p.backward_depth:
         return False

@@ -26,7 +26,7 @@ from perfagent.signals.tensor_storage import every_optimizer, numbers_in
 from perfagent.signals.uncleared import Uncleared
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Unoptimized"]
 
@@ -44,7 +44,7 @@ class Unoptimized:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: StepState,
         add: Callable[[Any], None],
         model: Callable[[], Any],
         clock: Callable[[], float] = time.monotonic,
@@ -175,7 +175,7 @@ class _Look:
     found: what receives gradients and no optimizer has; None if that cannot be said.
     """
 
-    def __init__(self, of: Unoptimized, p: Progress, model: Any, left: Iterable[Any]) -> None:
+    def __init__(self, of: Unoptimized, p: StepState, model: Any, left: Iterable[Any]) -> None:
         self._of, self._progress = of, p
         self.model = weakref.ref(model)
         self._left = [weakref.ref(one) for one in left]

@@ -2,7 +2,7 @@
 
 Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its
 way through a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute,
-`Progress.boundary`, which is None unless there are any. The sender's thread calls `judged`, `pressing`, `obey` and
+`StepState.boundary`, which is None unless there are any. The sender's thread calls `judged`, `pressing`, `obey` and
 `poll`. They exchange deque appends and assignments.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
     from perfagent.rootcause.commands import Commands
     from perfagent.rootcause.nonfinite import Inquiry
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Investigator", "Task"]
 
@@ -69,7 +69,7 @@ class Investigator:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: StepState,
         sender: Sender,
         model: Callable[[], Any],
         *,

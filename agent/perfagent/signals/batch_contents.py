@@ -30,7 +30,7 @@ from perfagent.signals.batch_values import BatchValues, Summary
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Contents"]
 
@@ -124,7 +124,7 @@ class Contents:
         "_usual_ns", "cost_ns",
     )  # fmt: skip
 
-    def __init__(self, p: Progress) -> None:
+    def __init__(self, p: StepState) -> None:
         self._progress = p
         self._epochs: dict[int, _Epoch] = {}  # by the number of the iteration
         self._of_loaders: dict[int, _Epoch] = {}  # id of a DataLoader -> its newest epoch

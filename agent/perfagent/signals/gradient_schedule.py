@@ -38,7 +38,7 @@ from perfagent.step.trace import BACKWARD, entries_of
 
 if TYPE_CHECKING:
     from perfagent.step.row import Taken
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["DEEPER", "Health"]
 
@@ -87,7 +87,7 @@ class Health:
 
     # ---- on the training thread
 
-    def measure(self, p: Progress, optimizer: Any, *, after: bool = False) -> None:
+    def measure(self, p: StepState, optimizer: Any, *, after: bool = False) -> None:
         """Measures the gradients that an optimizer is about to use. after: it has already used them
         (through a closure)."""
         try:
@@ -98,7 +98,7 @@ class Health:
             p.measure_at = p.completed + _WITHOUT_ROOM
             self._planned_ns = 0.0  # so that `come_back` does not shorten the wait
 
-    def _measure(self, p: Progress, optimizer: Any, *, after: bool) -> None:
+    def _measure(self, p: StepState, optimizer: Any, *, after: bool) -> None:
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
         plan = self._plan
@@ -121,7 +121,7 @@ class Health:
             self._extra_ns = time.perf_counter_ns() - started - cost
         self.passes += 1
 
-    def measure_other(self, p: Progress, optimizer: Any) -> GradientNorms | None:
+    def measure_other(self, p: StepState, optimizer: Any) -> GradientNorms | None:
         """Measures the gradients of an optimizer that steps on the same backward pass as the primary one."""
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
@@ -129,12 +129,12 @@ class Health:
         self._count_other(p, started)
         return found
 
-    def compares(self, p: Progress) -> bool:
+    def compares(self, p: StepState) -> bool:
         """True if the weights are compared before and after the step in progress, provided its gradients
         are measured."""
         return self._weights is not None or (p.gradients is None and self.passes % self.deeper == 1 % self.deeper)
 
-    def keep_other(self, p: Progress, optimizer: Any) -> Weights:
+    def keep_other(self, p: StepState, optimizer: Any) -> Weights:
         """Copies the weights that another optimizer is about to change."""
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
@@ -142,14 +142,14 @@ class Health:
         self._count_other(p, started)
         return kept
 
-    def compare_other(self, p: Progress, optimizer: Any, kept: Weights) -> UpdateRatios | None:
+    def compare_other(self, p: StepState, optimizer: Any, kept: Weights) -> UpdateRatios | None:
         """Measures how far another optimizer has moved its weights."""
         started = time.perf_counter_ns()
         ratios = kept.compare(parameters_of(optimizer))
         self._count_other(p, started)
         return ratios
 
-    def _plan_of_other(self, p: Progress, optimizer: Any, parameters: list[Any]) -> Plan:
+    def _plan_of_other(self, p: StepState, optimizer: Any, parameters: list[Any]) -> Plan:
         plan = self._others.get(id(optimizer))
         if plan is None or not plan.fits(parameters):
             if len(self._others) >= _MOST_OTHERS:  # optimizers that come and go
@@ -157,18 +157,18 @@ class Health:
             plan = self._others[id(optimizer)] = Plan.of(optimizer, _alive(p.selection.found))
         return plan
 
-    def _count_other(self, p: Progress, started: int) -> None:
+    def _count_other(self, p: StepState, started: int) -> None:
         cost = time.perf_counter_ns() - started
         p.costs.pass_ns += cost
         self._others_ns += cost
 
-    def measure_unnamed(self, p: Progress, gradients: list[Any]) -> None:
+    def measure_unnamed(self, p: StepState, gradients: list[Any]) -> None:
         """Measures gradients of which only the values are known: those clipped before any optimizer was seen."""
         started = time.perf_counter_ns()
         p.gradients = norms(gradients)
         self._count(p, time.perf_counter_ns() - started)
 
-    def measure_pieces(self, p: Progress, pieces: list[tuple[Any, Any]], model: Any, carried: Value | None) -> None:
+    def measure_pieces(self, p: StepState, pieces: list[tuple[Any, Any]], model: Any, carried: Value | None) -> None:
         """Measures gradients of which this rank holds shards (ZeRO). carried: the loss scale that they
         still contain."""
         started = time.perf_counter_ns()
@@ -179,11 +179,11 @@ class Health:
         self.passes += 1
         self._count(p, time.perf_counter_ns() - started)
 
-    def _count(self, p: Progress, cost: int) -> None:
+    def _count(self, p: StepState, cost: int) -> None:
         p.costs.pass_ns += cost
         self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # limits a preempted pass
 
-    def finish(self, p: Progress, optimizer: Any, step_ns: int) -> None:
+    def finish(self, p: StepState, optimizer: Any, step_ns: int) -> None:
         """Ends a pass after the optimizer's step and before it counts as completed: compares the weights and
         plans the next pass."""
         started = time.perf_counter_ns()
@@ -216,14 +216,14 @@ class Health:
         """The step of the last pass was abandoned: its weights are not compared."""
         self._weights = None
 
-    def _next_pass(self, p: Progress, after: int, step_ns: int) -> int:
+    def _next_pass(self, p: StepState, after: int, step_ns: int) -> int:
         period = p.links.governor.period(self._planned_ns, step_ns)
         if self._plan is not None and self._plan.world > 1:
             period = 1 << (period - 1).bit_length()
             return (after // period + 1) * period
         return after + period
 
-    def _look_for_dead_units(self, p: Progress, model: Any) -> None:
+    def _look_for_dead_units(self, p: StepState, model: Any) -> None:
         if p.probe is not None:
             return  # somebody else uses that call
 
@@ -235,7 +235,7 @@ class Health:
         if probe:
             p.probe = self._looks_at = probe
 
-    def _look_for_unmoved(self, p: Progress, optimizer: Any) -> None:
+    def _look_for_unmoved(self, p: StepState, optimizer: Any) -> None:
         plan, model = self._plan, _alive(p.selection.found)
         if plan is None or model is None:
             return
@@ -246,14 +246,14 @@ class Health:
 
     # ---- on the sender's thread
 
-    def took_of_device(self, p: Progress, ns: float, cost_ns: int) -> None:
+    def took_of_device(self, p: StepState, ns: float, cost_ns: int) -> None:
         """Records how long a pass took on the device. It reads every gradient: for a large model the device
         takes longer than the launching thread, and the step waits for the slower one. ns: on the device;
         cost_ns: on the thread."""
         self._beyond_ns = max(0.0, ns - cost_ns)
         p.costs.device_ns += self._beyond_ns
 
-    def come_back(self, p: Progress) -> None:
+    def come_back(self, p: StepState) -> None:
         """Brings the next pass forward if steps have become longer since it was planned: at 0.3 ms a step that may be a
         thousand steps. Not into the step in progress, which may be past the point where a pass begins."""
         if self._planned_ns and p.links.governor.step_ns:
@@ -264,7 +264,7 @@ class Health:
 
     def report_step(
         self,
-        p: Progress,
+        p: StepState,
         when: tuple[int, float, float],
         values: dict[str, float],
         rows: list[dict[str, float]],
@@ -317,7 +317,7 @@ class Health:
             rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
 
     def tell(
-        self, p: Progress, when: tuple[int, float, float], values: dict[str, float], found: Report
+        self, p: StepState, when: tuple[int, float, float], values: dict[str, float], found: Report
     ) -> tuple[float | None, int]:
         """Adds the results of a pass: more series of the step, and rows of layers. Returns the norm (None if ranks hold
         parts of it) and the number of parameters with NaN or Inf."""
@@ -333,7 +333,7 @@ class Health:
         return None, len(found.nonfinite)
 
     def _tell_layers(
-        self, p: Progress, when: tuple[int, float, float], plan: Plan, squares: list[float | None]
+        self, p: StepState, when: tuple[int, float, float], plan: Plan, squares: list[float | None]
     ) -> None:
         present = [square for square in squares if square is not None]
         if not present or (plan.same_everywhere and self.rank):
@@ -348,7 +348,7 @@ class Health:
             )
         p.rows.append((*when, titles, present if plan.sharded else list(map(math.sqrt, present))))
 
-    def _tell_bad(self, p: Progress, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
+    def _tell_bad(self, p: StepState, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
         counts = {plan.names[place]: count for place, count in found.counts.items()}
         self._told.update(name for name in counts if len(self._told) < _MOST_TOLD)
         told = {f"grad_nonfinite/{name}": count for name, count in counts.items() if name in self._told}
@@ -398,12 +398,12 @@ def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
     return _rows.setdefault(names, names)
 
 
-def _stays_bad(p: Progress, step: int) -> bool:
+def _stays_bad(p: StepState, step: int) -> bool:
     """Whether what is no number in this step is the consequence of a step before, which was looked into."""
     return p.links.investigator is not None and p.links.investigator.stays_bad(step)
 
 
-def _is_news(p: Progress) -> bool:
+def _is_news(p: StepState) -> bool:
     """Whether the loss is no number, and not for the same reason as before: only then are bad numbers counted, which
     takes several times as long as a pass."""
     if _stays_bad(p, p.completed + 1):
@@ -421,7 +421,7 @@ class _OnDevice:
 
     __slots__ = ("_begin", "_clock", "_cost_ns", "_end", "_progress")
 
-    def __init__(self, p: Progress, begin: Any, end: Any, cost_ns: int) -> None:
+    def __init__(self, p: StepState, begin: Any, end: Any, cost_ns: int) -> None:
         self._progress, self._clock, self._begin, self._end, self._cost_ns = p, p.clock, begin, end, cost_ns
 
     def ready(self) -> bool:

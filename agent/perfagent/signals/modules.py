@@ -21,7 +21,7 @@ from perfagent.boundary.guard import failed
 from perfagent.device import reached
 from perfagent.signals.compiled import compiled
 from perfagent.signals.tensor_storage import numbers_in
-from perfagent.step.state import Progress, now
+from perfagent.step.state import StepState, now
 
 __all__ = ["ModuleTimes", "left_alone", "parts_of"]
 
@@ -81,7 +81,7 @@ class ModuleTimes:
     """Times the parts of the root model in the next step: a task between two steps, and the probe of the
     root's calls."""
 
-    def __init__(self, progress: Progress, model: Any) -> None:
+    def __init__(self, progress: StepState, model: Any) -> None:
         self._progress = progress
         self._parts = parts_of(model)
         self.step = 0

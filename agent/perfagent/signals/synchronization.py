@@ -23,7 +23,7 @@ from typing import Any
 from perfagent.boundary.call_watch import replace
 from perfagent.boundary.dynamo import not_traced
 from perfagent.signals.source_lines import most_often, outside
-from perfagent.step.state import Progress, now
+from perfagent.step.state import StepState, now
 
 __all__ = ["SynchronizingLines"]
 
@@ -35,7 +35,7 @@ class SynchronizingLines:
     """Listens for one step; a task between two steps (rootcause/investigator.py). lines: (file, line) -> number of
     waits; step: the measured step; 0 if the measurement failed."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: StepState) -> None:
         self._progress = progress
         self.step = 0
         self.over = self._given_up = False

@@ -16,7 +16,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, collect, is_captured
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Uncleared"]
 
@@ -30,7 +30,7 @@ class Uncleared:
     """A task between two steps, over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look.
     fruitless: no gradient could be looked at, nor will be. cost_ns: of the training thread."""
 
-    def __init__(self, p: Progress) -> None:
+    def __init__(self, p: StepState) -> None:
         self._progress, self._steps, self.step = p, 0, p.completed
         # weakly a parameter and its gradient, and the versions of both
         self._kept: tuple[Any, Any, int, int] | None = None

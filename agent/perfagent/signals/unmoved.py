@@ -20,7 +20,7 @@ from perfagent.signals.gradients import Plan, parameters_of
 from perfagent.signals.updates import Changes, Weights
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Unmoved"]
 
@@ -43,7 +43,7 @@ class Unmoved:
         self._trainable: list[bool] = []
         self._told = False
 
-    def look(self, p: Progress, optimizer: Any, plan: Plan, model: Any, *, tell: bool) -> None:
+    def look(self, p: StepState, optimizer: Any, plan: Plan, model: Any, *, tell: bool) -> None:
         """Ends a pass, after the optimizer's step. tell: this rank reports the names."""
         self._passes += 1
         since = p.completed - self._since
@@ -94,7 +94,7 @@ class _Compared:
     def __init__(
         self,
         unmoved: Unmoved,
-        p: Progress,
+        p: StepState,
         changes: Changes,
         plan: Plan,
         facts: list[tuple[bool, bool, float | None]],

@@ -20,7 +20,7 @@ from typing import Any
 from perfagent.boundary.dynamo import not_traced
 from perfagent.signals.compiled import compiled
 from perfagent.signals.source_lines import is_ours, most_often, outside
-from perfagent.step.state import Progress, now
+from perfagent.step.state import StepState, now
 
 __all__ = ["ValueReads"]
 
@@ -62,7 +62,7 @@ class ValueReads:
     """Listens for some steps; a task between two steps (rootcause/investigator.py). lines: (file, line) -> number of
     reads; step: the measured step; 0 if nothing was measured. clock: nanoseconds."""
 
-    def __init__(self, progress: Progress, clock: Callable[[], int] = now) -> None:
+    def __init__(self, progress: StepState, clock: Callable[[], int] = now) -> None:
         self._progress, self._clock = progress, clock
         self.step = 0
         self.over = False

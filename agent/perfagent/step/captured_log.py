@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.step.pending_logs import EarlyLog
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["CapturedLog", "capture"]
 
@@ -39,7 +39,7 @@ class CapturedLog(EarlyLog):
         self.settle(step if self.own_step is None else self.own_step)
 
 
-def capture(p: Progress, metrics: dict[str, Any], step: int | None, own_step: int | None) -> None:
+def capture(p: StepState, metrics: dict[str, Any], step: int | None, own_step: int | None) -> None:
     """One append. step: what the call names; None where it names none."""
     log = CapturedLog(metrics, own_step)
     if step is not None:

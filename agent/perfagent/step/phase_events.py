@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["report_phase"]
 
@@ -14,7 +14,9 @@ _EVENT_EVERY_S = 1.0
 _LONG_S = 0.1
 
 
-def report_phase(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
+def report_phase(
+    p: StepState, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True
+) -> None:
     """Sends the event of a phase. always: False for phases that may be short and in every step; one event a
     second is then enough."""
     if p.links.on_event is None:

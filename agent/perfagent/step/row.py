@@ -16,7 +16,7 @@ from perfagent.step.trace import BACKWARD, Divided, Entry, Trace, entries_of, en
 
 if TYPE_CHECKING:
     from perfagent.step.roles import Measured
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Extra", "Note", "Rare", "Row", "StepRow", "Taken"]
 
@@ -127,7 +127,7 @@ class Rare:
             return False
         return all(extra.ready() for extra in self._extras)
 
-    def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
+    def add(self, values: dict[str, float], p: StepState, when: tuple[int, float, float]) -> None:
         """Adds its series to `values`. Called once, when ready. when: step, Unix time and monotonic time
         of the extra rows."""
         scale = value_of(self._scale) if self._scale is not None else None
@@ -169,7 +169,7 @@ class StepRow(NamedTuple):
         """The end in ns; the trace ends with (ended, event, OPTIMIZER_END)."""
         return self.trace[-3]  # type: ignore[no-any-return]
 
-    def ready(self, p: Progress) -> bool:
+    def ready(self, p: StepState) -> bool:
         """True when the row can be made; never blocks. Waits until the next step starts, since a loss that the script
         logs for this step takes precedence."""
         if not p.links.ended:
@@ -185,7 +185,7 @@ class StepRow(NamedTuple):
                 return False
         return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived(p))
 
-    def _arrived(self, p: Progress) -> bool:
+    def _arrived(self, p: StepState) -> bool:
         """True if all values from a device have arrived."""
         entries = entries_of(self.trace)
         if not ready(self.lr) or not all(ready(value) for root in _all_roots(entries) for value in root):
@@ -194,12 +194,12 @@ class StepRow(NamedTuple):
             return True
         return all(map(reached, reversed(events_of(entries))))  # they may lie on several streams; the last comes last
 
-    def plain(self, p: Progress) -> bool:
+    def plain(self, p: StepState) -> bool:
         """True if its note is plain data that can be read at any time: no device clock ran, no values came from a
         device, and no evaluation may be in it."""
         return p.clock is None and type(self.trace) is list and not waiting()
 
-    def note(self, p: Progress) -> Note:
+    def note(self, p: StepState) -> Note:
         """Returns the step as plain data. Called once, when ready."""
         ended = self.ended
         wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
@@ -215,14 +215,14 @@ class StepRow(NamedTuple):
         user_loss = self._user_loss(p) if p.losses.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 
-    def with_user_loss(self, p: Progress) -> Note:
+    def with_user_loss(self, p: StepState) -> Note:
         """Returns the note of a plain step in a loop that logs its loss itself."""
         return _as_note(Note, (*self[:5], self._user_loss(p), *self[6:]))
 
-    def _user_loss(self, p: Progress) -> float | None:
+    def _user_loss(self, p: StepState) -> float | None:
         return p.losses.user_losses.pop(self.step, None)
 
-    def row(self, p: Progress) -> Row:
+    def row(self, p: StepState) -> Row:
         """Returns the finished row of a step that has no plain note. Called once, when ready."""
         note = self.note(p)
         if type(self.trace) is not list:

@@ -1,7 +1,7 @@
 """Holds what the training thread records about the step in progress: a trace of stamps, and the few values that
 are needed at once.
 
-One `Progress` belongs to one run. The hooks write to `state.current`, which is None when no run is active and in
+One `StepState` belongs to one run. The hooks write to `state.current`, which is None when no run is active and in
 every forked child. A hook adds a few items to the trace and returns; the sender's thread interprets them
 (decode/phase_times.py), because a hook runs with cold caches in the middle of a training step and every object
 it touches costs time. Measured: the same arithmetic in the hooks cost four times as much in a real step as in a
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from perfagent.device import DeviceClock, Value
     from perfagent.step.roles import BatchContents
 
-__all__ = ["Progress", "now", "state"]
+__all__ = ["StepState", "now", "state"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
 _as_row = tuple.__new__
 
 
-class Progress:
+class StepState:
     """The step in progress.
 
     rows: the sender's deque.
@@ -259,12 +259,12 @@ class Progress:
 
 
 class _State:
-    """current: the Progress that the hooks write to. An object with a slot, since that is the fastest to look up."""
+    """current: the StepState that the hooks write to. An object with a slot, since that is the fastest to look up."""
 
     __slots__ = ("current",)
 
     def __init__(self) -> None:
-        self.current: Progress | None = None
+        self.current: StepState | None = None
 
 
 state = _State()

@@ -13,7 +13,7 @@ from perfagent.errors import Stopped
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["Stop", "claim"]
 
@@ -23,7 +23,7 @@ class Stop:
     at: the step after which it ends, None while nobody asked; saves: whether a trainer's checkpoint may be written
     then, which is not so after a loss that is no number; why: who asked, and for what."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: StepState) -> None:
         self._progress = progress
         self.raises = False
         self.claimed = False

@@ -15,13 +15,13 @@ from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
 from perfagent.step.captured_log import capture
 from perfagent.step.row import Note
-from perfagent.step.state import Progress
+from perfagent.step.state import StepState
 
 Written = list[tuple[int, dict[str, float]]]
 
 
 @pytest.fixture
-def progress(sender: Any) -> Progress:
+def progress(sender: Any) -> StepState:
     """Of a process that has made no step yet."""
     sender.progress.completed = 0
     return sender.progress  # type: ignore[no-any-return]
@@ -38,7 +38,7 @@ def written(collector: Collector, *, last: bool = False) -> Written:
     return sorted(found, key=str)
 
 
-def stepped(progress: Progress, *names: str, steps: int = 2) -> None:
+def stepped(progress: StepState, *names: str, steps: int = 2) -> None:
     """So many steps were made and read, with these series."""
     progress.completed, progress.last = steps, object()  # type: ignore[assignment]
     progress.links.reader.delivers(names, steps)
@@ -50,15 +50,15 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + EARLY_S)
 
 
-def steps(*names: str, steps: int = 2) -> Callable[[Progress], None]:
+def steps(*names: str, steps: int = 2) -> Callable[[StepState], None]:
     return lambda progress: stepped(progress, *names, steps=steps)
 
 
-def backward(progress: Progress) -> None:
+def backward(progress: StepState) -> None:
     progress.losses.seen_backward = True
 
 
-def by_log(progress: Progress) -> None:
+def by_log(progress: StepState) -> None:
     progress.logs.by_log = True
 
 
@@ -105,7 +105,7 @@ def test_when_and_under_which_name_it_is_written(progress, collector, monkeypatc
     assert progress.logged_at() == 10_000 or case != "far ahead, where no optimizer steps"
 
 
-def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: Progress, collector: Collector) -> None:
+def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: StepState, collector: Collector) -> None:
     stepped(progress, "lr")
     sender.rows.append((2, 0.0, time.monotonic(), {"acc": 0.5, "loss": 3.0}))
     sender.rows.append((2, 0.0, time.monotonic(), {"odd": torch.tensor(0.5)}))
@@ -115,7 +115,7 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: Progress, col
     ]  # fmt: skip
 
 
-def test_value_that_two_loggers_were_given_counts_once(progress: Progress, collector: Collector) -> None:
+def test_value_that_two_loggers_were_given_counts_once(progress: StepState, collector: Collector) -> None:
     stepped(progress, "phase/optimizer_s")
     for step, value in ((2, 1.0), (2, 1.0), (2, 2.0), (2, float("nan")), (2, float("nan")), (3, 2.0)):
         capture(progress, {"x": value}, step, None)

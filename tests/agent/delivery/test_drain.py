@@ -16,7 +16,7 @@ from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 from perfagent.step.row import Note, StepRow
-from perfagent.step.state import Progress, now
+from perfagent.step.state import StepState, now
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
 
@@ -151,7 +151,7 @@ class Measured:
     def ready(self) -> bool:
         return True
 
-    def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
+    def add(self, values: dict[str, float], p: StepState, when: tuple[int, float, float]) -> None:
         values.update(self._values)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from perfagent.boundary.guard import failed, failures
 from perfagent.device import is_tensor, take
 from perfagent.step.captured_log import capture
-from perfagent.step.state import Progress, state
+from perfagent.step.state import StepState, state
 
 __all__ = ["Logs", "captured"]
 
@@ -86,7 +86,7 @@ def captured(
     return watch
 
 
-def _take(p: Progress, logs: Logs, outer: Sequence[Logs] | None) -> None:
+def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
     metrics: dict[str, Any] = {}
     for name, value in logs.values.items():
         if type(value) in _NUMBERS:

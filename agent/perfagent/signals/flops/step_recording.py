@@ -22,7 +22,7 @@ from perfagent.signals.modules import left_alone
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
-    from perfagent.step.state import Progress
+    from perfagent.step.state import StepState
 
 __all__ = ["FlopCount", "Size"]
 
@@ -56,7 +56,7 @@ class FlopCount:
     events were lost.
     """
 
-    def __init__(self, progress: Progress, model: Any = None) -> None:
+    def __init__(self, progress: StepState, model: Any = None) -> None:
         """model: the root; the calls of its modules are replaced meanwhile."""
         self._progress = progress
         self._model = (lambda: None) if model is None else ref(model)
