@@ -8,6 +8,7 @@ from typing import Any
 from perfagent.decode.step_decoder import StepReader
 from perfagent.governor import Governor
 from perfagent.hooks.multi_optimizer import Together
+from perfagent.signals.gradient_report import GradientReport
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.clusters import RunLinks
 from perfagent.step.state import StepState
@@ -16,5 +17,6 @@ __all__ = ["new_progress"]
 
 
 def new_progress(rows: deque[Any]) -> StepState:
-    reader = StepReader()
-    return StepState(rows, RunLinks(Governor(0.5), reader, reader.account, Health(), Together()))
+    reader, schedule = StepReader(), Health()
+    links = RunLinks(Governor(0.5), reader, reader.account, schedule, GradientReport(schedule), Together())
+    return StepState(rows, links)

@@ -42,6 +42,7 @@ from perfagent.run_config import RunConfig
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
+from perfagent.signals.gradient_report import GradientReport
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.clusters import RunLinks
 from perfagent.step.state import StepState, state
@@ -93,21 +94,20 @@ class Lifecycle:
         begin = start_step if start_step is not None else identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
-        reader = StepReader()
-        links = RunLinks(governor, reader, reader.account, Health(), Together())
+        reader, schedule = StepReader(), Health(identity.rank)
+        links = RunLinks(governor, reader, reader.account, schedule, GradientReport(schedule), Together())
         self._progress = StepState(self._sender.rows, links, start_step=done)
         self._progress.links.on_first_step = self._first_step
         self._progress.links.on_event = self._sender.event
         self._progress.links.on_resumed = self._goes_on_at
         self._progress.links.account.evaluations = Evaluations()
-        self._progress.links.health.rank = identity.rank
         self._trained = Trained(self._progress, self._sender)
         self._investigator = self._progress.links.investigator = Investigator(
             self._progress, self._sender, self._trained.model
         )
         self._trained.watch_by(self._investigator.add)
         reader.investigator = self._investigator
-        self._progress.links.health.on_nonfinite = self._investigator.gradients_bad
+        links.gradient_report.on_nonfinite = self._investigator.gradients_bad
         self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)

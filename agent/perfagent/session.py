@@ -30,7 +30,7 @@ from perfagent.step.state import state
 from perfagent.variables import warn_of_misspelt
 from perfagent.wrong_calls import checked
 
-__all__ = ["Run", "alert", "attach", "current", "finish", "init", "join", "log", "start_from_launcher"]
+__all__ = ["Run", "alert", "attach", "current", "finish", "init", "join", "log", "start_from_launcher", "unpickled"]
 
 _current: Run | None = None
 _launched: Run | None = None
@@ -446,3 +446,9 @@ def _at_exit() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         if _current is not None:
             _current.at_exit(_leaving.status, _leaving.because)
+
+
+def unpickled(source: str) -> Run:
+    """The run that was pickled, in its own process; one that records nothing in a spawned worker or a later process."""
+    run = current()
+    return run if run is not None and run._identity.source == source else silent({}, [])

@@ -10,7 +10,7 @@ from perfagent.decode.forward_pass import Size
 from perfagent.step.trace import BACKWARD, CLEARED, DATA, OPTIMIZER_END, Entry
 
 if TYPE_CHECKING:
-    from perfagent.decode.phase_times import Breakdown
+    from perfagent.decode.breakdown import Breakdown
 
 __all__ = ["Batches"]
 

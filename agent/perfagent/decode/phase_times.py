@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from perfagent.decode.batch_pairing import Batches
-from perfagent.decode.forward_pass import ForwardPass, Size
-from perfagent.device import Value
+from perfagent.decode.breakdown import NOTHING, Breakdown
+from perfagent.decode.forward_pass import ForwardPass
 from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
@@ -34,8 +34,6 @@ from perfagent.step.trace import (
 
 __all__ = ["Account", "Breakdown"]
 
-_NOTHING: dict[str, Any] = {}
-
 
 def _usual_layouts() -> dict[int, tuple[Any, ...]]:
     """By the number of items, the traces of steps with at most one batch, one call of the model, and one clearing of
@@ -53,48 +51,6 @@ def _usual_layouts() -> dict[int, tuple[Any, ...]]:
 
 
 _USUAL = _usual_layouts()
-
-
-class Breakdown:
-    """The parts of one step. None: not known. device: pairs of events by phase, where a device clock runs.
-
-    Most steps keep most of these class-level defaults, so creating a Breakdown costs next to nothing.
-    """
-
-    data_ns: int | None = None
-    forward_ns: int | None = None
-    backward_ns = optimizer_ns = 0
-    batches = forwards = 0
-    root: Value | None = None
-    """The loss of the last backward pass that had one."""
-    samples = tokens = embedded_tokens = 0
-    phases_ns: dict[str, int] = _NOTHING
-    device: dict[str, list[tuple[Any, Any]]] = _NOTHING
-    device_inside: tuple[tuple[str, Any, Any], ...] = ()
-    """(phase, begin, end) of parts that are counted separately: their time is taken off the phase that
-    contains them."""
-
-    @property
-    def has_size(self) -> bool:
-        return bool(self.samples or self.tokens or self.embedded_tokens)
-
-    def take(self, size: Size | None) -> None:
-        if size is None:
-            return
-        samples, tokens, only_with_embedding = size
-        self.samples += samples or 0
-        if only_with_embedding:
-            self.embedded_tokens += tokens or 0
-        else:
-            self.tokens += tokens or 0
-
-    def pair(self, phase: str, begin: Any, end: Any, *, inside: str = "") -> None:
-        """Adds events of the device's clock around a part of a phase. inside: the other phase that
-        contains the part."""
-        if begin is not None and end is not None:
-            self.device.setdefault(phase, []).append((begin, end))
-            if inside:
-                self.device_inside += ((inside, begin, end),)
 
 
 class Account:
@@ -283,7 +239,7 @@ class _Reading:
         spent = ended - began - named
         if name == UNNAMED:
             self._unseen_call = True
-        elif step.phases_ns is _NOTHING:
+        elif step.phases_ns is NOTHING:
             step.phases_ns = {name: spent}
         else:
             step.phases_ns[name] = step.phases_ns.get(name, 0) + spent

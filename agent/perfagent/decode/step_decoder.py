@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from perfagent.decode.breakdown import Breakdown
 from perfagent.decode.losses import roots_of, with_divisors
-from perfagent.decode.phase_times import Account, Breakdown
+from perfagent.decode.phase_times import Account
 from perfagent.device import DeviceClock, Event, value_of
 from perfagent.step.row import Note, Row, StepRow
 from perfagent.step.trace import DATA, FORWARD, Divided, Entry, Root, entries_of, events_of

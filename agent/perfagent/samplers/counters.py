@@ -1,16 +1,11 @@
-"""What the readers of host and processes need from the system, and which implementation this system has.
-
-/proc where there is one (proc_counters.py), psutil elsewhere, as on macOS (psutil_counters.py). A counter that the
-system does not have is None.
-"""
+"""What the readers of host and processes need from the system. A counter that the system does not have is None."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 __all__ = [
-    "CpuTime", "Disks", "HostCounters", "Links", "Memory", "ProcessCounters", "Resident", "WorkerCounters", "of_system",
+    "CpuTime", "Disks", "HostCounters", "Links", "Memory", "ProcessCounters", "Resident", "WorkerCounters",
 ]  # fmt: skip
 
 
@@ -82,13 +77,3 @@ class WorkerCounters(Protocol):
         """Forgets every process but these."""
 
     def close(self) -> None: ...
-
-
-def of_system(proc: Path = Path("/proc")) -> tuple[HostCounters, ProcessCounters, WorkerCounters]:
-    if (proc / "stat").exists():
-        from perfagent.samplers.proc_counters import ProcHost, ProcProcess, ProcWorkers
-
-        return ProcHost(proc), ProcProcess(proc / "self"), ProcWorkers(proc)
-    from perfagent.samplers.psutil_counters import PsutilHost, PsutilProcess, PsutilWorkers
-
-    return PsutilHost(), PsutilProcess(), PsutilWorkers()

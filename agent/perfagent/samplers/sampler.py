@@ -142,9 +142,9 @@ class Sampler:
             self._source.due = self._next
 
     def _open(self) -> _Readers:
-        from perfagent.samplers.counters import of_system
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.process import ProcessReader, WorkerReader
+        from perfagent.samplers.system_counters import of_system
         from perfagent.samplers.training_thread import TrainingThreadReader
 
         host, process, workers = of_system(self._proc)

@@ -16,41 +16,33 @@ import math
 import operator
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Value, ran_out_of_memory, reached, tolerating_out_of_memory, value_of
+from perfagent.device import Value, ran_out_of_memory, reached, tolerating_out_of_memory
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import (
     MOST_SUSPECTS,
     GradientNorms,
     Plan,
-    Report,
-    joint_report,
-    named,
     norms,
     parameters_of,
 )
 from perfagent.signals.unmoved import Unmoved
-from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios
+from perfagent.signals.updates import UpdateRatios, Weights
 from perfagent.step.costs import telling_ns
 from perfagent.step.trace import BACKWARD, entries_of
 
 if TYPE_CHECKING:
-    from perfagent.step.row import Taken
     from perfagent.step.state import StepState
 
 __all__ = ["DEEPER", "Health"]
 
 DEEPER = 16
-_MOST_TOLD = 64
-"""Most parameters of a run whose NaN and Inf are reported as counts, since each name is a series."""
 _MOST_OTHERS = 256
 _WITHOUT_ROOM = 1000
 """Steps without a pass after the device had no memory for one: at each failed allocation torch frees its whole cache
 and waits for the device."""
-_OF_ALL = ("grad/local_square_sum", "grad/zero_share", "grad/vanishing_share")
-"""Series that mean nothing for only a part of the gradients."""
 _gradient = operator.attrgetter("grad")
 
 
@@ -60,23 +52,19 @@ class Health:
     rank: global rank.
     deeper: every how many passes the deeper measurements run.
     passes: so far.
-    on_nonfinite: called on the sender's thread with a step and the names of the parameters whose gradient held NaN or
-        Inf (not for steps that mixed precision skipped).
     """
 
     __slots__ = (
         "_beyond_ns", "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_plan", "_planned_ns",
-        "_suspects", "_told", "_unmoved", "_weights", "deeper", "on_nonfinite", "passes", "rank",
+        "_suspects", "_unmoved", "_weights", "deeper", "passes", "rank",
     )  # fmt: skip
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.deeper = DEEPER
-        self.on_nonfinite: Callable[[int, list[str]], None] | None = None
         self._plan: Plan | None = None
         self._weights: Weights | None = None
         self._suspects: list[int] = []
-        self._told: set[str] = set()
         self.passes = self._cost_ns = self._extra_ns = 0
         self._planned_ns = 0.0  # expected cost of the next pass, on all threads and the device
         self._beyond_ns = 0.0  # how much longer the last pass took on the device than on the training thread
@@ -253,6 +241,15 @@ class Health:
         self._beyond_ns = max(0.0, ns - cost_ns)
         p.costs.device_ns += self._beyond_ns
 
+    def count_next(self, p: StepState, places: Sequence[int], known: frozenset[int] | set[int]) -> None:
+        """Has NaN and Inf counted in the next step, in the gradients of these parameters of the primary optimizer, unless
+        all of them are among those that are known."""
+        own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
+        suspects = [place for place in places if place < own][:MOST_SUSPECTS]
+        self._suspects = suspects if not known.issuperset(suspects) else []
+        if self._suspects:
+            p.measure_at = min(p.measure_at, p.completed)
+
     def come_back(self, p: StepState) -> None:
         """Brings the next pass forward if steps have become longer since it was planned: at 0.3 ms a step that may be a
         thousand steps. Not into the step in progress, which may be past the point where a pass begins."""
@@ -262,151 +259,11 @@ class Health:
             if 2 * (at - completed) < p.measure_at - completed:
                 p.measure_at = at
 
-    def report_step(
-        self,
-        p: StepState,
-        when: tuple[int, float, float],
-        values: dict[str, float],
-        rows: list[dict[str, float]],
-        all_taken: Sequence[Taken],
-        *,
-        skipped: bool,
-    ) -> None:
-        """Adds `grad/...` and `update/ratio` of one step to its values, and rows of its layers. Called
-        once, when ready.
-
-        all_taken: the gradients that each optimizer used. skipped: a scaler let none of them step; infinite gradients
-        are then expected, and `amp/skipped` reports the step.
-        """
-        taken = [one for one in all_taken if not value_of(one.skipped) > 0]
-        partly = len(taken) < len(all_taken)
-        scales = [1.0 if one.scale is None else value_of(one.scale) for one in taken]
-        report, clipped = _report_of(taken, scales), _clipped_norm(taken, scales)  # always: buffers go to their pool
-        if skipped:
-            return
-        norm, nonfinite = None, None
-        if report is not None:
-            norm, nonfinite = self.tell(p, when, values, report)
-            if partly or any(one.norms is None for one in taken):
-                for name in _OF_ALL:
-                    values.pop(name, None)
-                norm, nonfinite = None, nonfinite or None
-        if clipped is not None and not partly:
-            norm = clipped
-        moves = [cast("UpdateRatios | None", one.moved) for one in taken]
-        self.tell_moves(values, rows, moves, whole=not partly)
-        values.update(named(norm, nonfinite))
-
-    def tell_moves(
-        self,
-        values: dict[str, float],
-        rows: list[dict[str, float]],
-        moved: Sequence[UpdateRatios | None],
-        *,
-        whole: bool,
-    ) -> None:
-        """Adds how far a step moved the weights. moved: by each optimizer; None if not known. whole: there are no
-        other optimizers."""
-        known = [ratios for ratios in moved if ratios is not None]
-        if not known:
-            return
-        total, layers = joint_ratios(known)
-        if total is not None and whole and len(known) == len(moved):
-            values["update/ratio"] = total
-        if layers:
-            rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
-
-    def tell(
-        self, p: StepState, when: tuple[int, float, float], values: dict[str, float], found: Report
-    ) -> tuple[float | None, int]:
-        """Adds the results of a pass: more series of the step, and rows of layers. Returns the norm (None if ranks hold
-        parts of it) and the number of parameters with NaN or Inf."""
-        values.update(found.shares)
-        plan = found.plan
-        if plan is not None:
-            self._tell_layers(p, when, plan, found.layers)
-            self._tell_bad(p, when, plan, found)
-        if not found.sharded:
-            return math.sqrt(found.square_sum or 0.0), len(found.nonfinite)
-        if found.square_sum is not None:
-            values["grad/local_square_sum"] = found.square_sum
-        return None, len(found.nonfinite)
-
-    def _tell_layers(
-        self, p: StepState, when: tuple[int, float, float], plan: Plan, squares: list[float | None]
-    ) -> None:
-        present = [square for square in squares if square is not None]
-        if not present or (plan.same_everywhere and self.rank):
-            return
-        if plan.titles is None:
-            group = "grad_square_sum" if plan.sharded else "grad_norm"
-            plan.titles = _interned(tuple([f"{group}/{name}" for name in plan.layers.names]))
-        titles = plan.titles
-        if len(present) < len(titles):
-            titles = _interned(
-                tuple([title for title, square in zip(titles, squares, strict=True) if square is not None])
-            )
-        p.rows.append((*when, titles, present if plan.sharded else list(map(math.sqrt, present))))
-
-    def _tell_bad(self, p: StepState, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
-        counts = {plan.names[place]: count for place, count in found.counts.items()}
-        self._told.update(name for name in counts if len(self._told) < _MOST_TOLD)
-        told = {f"grad_nonfinite/{name}": count for name, count in counts.items() if name in self._told}
-        if told:
-            p.rows.append((*when, told))
-        if not found.nonfinite:
-            return
-        # not known in advance which parameters would be bad: count their numbers in the next step, once
-        if not found.counts and not _stays_bad(p, when[0]):
-            own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
-            suspects = [place for place in found.nonfinite if place < own][:MOST_SUSPECTS]
-            self._suspects = suspects if any(plan.names[place] not in self._told for place in suspects) else []
-            if self._suspects:
-                p.measure_at = min(p.measure_at, p.completed)
-        if self.on_nonfinite is not None:
-            self.on_nonfinite(when[0], [plan.names[place] for place in found.nonfinite])
-
-
-def _report_of(all_taken: Sequence[Taken], scales: Sequence[float]) -> Report | None:
-    """Combines the measurements of a step's gradients. Called once, when ready."""
-    taken = zip(all_taken, scales, strict=True)
-    measured = [(cast("GradientNorms", one.norms), scale) for one, scale in taken if one.norms is not None]
-    if len(measured) < 2:
-        return measured[0][0].report(measured[0][1]) if measured else None
-    return joint_report(measured)
-
-
-def _clipped_norm(all_taken: Sequence[Taken], scales: Sequence[float]) -> float | None:
-    """Returns the norm of all gradients of a step as clipping computed it; None if clipping did not cover
-    all of them."""
-    norms: dict[int, tuple[Value, float]] = {}  # by id: one call may have held the gradients of several optimizers
-    for one, scale in zip(all_taken, scales, strict=True):
-        if not one.clips:
-            return None
-        norms.update({id(norm): (norm, scale) for norm in one.clips})
-    values = [value_of(norm) / scale if scale else math.inf for norm, scale in norms.values()]
-    return values[0] if len(values) == 1 else math.sqrt(math.fsum(value * value for value in values))
-
-
-_rows: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-
-def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns one tuple object per set of layers, so that the sender groups rows by identity."""
-    if len(_rows) > 256:  # parameters whose gradients come and go
-        _rows.clear()
-    return _rows.setdefault(names, names)
-
-
-def _stays_bad(p: StepState, step: int) -> bool:
-    """Whether what is no number in this step is the consequence of a step before, which was looked into."""
-    return p.links.investigator is not None and p.links.investigator.stays_bad(step)
-
 
 def _is_news(p: StepState) -> bool:
     """Whether the loss is no number, and not for the same reason as before: only then are bad numbers counted, which
     takes several times as long as a pass."""
-    if _stays_bad(p, p.completed + 1):
+    if p.links.investigator is not None and p.links.investigator.stays_bad(p.completed + 1):
         return False
     passes = (entry for entry in entries_of(p.trace) if entry[0] == BACKWARD)
     return any(isinstance(entry[3], float) and not math.isfinite(entry[3]) for entry in passes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfagent.device import Value
     from perfagent.governor import Governor
-    from perfagent.step.roles import GradientSchedule, JointStep, LoopAccount, Measured, StepReader
+    from perfagent.step.roles import GradientReport, GradientSchedule, JointStep, LoopAccount, Measured, StepReader
     from perfagent.step.row import Extra
 
 __all__ = [
@@ -150,6 +150,7 @@ class RunLinks:
     reader: StepReader
     account: LoopAccount
     health: GradientSchedule
+    gradient_report: GradientReport
     together: JointStep
     investigator: Any = None
     on_first_step: Callable[[Any], None] | None = None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perfagent.step.trace import Entry
 
 __all__ = [
-    "BatchContents", "GradientSchedule", "Investigator", "JointStep", "LoopAccount", "Measured",
+    "BatchContents", "GradientReport", "GradientSchedule", "Investigator", "JointStep", "LoopAccount", "Measured",
     "StepFlops", "StepReader",
 ]  # fmt: skip
 
@@ -28,7 +28,6 @@ class GradientSchedule(Protocol):
     """signals.gradient_schedule.Health"""
 
     rank: int
-    on_nonfinite: Callable[[int, list[str]], None] | None
 
     def measure(self, p: StepState, optimizer: Any, *, after: bool = False) -> None: ...
     def measure_other(self, p: StepState, optimizer: Any) -> Measured | None: ...
@@ -44,6 +43,13 @@ class GradientSchedule(Protocol):
     def forget(self) -> None: ...
     def took_of_device(self, p: StepState, ns: float, cost_ns: int) -> None: ...
     def come_back(self, p: StepState) -> None: ...
+
+
+class GradientReport(Protocol):
+    """signals.gradient_report.GradientReport"""
+
+    on_nonfinite: Callable[[int, list[str]], None] | None
+
     def report_step(
         self,
         p: StepState,

@@ -139,7 +139,7 @@ class Rare:
             values["amp/scale"] = scale
             values["amp/skipped"] = float(p.amp.skipped if on_device else self._skipped_before)
         rows: list[dict[str, float]] = []
-        p.links.health.report_step(p, when, values, rows, self._all, skipped=skipped)
+        p.links.gradient_report.report_step(p, when, values, rows, self._all, skipped=skipped)
         for extra in self._extras:
             extra.add(values, rows, skipped=skipped)
         p.rows.extend((*when, row) for row in rows)

@@ -11,9 +11,9 @@ from recording_transport import RecordingTransport
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
-from perfagent.samplers.counters import of_system
 from perfagent.samplers.psutil_counters import PsutilHost
 from perfagent.samplers.sampler import Sampler
+from perfagent.samplers.system_counters import of_system
 
 pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="compares with /proc")
 

@@ -112,7 +112,7 @@ def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
     model, told = small(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     recorded = everything(model)
-    recorded.progress.links.health.on_nonfinite = lambda step, names: told.append((step, names))
+    recorded.progress.links.gradient_report.on_nonfinite = lambda step, names: told.append((step, names))
     for _ in range(2):
         model(torch.randn(4, 8)).square().mean().backward()
         model[2].weight.grad[0, :5] = float("nan")
