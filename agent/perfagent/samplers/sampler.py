@@ -34,6 +34,7 @@ __all__ = ["Sampler"]
 _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.process",
+    "perfagent.samplers.system_counters",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
     "perfagent.signals.memory",
