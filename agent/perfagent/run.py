@@ -6,7 +6,6 @@ Nothing here waits for a server, installs a signal handler or imports torch. Wha
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import operator
@@ -20,7 +19,7 @@ from perfagent.agent_config import AgentConfig
 from perfagent.arguments import as_tags, flat, text_of
 from perfagent.boundary import guard
 from perfagent.device import snapshot
-from perfagent.drop_in import of_run, say_unknown
+from perfagent.drop_in import add_names_of_others, say_unknown
 from perfagent.end_reason import of_exit_code
 from perfagent.errors import ConfigError
 from perfagent.hooks.dataloader import timed
@@ -69,16 +68,6 @@ class Run(Lifecycle):
 
     def __dir__(self) -> list[str]:
         return sorted(PUBLIC)
-
-    def __getattr__(self, name: str) -> Any:
-        said = ""
-        if not name.startswith("_"):
-            from perfagent.wrong_calls import instead_of
-
-            with contextlib.suppress(KeyError):
-                return of_run(self, name)
-            said = f"; {instead_of(name, PUBLIC)}"
-        raise AttributeError(f"'Run' object has no attribute {name!r}{said}", name=name, obj=self)
 
     # ---- what a training script calls
 
@@ -151,7 +140,7 @@ class Run(Lifecycle):
             self._messages.no_metrics(metrics)
             return
         later = False
-        media: dict[str, list[Media]] = {}
+        media: dict[str, list[Media]] | None = None
         for value in values.values():  # with cold caches half of what `issuperset(map(type, ...))` takes
             if type(value) is not float and type(value) not in _PLAIN:
                 values = flat(values)
@@ -175,19 +164,20 @@ class Run(Lifecycle):
             p.logs.early_step = max(p.logs.early_step, step + 1)
             if "loss" in values:
                 self._explicit_loss(step, values["loss"])
-        elif p.losses.seen_backward:
+        elif (losses := p.losses).seen_backward:
             if p.last is None and p.unstepped():
                 self._log_unstepped(values, media, commit)
                 return
             step = p.completed + p.opened
             loss = values.get("loss")
             if type(loss) is float:
-                p.losses.user_losses[step] = loss
+                losses.user_losses[step] = loss
             elif "loss" in values:
                 self._explicit_loss(step, loss)
         else:
             early = EarlyLog(time.time(), time.monotonic(), values, commit)
-            self._media.add(media, early)
+            if media:
+                self._media.add(media, early)
             p.log_early(early)
             return
         if media:
@@ -319,12 +309,13 @@ class Run(Lifecycle):
 
     # ---- details
 
-    def _log_unstepped(self, values: dict[str, Any], media: dict[str, list[Media]], commit: bool | None) -> None:
+    def _log_unstepped(self, values: dict[str, Any], media: dict[str, list[Media]] | None, commit: bool | None) -> None:
         p = self._progress
         if "loss" in values and not p.logs.by_log:
             self._explicit_loss(p.completed + 1, values["loss"])
         early = EarlyLog(time.time(), time.monotonic(), values, commit)
-        self._media.add(media, early)
+        if media:
+            self._media.add(media, early)
         p.log_unstepped(early)
 
     def _explicit_loss(self, step: int, value: Any) -> None:
@@ -348,6 +339,9 @@ class Run(Lifecycle):
         """A call that comes too late is left out, and that is said once."""
         if self._ended and not self.inherited and not self.settings.disabled:
             self._messages.warn("late", call, call=call, run=self.called)
+
+
+add_names_of_others(Run)
 
 
 def _unpickled(source: str) -> Run:

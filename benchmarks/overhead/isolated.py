@@ -77,12 +77,12 @@ def main() -> None:
     def undo() -> None:
         state.current = None
         patching.remove()
-        run._watching.take_off()
+        run._trained.watching.take_off()
 
     def with_agent() -> Callable[[], None]:
         torch.autograd.backward = no_backward
         patching.install()
-        run._watch_model()
+        run._trained.watch()
         state.current = progress
         progress.measure_at = 2**60  # gradients are a matter of the governor's, measured elsewhere
         return undo

@@ -108,13 +108,13 @@ def added_us(
         for hooked in (True, False) if number % 2 else (False, True):
             if hooked:
                 patching.install()
-                run._watch_model()
+                run._trained.watch()
                 state.current = run._progress
                 attached.append(block_us(step))
             else:
                 state.current = None
                 patching.remove()
-                run._watching.take_off()
+                run._trained.watching.take_off()
                 bare.append(block_us(step))
     run.finish()
     median = statistics.median(attached) - statistics.median(bare)
