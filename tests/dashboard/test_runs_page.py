@@ -86,6 +86,7 @@ def test_search_chips_and_sorting_reach_all_runs_and_the_address(crowded: Server
     reopened.wait(f"() => JSON.stringify(({NAMES})()) === '[\"ancient-failed\"]'")
     assert reopened.page.locator(".chip.failed").get_attribute("aria-pressed") == "true"
     page.page.locator(".chip.all").click()
+    page.wait(f"() => ({NAMES})().length > 1 && !location.search.includes('failed')")
     page.page.locator('.ag-header-cell[col-id="name"]').click()
     page.wait(f"() => ({NAMES})()[0] === 'ancient-failed' && ({NAMES})()[1] === 'new-000'")
     page.wait("() => location.search.includes('sort=name')")
