@@ -105,8 +105,8 @@ def main() -> int:
     samples = options.runs * SERIES * STEPS
     head = ["kills before", "the rest took", "the same again", "runs there", "series that lack or double a sample"]
     text = (
-        f"{tables.machine()}. {options.runs} runs, {samples / 1e6:g} million samples in {size / 2**20:.0f} MiB of "
-        f"TensorBoard files, server and command on this machine.\n\n{tables.table(head, rows)}"
+        f"{tables.machine()}. The import reads {options.runs} runs with {samples / 1e6:g} million samples "
+        f"from {size / 2**20:.0f} MiB of TensorBoard files. Server and command run on the same machine.\n\n{tables.table(head, rows)}"
     )
     print(text, *bad, sep="\n")
     if options.write:

@@ -1,4 +1,4 @@
-"""What a run asks now and then on the sender's thread: its identity, waiting logs, batches, the agent's own cost, probes."""
+"""The sender's thread polls a run: its identity, logs that wait for a step, batches, the cost of the agent, probes."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ generators, the place in the data. `sharded/` is what is spread over the ranks, 
 (FSDP2). `engine/` is what a DeepSpeed engine writes itself. All ranks take part in every save; when one of them fails,
 none has a new checkpoint and the last one stays.
 
-Reading goes from the newest to the oldest; all ranks verify a share of the files each, and the first checkpoint in which
-no rank finds damage is loaded. A whole one that does not fit the model is an error: an older one would not fit either.
+A run loads the newest undamaged checkpoint. Each rank verifies its share of the files; if one finds damage, all try the next
+older checkpoint. An undamaged one that does not fit the model is an error: an older one would not fit either.
 """
 
 from __future__ import annotations

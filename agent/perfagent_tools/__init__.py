@@ -1,1 +1,1 @@
-"""Commands that a training process never loads: `perfagent bench` measures techniques, `perfagent demo` trains a small model."""
+"""`perfagent bench` measures techniques, `perfagent demo` trains a small model. No training process loads this package."""

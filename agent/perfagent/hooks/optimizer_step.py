@@ -182,9 +182,11 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
     """Ends a step. event: of the device clock, at the end of the optimizer's step. lr: of this step, if the optimizer
     no longer has it."""
-    if p.links.captured is not None:  # into a graph, in which nothing is computed yet (graph_replays.py)
-        p.links.captured.append(optimizer)
-        return
+    if p.links.captured is not None:
+        if event is None:  # captured in a graph, in which nothing is computed yet (graph_replays.py)
+            p.links.captured.append(optimizer)
+            return
+        p.links.captured = None  # the device takes marks: the capture was given up, and nobody ended it
     if p.primary_id != id(optimizer) and (not takes_over(p, optimizer, lr) or _belongs_to_last(p)):
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))

@@ -1,5 +1,5 @@
-"""Records when the shape of the input changed: where the tokens are not known, samples alone do not show how much a step
-computes. Apart from the sizes, which travel with the steps."""
+"""Records when the shape of the input changed. If the number of tokens is unknown, the number of samples alone does not show
+how much a step computes. The sizes themselves are part of each step's trace."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Best-fit decreasing: the longest first, each into the fullest row that still takes it. Never more than 11/9 of the fewest
 rows plus one (Johnson et al., SIAM J. Comput. 3(4), 1974); with lengths of text it is about the fewest.
 
-Where no short sequence is left for the gaps, as among lengths from a quarter to a half of the row, they stay: 82 % full
-where 100 % is possible. Where more than one part in a hundred is empty, rows are filled one by one as well, and the fewer
+Gaps stay empty if no sequence is short enough for them. With lengths from a quarter to a half of the row, the rows are 82 %
+full where 100 % is possible. Where more than one part in a hundred is empty, rows are filled one by one as well, and the fewer
 are taken: each row takes the longest sequence that is left, draws others at random as long as one more will fit behind
 them, and then takes the one that fits best (as in minimum bin slack, Gupta and Ho, Production Planning & Control 10(6),
 1999); of a few such rows the fullest is kept. Taking the longest each time would leave lengths that do not fit together

@@ -21,7 +21,11 @@ _MOST_WAITING = 4
 
 
 class Sender:
-    """rejected: reason -> samples that the server did not take. waits: called once, with the reason, before a second try."""
+    """Sends frames, and tries again until the server answers.
+
+    rejected: the reason of the server -> the number of samples that it refused. waits: is called once, with the reason, before
+        the second try.
+    """
 
     def __init__(self, server: str, key: str | AdminProof | None, *, waits: Callable[[str], None]) -> None:
         self._transport, self._waits = HttpTransport(server, key), waits

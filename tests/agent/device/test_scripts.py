@@ -1,4 +1,4 @@
-"""What needs processes of its own: ranks of DistributedDataParallel, each on its own device, and the children of a training."""
+"""Scripts in processes: DistributedDataParallel with one device a rank, and a training that forks."""
 
 from __future__ import annotations
 
