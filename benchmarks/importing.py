@@ -106,7 +106,8 @@ def main() -> int:
     head = ["kills before", "the rest took", "the same again", "runs there", "series that lack or double a sample"]
     text = (
         f"{tables.machine()}. The import reads {options.runs} runs with {samples / 1e6:g} million samples "
-        f"from {size / 2**20:.0f} MiB of TensorBoard files. Server and command run on the same machine.\n\n{tables.table(head, rows)}"
+        f"from {size / 2**20:.0f} MiB of TensorBoard files. Server and command run on the same machine."
+        f"\n\n{tables.table(head, rows)}"
     )
     print(text, *bad, sep="\n")
     if options.write:
