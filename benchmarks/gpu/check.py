@@ -38,6 +38,7 @@ GROUPS = {  # module: what it checks, and the seconds that it may take
     "figures": ("NVML and GPM beside nvidia-smi", 300),
     "memory": ("running out of memory", 400),
     "estimates": ("memory of a training step beside its estimate", 300),
+    "situations": ("a stall, CUDA graphs, a GradScaler, a NaN, NCCL", 900),
     "compute": ("attention kernels, packed attention, activations computed again", 300),
     "diagnosis": ("jobs that are ill, judged by the rules", 700),
 }

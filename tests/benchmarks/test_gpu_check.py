@@ -48,6 +48,8 @@ def test_every_group_runs_dry(tmp_path: Path) -> None:
         "floating-point operations of a step",
         "... optimizer state",
         "losses with checkpoint_activations('all')",
+        "... nan",
+        "... whole_numbers",
         "diagnosis of a job that is ill: copies",
     ):
         assert status[passes] == "pass"
