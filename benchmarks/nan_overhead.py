@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perfagent.recording import read_recording
+from perfagent.delivery.recording import read_recording
 
 NAN_STEP, STEPS, AFTER = 300, 600, 100
 LIMIT_PCT = 0.5

@@ -6,11 +6,11 @@ from collections import deque
 from typing import Any
 
 from perfagent.decode.step_decoder import StepReader
-from perfagent.governor import Governor
 from perfagent.hooks.multi_optimizer import Together
 from perfagent.signals.gradient_report import GradientReport
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.clusters import RunLinks
+from perfagent.step.governor import Governor
 from perfagent.step.state import StepState
 
 __all__ = ["new_progress"]

@@ -2,7 +2,7 @@
 
 Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used.
 `config` and `run` are those of the current run, for scripts that say `import perfagent as wandb`; what else these call
-is in drop_in.py.
+is in calls/other_trackers.py.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class _Package(ModuleType):
 
     @config.setter
     def config(self, entries: Any) -> None:
-        from perfagent.run_config import RunConfig
+        from perfagent.calls.run_config import RunConfig
 
         if self.run is None:
             vars(self)["_config"] = given = RunConfig()
@@ -262,7 +262,7 @@ def __getattr__(name: str) -> Any:
     if module is None:
         if name.startswith("__"):  # the import system, pickle and notebooks ask for these
             raise AttributeError(f"module 'perfagent' has no attribute {name!r}")
-        from perfagent.drop_in import of_module
+        from perfagent.calls.other_trackers import of_module
 
         return of_module(name, __all__)
     value = getattr(importlib.import_module(module), name)

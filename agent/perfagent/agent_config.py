@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from perfagent.addresses import DEFAULT_SERVER
+from perfagent.endpoint.addresses import DEFAULT_SERVER
+from perfagent.endpoint.local_server import server_address
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.local_server import server_address
-from perfagent.naming import identity_problem
+from perfagent.wire.limits import identity_problem
 
 __all__ = ["AgentConfig"]
 
@@ -71,7 +71,7 @@ class AgentConfig:
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
     tune_malloc: bool = True
-    """Raise two thresholds of glibc's allocator, unless the user has set it himself (host_allocator.py).
+    """Raise two thresholds of glibc's allocator, unless the user has set it himself (process/host_allocator.py).
     PERFAGENT_MALLOC=0."""
     state_dir: Path = field(default_factory=_default_state_dir)
     """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the

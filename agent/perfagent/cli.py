@@ -15,8 +15,7 @@ from importlib import metadata
 from perfagent import __version__
 from perfagent.command_line.any_console import print_on_any_console
 from perfagent.command_line.parser import CommandParser, closest
-from perfagent.errors import PerfagentError, ServerUnreachable
-from perfagent.extras import how_to_install
+from perfagent.errors import PerfagentError, ServerUnreachable, how_to_install
 
 __all__ = ["main"]
 
@@ -131,7 +130,7 @@ def _other_way(error: PerfagentError, options: Namespace) -> str:
     """What a command could have used instead of a key that is refused, or of an address where nobody answers."""
     if not (hasattr(options, "server") and hasattr(options, "data")):
         return ""
-    from perfagent.local_server import LocalServer, data_folder, found_server, server_address
+    from perfagent.endpoint.local_server import LocalServer, data_folder, found_server, server_address
 
     if isinstance(error, ServerUnreachable):
         own = None if options.data else found_server()

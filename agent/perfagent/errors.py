@@ -17,6 +17,7 @@ Stopped is no error: it ends a training that was stopped from afar, with exit co
 
 __all__ = [
     "CheckpointError", "ConfigError", "PerfagentError", "ResourceError", "ServerUnreachable", "Stopped", "WireError",
+    "how_to_install",
 ]  # fmt: skip
 
 
@@ -72,3 +73,9 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+
+def how_to_install(*extras: str) -> str:
+    """The command for these extras of pyproject.toml. perfagent is on no package index yet: whoever has its name there
+    could put a package of theirs onto a server that holds keys."""
+    return f"in the checkout: pip install '.[{','.join(extras)}]'"

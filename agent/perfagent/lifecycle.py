@@ -12,11 +12,11 @@ from threading import Thread
 from types import FrameType
 from typing import Any
 
-from perfagent import host_allocator, patching
-from perfagent import launch_options as launched
+from perfagent import patching
 from perfagent.agent_config import AgentConfig
-from perfagent.arguments import text_of
 from perfagent.boundary import guard
+from perfagent.calls.arguments import text_of
+from perfagent.calls.run_config import RunConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe
@@ -24,29 +24,30 @@ from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.user_messages import Messages
-from perfagent.end_reason import cause, of_exit_code, unused_parameters
-from perfagent.exit_status import Cause
-from perfagent.governor import Governor
 from perfagent.hooks.evaluation import after_last_step
 from perfagent.hooks.multi_optimizer import Together
+from perfagent.hooks.trained import Trained
 from perfagent.identity import Identity
+from perfagent.identity.naming import default_name
 from perfagent.media.outbox import Outbox
-from perfagent.naming import default_name
-from perfagent.polling import Polling
 from perfagent.probes.compilations import Compilations
 from perfagent.probes.memory_table import MemoryTable
+from perfagent.probes.polling import Polling
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
+from perfagent.process import host_allocator
+from perfagent.process import launch_options as launched
+from perfagent.process.end_reason import cause, of_exit_code, unused_parameters
+from perfagent.process.exit_status import Cause
 from perfagent.rootcause.investigator import Investigator
 from perfagent.rootcause.stacks import frames_of
-from perfagent.run_config import RunConfig
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.gradient_report import GradientReport
 from perfagent.signals.gradient_schedule import Health
 from perfagent.step.clusters import RunLinks
+from perfagent.step.governor import Governor
 from perfagent.step.state import StepState, state
-from perfagent.trained import Trained
 
 __all__ = ["Lifecycle"]
 

@@ -14,19 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfagent import verdict
 from perfagent.agent_config import AgentConfig
-from perfagent.arguments import as_tags, flat, text_of
 from perfagent.boundary import guard
+from perfagent.calls import verdict
+from perfagent.calls.arguments import as_tags, flat, text_of
+from perfagent.calls.other_trackers import add_names_of_others, say_unknown
+from perfagent.calls.run_config import Tags
+from perfagent.calls.run_repr import Shown
 from perfagent.device import snapshot
-from perfagent.drop_in import add_names_of_others, say_unknown
-from perfagent.end_reason import of_exit_code
 from perfagent.errors import ConfigError
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.phases import Span
 from perfagent.lifecycle import Lifecycle
-from perfagent.run_config import Tags
-from perfagent.run_repr import Shown
+from perfagent.process.end_reason import of_exit_code
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Run(Lifecycle):
     def show(self, every_s: float = 2.0) -> None:
         """Shows the run in a notebook, and keeps that output up to date every `every_s` seconds until the run has ended, while
         cells below it train. Elsewhere it is printed once."""
-        from perfagent.notebook import show_live  # not with the training: a notebook asks for it
+        from perfagent.calls.notebook import show_live  # not with the training: a notebook asks for it
 
         show_live(self, lambda: self._ended, every_s)
 

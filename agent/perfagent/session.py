@@ -15,20 +15,20 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from perfagent import launch_options as launched
 from perfagent.agent_config import AgentConfig
-from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.boundary.agent_log import logger
 from perfagent.boundary.guard import guarded
-from perfagent.drop_in import options_of_init, say_once
-from perfagent.end_reason import cause
+from perfagent.calls.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
+from perfagent.calls.other_trackers import options_of_init, say_once
+from perfagent.calls.wrong_calls import checked
 from perfagent.errors import ConfigError
-from perfagent.exit_status import Leaving, handled, told_from_afar
 from perfagent.integrations.process_pools import end_with_task
+from perfagent.process import launch_options as launched
+from perfagent.process.end_reason import cause
+from perfagent.process.exit_status import Leaving, handled, told_from_afar
+from perfagent.process.variables import warn_of_misspelt
 from perfagent.run import Run
 from perfagent.step.state import state
-from perfagent.variables import warn_of_misspelt
-from perfagent.wrong_calls import checked
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "join", "log", "start_from_launcher", "unpickled"]
 

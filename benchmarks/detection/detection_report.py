@@ -18,7 +18,7 @@ from sick import results as sick_results
 from sick.batches import all_programs
 from tables import replace, table
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.handbook import MEASURED, seen_in_demo
 from perfagent_server.rules.rule import Rule

@@ -55,8 +55,8 @@ class Perfagent(Case):
 
     def __init__(self, name: str, model: Any, optimizer: Any, folder: Path) -> None:
         import perfagent
-        from perfagent.governor import Governor
         from perfagent.signals.gradient_schedule import Health
+        from perfagent.step.governor import Governor
 
         case = self
         self._own_s = 0.0
@@ -243,9 +243,9 @@ def own_pass(gradients: list[Any]) -> Callable[[], float]:
     import torch
 
     from perfagent.decode.step_decoder import StepReader
-    from perfagent.governor import Governor
     from perfagent.hooks.multi_optimizer import Together
     from perfagent.signals.gradient_schedule import Health
+    from perfagent.step.governor import Governor
     from perfagent.step.state import StepState
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]

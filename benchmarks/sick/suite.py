@@ -24,7 +24,7 @@ from sick.judging import Judgment, judged
 from sick.running import Record, run_program, stopping
 from sick.tools import Perfagent, Tool, tool_of
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "build" / "sick"

@@ -18,12 +18,11 @@ from urllib.parse import quote
 
 import httpx
 
-from perfagent.addresses import is_on_this_machine
-from perfagent.admin_proof import AdminProof
+from perfagent.calls.notebook import show_live
+from perfagent.endpoint.addresses import REFUSAL, is_on_this_machine, refuses_plain_http, wrong_scheme
+from perfagent.endpoint.admin_proof import AdminProof
+from perfagent.endpoint.local_server import server_address, stopped_server
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
-from perfagent.local_server import server_address, stopped_server
-from perfagent.notebook import show_live
-from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing, plain
 from perfagent.wire.data_frame import Library
 from perfagent_client.models import Comparison, RunDetails, parse

@@ -18,8 +18,8 @@ from perfagent.command_line.option_types import moment, positive
 from perfagent.command_line.question import agreed, somebody_can_answer
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.plural import some
 from perfagent.wire import OUTCOMES, STATES, from_json
+from perfagent.wire.quantities import some
 from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, administrator, found, print_json, reader
 from perfagent_client.models import RunDetails

@@ -8,11 +8,11 @@ import json
 import sys
 from typing import Any
 
-from perfagent.admin_proof import AdminProof
 from perfagent.command_line.parser import closest
 from perfagent.command_line.server_options import add_server_options
+from perfagent.endpoint.admin_proof import AdminProof
+from perfagent.endpoint.local_server import credentials, server_address
 from perfagent.errors import PerfagentError
-from perfagent.local_server import credentials, server_address
 from perfagent.wire import to_json
 from perfagent_client.client import ApiError, Client
 from perfagent_client.models import RunDetails

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from perfagent.command_line.terminal_output import Line, Table
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 
 __all__ = ["Section", "fitted", "flat"]
 

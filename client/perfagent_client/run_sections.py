@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfagent.command_line.terminal_output import Line, Table
-from perfagent.plural import some
 from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Spent, Timing, metric
 from perfagent.wire.configuration import by_use
-from perfagent.wire.quantities import duration, figure, quantity
+from perfagent.wire.quantities import duration, figure, quantity, some
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails
 from perfagent_client.page import Section

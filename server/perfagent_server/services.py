@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection
 
+from perfagent.endpoint.local_server import ADMIN_TOKEN_FILE
 from perfagent.errors import ResourceError
-from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding, Spent
 from perfagent_server.alerts.imported import put_findings
 from perfagent_server.alerts.outbox import Outbox

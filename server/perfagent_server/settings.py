@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from perfagent.endpoint.local_server import data_folder
 from perfagent.errors import ConfigError
-from perfagent.local_server import data_folder
 from perfagent.wire import MAX_DECODED_BYTES, MAX_SENT_BYTES
 from perfagent.wire.limits import MAX_NAMES_PER_RUN
 from perfagent_server.limits import LIMITS, Limits

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perfagent.addresses import DEFAULT_SERVER
 from perfagent.agent_config import AgentConfig
+from perfagent.endpoint.addresses import DEFAULT_SERVER
 from perfagent.errors import ConfigError
 
 

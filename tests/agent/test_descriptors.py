@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from perfagent.delivery.spool import Spool
-from perfagent.descriptors import Descriptor, opened
+from perfagent.process.descriptors import Descriptor, opened
 
 FLAGS = os.O_RDWR | os.O_CREAT
 

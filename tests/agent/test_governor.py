@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.governor import Governor
 from perfagent.step.costs import telling_ns
+from perfagent.step.governor import Governor
 
 
 class Clock:

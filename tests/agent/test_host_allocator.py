@@ -17,7 +17,7 @@ import pytest
 from agent_recorded import Recording
 from builders import job_environment
 
-from perfagent.host_allocator import reason_against
+from perfagent.process.host_allocator import reason_against
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")]
 TUNED = "tuned: mmap threshold 32 MiB, trim threshold 64 MiB"

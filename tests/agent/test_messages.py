@@ -17,7 +17,7 @@ from preloaded import Ended
 from whole_end import IN_A_SCRIPT
 
 import perfagent
-from perfagent import variables
+from perfagent.process import variables
 from perfagent_server.settings import Settings
 
 pytestmark = pytest.mark.real

@@ -16,13 +16,13 @@ from command_line import command
 from commands import perfagent, perfagent_process
 from ingest_server import IngestServer, Scripted
 
-from perfagent import local_server
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery import transport
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import Header, Spool, owner
+from perfagent.endpoint import local_server
+from perfagent.endpoint.local_server import LocalServer, announcement, data_folder
 from perfagent.identity import Identity
-from perfagent.local_server import LocalServer, announcement, data_folder
 from perfagent.wire import Group
 
 pytestmark = pytest.mark.real

@@ -14,8 +14,8 @@ import pytest
 from builders import ServerProcess, free_port, server_process, web
 from websockets.sync.client import connect
 
-from perfagent.admin_proof import AdminProof, ProofCheck
-from perfagent.local_server import LocalServer
+from perfagent.endpoint.admin_proof import AdminProof, ProofCheck
+from perfagent.endpoint.local_server import LocalServer
 from perfagent_client.client import AsyncClient, Client
 
 pytestmark = pytest.mark.real

@@ -56,7 +56,7 @@ class Context:
         self._sender, self._config, self._clock = sender, config, clock
         self._model, self._optimizer = model, optimizer
         self.malloc: str | None = None
-        """What was done about the host's allocator (host_allocator.py); None as long as nothing was decided."""
+        """What was done about the host's allocator (process/host_allocator.py); None as long as nothing was decided."""
         self._told_malloc: str | None = None
         self._variables: dict[str, str] = {}
         self._stepped = False

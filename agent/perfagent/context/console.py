@@ -16,7 +16,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perfagent.context.terminal import STATE_S, Screen
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source

@@ -31,8 +31,8 @@ from typing import Any
 from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, attributes_of, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable
+from perfagent.rootcause.stack_variables import variables_of
 from perfagent.signals.source_lines import is_ours
-from perfagent.stack_variables import variables_of
 
 __all__ = ["Hyperparameters"]
 

@@ -28,7 +28,7 @@ from perfagent.delivery.segments import (
     records,
     write_whole,
 )
-from perfagent.descriptors import opened
+from perfagent.process.descriptors import opened
 from perfagent.wire import Event, Group
 
 __all__ = ["Backlog", "Kept", "Part", "squeezed", "unsqueezed"]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.descriptors import Descriptor, above_streams
+from perfagent.process.descriptors import Descriptor, above_streams
 
 __all__ = ["Dialer"]
 

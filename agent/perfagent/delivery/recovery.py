@@ -30,7 +30,7 @@ from perfagent.delivery.segments import (
     torn,
     write_whole,
 )
-from perfagent.descriptors import opened
+from perfagent.process.descriptors import opened
 from perfagent.wire import Event, Group
 
 __all__ = ["Recovered", "Tick", "drafted"]

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfagent.descriptors import Descriptor, opened
+from perfagent.process.descriptors import Descriptor, opened
 
 __all__ = [
     "BAD_RECORD",

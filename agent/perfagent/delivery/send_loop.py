@@ -29,7 +29,7 @@ from perfagent.delivery.user_messages import Messages
 from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.errors import WireError
-from perfagent.pids import machine, process_start
+from perfagent.process.pids import machine, process_start
 from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
@@ -653,5 +653,5 @@ def _called(identity: Identity) -> tuple[str | None, str]:
 def _watched() -> bool:
     """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes
     it."""
-    options = sys.modules.get("perfagent.launch_options")
+    options = sys.modules.get("perfagent.process.launch_options")
     return options is not None and options.current is not None and bool(options.current.watched)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfagent.addresses import is_on_this_machine
-from perfagent.admin_proof import AdminProof
 from perfagent.agent_config import AgentConfig
 from perfagent.command_line.question import agreed, somebody_can_answer
 from perfagent.command_line.server_options import add_server_options
@@ -23,11 +21,13 @@ from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
+from perfagent.endpoint.addresses import is_on_this_machine
+from perfagent.endpoint.admin_proof import AdminProof
+from perfagent.endpoint.local_server import credentials, found_server, server_address, stopped_server
 from perfagent.errors import ConfigError, ServerUnreachable, WireError
-from perfagent.local_server import credentials, found_server, server_address, stopped_server
-from perfagent.plural import some
-from perfagent.variables import warn_of_misspelt
+from perfagent.process.variables import warn_of_misspelt
 from perfagent.wire import encode
+from perfagent.wire.quantities import some
 
 __all__ = ["Upload", "command", "upload"]
 

@@ -26,12 +26,11 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from perfagent.addresses import DEFAULT_SERVER, is_loopback
-from perfagent.admin_proof import AdminProof
 from perfagent.delivery.fork_safe_sockets import Dialer
+from perfagent.endpoint.addresses import DEFAULT_SERVER, REFUSAL, is_loopback, refuses_plain_http, wrong_scheme
+from perfagent.endpoint.admin_proof import AdminProof
+from perfagent.endpoint.local_server import found_server
 from perfagent.errors import ServerUnreachable
-from perfagent.local_server import found_server
-from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 
 __all__ = ["Answer", "HttpTransport", "Reply", "Transport", "judge", "packed"]
 

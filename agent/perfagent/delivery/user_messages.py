@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.agent_log import logger
-from perfagent.local_server import stopped_server
-from perfagent.plural import some
+from perfagent.endpoint.local_server import stopped_server
+from perfagent.wire.quantities import some
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -17,9 +17,9 @@ from perfagent.command_line.server_options import add_server_options
 from perfagent.doctor import connection, machine, storage
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.doctor.probes import has_driver, probe
+from perfagent.endpoint.local_server import data_folder, found_server, server_address, stopped_server
 from perfagent.errors import ConfigError
-from perfagent.local_server import data_folder, found_server, server_address, stopped_server
-from perfagent.variables import misspelt
+from perfagent.process.variables import misspelt
 
 __all__ = ["command", "examine"]
 

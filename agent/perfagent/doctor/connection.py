@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
-from perfagent.addresses import is_on_this_machine
 from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.endpoint.addresses import is_on_this_machine
 
 __all__ = ["Look", "clock", "key", "look", "server"]
 

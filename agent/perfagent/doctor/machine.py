@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfagent.doctor.checks import Check, ok, problem, warning
-from perfagent.host_allocator import reason_against
+from perfagent.process.host_allocator import reason_against
 
 __all__ = ["OLDEST_PYTHON", "allocator", "attention", "gpus", "python", "torch_build"]
 

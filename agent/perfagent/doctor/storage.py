@@ -11,8 +11,7 @@ from pathlib import Path
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import folders, owner
 from perfagent.doctor.checks import Check, ok, problem, warning
-from perfagent.plural import some
-from perfagent.wire.quantities import size
+from perfagent.wire.quantities import size, some
 
 __all__ = ["Left", "disk", "free_bytes", "left_in", "spool"]
 

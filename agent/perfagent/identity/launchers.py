@@ -14,8 +14,8 @@ from pathlib import Path
 from perfagent.identity import slurm
 from perfagent.identity.process_group import in_group
 from perfagent.identity.rendezvous_cleanup import sweep
-from perfagent.naming import identity_problem
-from perfagent.pids import boot_id, process_start
+from perfagent.process.pids import boot_id, process_start
+from perfagent.wire.limits import identity_problem
 
 __all__ = ["job_key", "named_by_launcher", "place", "this_node", "whole_number"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
+from perfagent.identity.naming import draw_id
 from perfagent.identity.process_group import Joining, in_group, may_join
 from perfagent.identity.rendezvous import Meeting
-from perfagent.launch_options import Start, parents_start
-from perfagent.naming import draw_id
+from perfagent.process.launch_options import Start, parents_start
 
 if TYPE_CHECKING:
     from perfagent.agent_config import AgentConfig

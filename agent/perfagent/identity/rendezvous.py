@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.identity.launchers import whole_number
+from perfagent.identity.naming import draw_id
 from perfagent.identity.process_group import ALONE_AFTER_S, in_group
 from perfagent.identity.rendezvous_cleanup import sweep
-from perfagent.naming import draw_id
-from perfagent.pids import process_start
+from perfagent.process.pids import process_start
 
 if TYPE_CHECKING:
     from perfagent.identity.process import Identity

@@ -19,7 +19,7 @@ __all__ = ["expect", "watch"]
 
 _GROUPS = "torch.distributed.distributed_c10d"
 told: str | None = None
-"""In a spawned child: what `perfagent run` was told (launch_options.py)."""
+"""In a spawned child: what `perfagent run` was told (process/launch_options.py)."""
 _PROGRAM = """\
 try:
     from perfagent.launch.children import expect
@@ -73,7 +73,7 @@ def _joining(original: Callable[..., Any], text: str) -> Callable[..., Any]:
 
 def _start(text: str) -> None:
     try:
-        from perfagent import launch_options
+        from perfagent.process import launch_options
         from perfagent.session import current, start_from_launcher
 
         if current() is None:  # the script has not attached by itself

@@ -15,9 +15,9 @@ from pathlib import Path
 from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
+from perfagent.identity.naming import default_name
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
-from perfagent.launch_options import VARIABLE, LaunchOptions, Start
-from perfagent.naming import default_name
+from perfagent.process.launch_options import VARIABLE, LaunchOptions, Start
 
 __all__ = ["command", "start"]
 

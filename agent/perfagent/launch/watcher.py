@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
-from perfagent.end_reason import of_exit_code
-from perfagent.pids import owner_line, process_start
+from perfagent.process.end_reason import of_exit_code
+from perfagent.process.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
 from perfagent.samplers.child_processes import pythons_below, unrecorded
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
     from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
-    from perfagent.launch_options import LaunchOptions
+    from perfagent.process.launch_options import LaunchOptions
 
 __all__ = ["Ending", "ending_of", "truth", "watch", "watch_worker"]
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from perfagent.descriptors import Descriptor, above_streams
 from perfagent.mirror.epochs import Epochs
+from perfagent.process.descriptors import Descriptor, above_streams
 from perfagent.wire import Group
 
 __all__ = ["ALIASES", "TensorBoardMirror"]

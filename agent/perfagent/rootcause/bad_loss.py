@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from perfagent.stack_variables import variables_of
+from perfagent.rootcause.stack_variables import variables_of
 
 __all__ = ["bad_loss_in", "calling", "left_by"]
 

@@ -17,8 +17,8 @@ from types import FrameType, MemberDescriptorType
 from typing import Any
 
 from perfagent.device import Reading, collect, reached, to_host
+from perfagent.rootcause.stack_variables import variables_of
 from perfagent.signals.source_lines import short
-from perfagent.stack_variables import variables_of
 from perfagent.wire.evidence import Batch, BatchTensor
 
 __all__ = ["Fingerprint", "can_be_counted", "count_nonfinite", "in_callers", "tensors_in"]

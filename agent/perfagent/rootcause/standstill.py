@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.pids import machine, process_start
+from perfagent.process.pids import machine, process_start
 from perfagent.wire.evidence import ThreadStack
 
 if TYPE_CHECKING:

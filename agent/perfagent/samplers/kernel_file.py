@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from perfagent.descriptors import Descriptor, opened
+from perfagent.process.descriptors import Descriptor, opened
 
 __all__ = ["KernelFile"]
 

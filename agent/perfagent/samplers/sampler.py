@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.descriptors import Descriptor, opened
+from perfagent.process.descriptors import Descriptor, opened
 from perfagent.samplers import folders, worker_memory
 from perfagent.samplers.folders import FolderSampler
 from perfagent.samplers.worker_memory import WorkerMemory

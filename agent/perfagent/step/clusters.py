@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfagent.device import Value
-    from perfagent.governor import Governor
+    from perfagent.step.governor import Governor
     from perfagent.step.roles import GradientReport, GradientSchedule, JointStep, LoopAccount, Measured, StepReader
     from perfagent.step.row import Extra
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from perfagent.arguments import as_dict
+from perfagent.calls.arguments import as_dict
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.integrations.loggers.settings import note
 from perfagent.media import Image, Media, Table

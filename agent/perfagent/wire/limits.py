@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Literal
 
 from perfagent.errors import WireError
-from perfagent.naming import identity_problem
 from perfagent.wire.frame import MAX_NAME_BYTES, Frame
 from perfagent.wire.loss_names import is_evaluation_loss, loss_kind
 from perfagent.wire.metrics import CATALOGUE, FAMILIES
@@ -24,6 +23,7 @@ __all__ = [
     "MAX_STEP",
     "MOST_LEFT_OUT",
     "check_frame",
+    "identity_problem",
     "name_problem",
     "room_of",
     "size_problem",
@@ -42,6 +42,31 @@ MOST_LEFT_OUT = 10_000
 MAX_COUNT = 2**31 - 1
 """Of processes, and of their ids: the largest that a 32-bit column holds."""
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
+_LENGTHS = {"project": 256, "run": 128, "source": 64}  # characters, as in the server's tables
+_NOT_IN_ADDRESSES = frozenset("/\\?#%")
+
+
+def identity_problem(kind: str, value: str) -> str | None:
+    """Why this cannot be a project, run or source (`kind`); None if it can."""
+    length = _LENGTHS[kind]
+    if (
+        0 < len(value) <= length
+        and value.isprintable()
+        and not value.isspace()
+        and (kind != "run" or _fits_an_address(value))
+    ):
+        return None
+    if not value.strip():
+        return f"{kind} is {'blank' if value else 'empty'}; 1 to {length} characters are allowed"
+    if len(value) > length:
+        return f"{kind} has {len(value)} characters; 1 to {length} are allowed"
+    bad = [character for character in value if not character.isprintable() or character in _NOT_IN_ADDRESSES]
+    holds = f"holds {bad[0]!r}" if bad else "is the name of a folder"
+    return f"{kind} {value!r:.80} {holds}; letters, digits and -_.:@+= are always fine"
+
+
+def _fits_an_address(run: str) -> bool:
+    return _NOT_IN_ADDRESSES.isdisjoint(run) and run not in (".", "..")
 
 
 def check_frame(frame: Frame) -> None:

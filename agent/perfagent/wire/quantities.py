@@ -16,6 +16,7 @@ __all__ = [
     "scaled_unit",
     "short",
     "size",
+    "some",
     "spell_money",
 ]
 
@@ -26,6 +27,11 @@ _BINARY = (("PiB", 2.0**50), ("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 0.0))
 _TIMES = (("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3), ("µs", 0.0, 1e-6))
 """Unit, from which value on, and its seconds."""
+
+
+def some(number: int, thing: str) -> str:
+    """`1 frame`, `12,000 frames`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def figure(name: str, value: float) -> str:

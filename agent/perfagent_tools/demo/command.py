@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 
 from perfagent.command_line.option_types import port, positive
 from perfagent.errors import ResourceError
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_tools.demo import faults
 from perfagent_tools.demo.ranks import Ranks
 from perfagent_tools.demo.server import DemoServer

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import httpx
 
+from perfagent.endpoint.local_server import LocalServer, found_server
 from perfagent.errors import PerfagentError, ResourceError
-from perfagent.local_server import LocalServer, found_server
 from perfagent_tools.demo.ranks import free_port
 
 __all__ = ["DemoServer"]

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfagent.command_line.terminal_output import Line, Table
-from perfagent.plural import some
 from perfagent.wire import metric
-from perfagent.wire.quantities import duration, figure, short, size
+from perfagent.wire.quantities import duration, figure, short, size, some
 from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Change, changes, mean_changes
 
 __all__ = ["comparison_page", "headline"]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from perfagent.errors import ConfigError
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history import (
     mlflow_files,
     mlflow_store,

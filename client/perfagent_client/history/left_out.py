@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 
 __all__ = ["counted", "cut", "damaged", "not_numbers"]
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history.left_out import cut
 from perfagent_client.history.mlflow_run import old_run, seconds
 from perfagent_client.history.old_run import OldRun, Source

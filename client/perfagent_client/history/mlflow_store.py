@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfagent.errors import ConfigError, ResourceError
-from perfagent.extras import how_to_install
-from perfagent.plural import some
+from perfagent.errors import ConfigError, ResourceError, how_to_install
+from perfagent.wire.quantities import some
 from perfagent_client.history.mlflow_run import old_run, seconds
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.sqlite_file import rows, runs_of, tables, with_logs

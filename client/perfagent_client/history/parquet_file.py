@@ -8,8 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from perfagent.errors import ResourceError
-from perfagent.extras import how_to_install
+from perfagent.errors import ResourceError, how_to_install
 
 __all__ = ["batches", "columns"]
 

@@ -1,4 +1,4 @@
-"""Reads perfagent's own files: offline recordings (perfagent.recording), and exports as CSV, JSON lines or Parquet.
+"""Reads perfagent's own files: offline recordings (perfagent.delivery.recording), and exports as CSV, JSON lines or Parquet.
 
 Only these files have ranks and events; `OldRun.processes` holds them.
 """
@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.plural import some
 from perfagent.wire import Group
+from perfagent.wire.quantities import some
 from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Process, Samples, Source
 from perfagent_client.history.parquet_file import batches, columns
 from perfagent_client.history.rows import head_of, number, whole_step
 
 if TYPE_CHECKING:
-    from perfagent.recording import Recorded
+    from perfagent.delivery.recording import Recorded
 
 __all__ = ["EXPORT_COLUMNS", "sources"]
 
@@ -46,14 +46,14 @@ def sources(folder: Path, files: Sequence[Path]) -> Iterator[Source]:
 def _recorded_folders(folder: Path) -> list[Path]:
     """None on a system that cannot record: its files are locked as POSIX has it."""
     try:
-        from perfagent.recording import recorded_folders
+        from perfagent.delivery.recording import recorded_folders
     except ImportError:
         return []
     return recorded_folders(folder)
 
 
 def _recording(folder: Path) -> Iterator[OldRun]:
-    from perfagent.recording import read_recording
+    from perfagent.delivery.recording import read_recording
 
     runs: dict[str, list[Recorded]] = {}
     for one in read_recording(folder):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history.old_run import OldRun
 
 __all__ = ["rows", "runs_of", "tables", "with_logs"]

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfagent.plural import some
 from perfagent.wire import is_evaluation_loss, loss_kind
+from perfagent.wire.quantities import some
 from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.recordings import EXPORT_COLUMNS

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history.left_out import counted
 from perfagent_client.history.old_run import OldRun, Source
 from perfagent_client.history.rows import add_row, objects

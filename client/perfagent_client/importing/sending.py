@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from perfagent.admin_proof import AdminProof
 from perfagent.delivery.transport import Answer, HttpTransport, judge, packed
+from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.errors import PerfagentError, ServerUnreachable
 from perfagent.wire import Frame, encode
 

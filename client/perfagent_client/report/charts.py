@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfagent.plural import some
 from perfagent.wire import LOGGED, Alert, Latest, Series, is_evaluation_loss, loss_kind, metric
-from perfagent.wire.quantities import figure
+from perfagent.wire.quantities import figure, some
 from perfagent_client.report.line_chart import AlertMark, Drawing, draw, last_step
 
 __all__ = ["POINTS", "Chart", "charts_of", "names_of_charts"]

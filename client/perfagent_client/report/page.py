@@ -16,10 +16,9 @@ from markupsafe import Markup
 
 from perfagent import __version__
 from perfagent.command_line.terminal_output import CONTROL
-from perfagent.plural import some
 from perfagent.wire import STATE_SHAPES, Alert, Finding, outcome_of
 from perfagent.wire.configuration import by_use, flattened
-from perfagent.wire.quantities import duration
+from perfagent.wire.quantities import duration, some
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.report.charts import charts_of
 from perfagent_client.report.facts import ReportFacts

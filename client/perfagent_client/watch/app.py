@@ -10,7 +10,7 @@ from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
 
-from perfagent.admin_proof import AdminProof
+from perfagent.endpoint.admin_proof import AdminProof
 from perfagent_client.client import AsyncClient
 from perfagent_client.watch.fleet_screen import FleetScreen
 from perfagent_client.watch.run_screen import RunScreen

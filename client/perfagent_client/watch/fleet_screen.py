@@ -15,9 +15,8 @@ from textual.message import Message
 from textual.widgets import DataTable, Footer, Input, Static
 
 from perfagent.errors import PerfagentError
-from perfagent.plural import some
 from perfagent.wire import STATE_SHAPES, Alert
-from perfagent.wire.quantities import figure
+from perfagent.wire.quantities import figure, some
 from perfagent_client.sparkline import sparkline
 from perfagent_client.watch.fleet import LOSSES, RATES, Fleet, FleetRow
 from perfagent_client.watch.fleet_reader import CURVE, FleetReader

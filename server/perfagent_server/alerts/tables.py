@@ -24,8 +24,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, delete, select, update
 
-from perfagent.plural import some
 from perfagent.wire import SEVERITIES, Alert, Finding
+from perfagent.wire.quantities import some
 from perfagent_server.alerts import history, quiet
 from perfagent_server.alerts.kinds import HEARTBEAT, groups
 from perfagent_server.alerts.state_machine import Change, worse

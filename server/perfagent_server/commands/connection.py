@@ -11,12 +11,11 @@ from typing import Any
 
 import httpx
 
-from perfagent.addresses import DEFAULT_SERVER
-from perfagent.admin_proof import AdminProof
 from perfagent.command_line.server_options import add_server_options
+from perfagent.endpoint.addresses import DEFAULT_SERVER, REFUSAL, refuses_plain_http, wrong_scheme
+from perfagent.endpoint.admin_proof import AdminProof
+from perfagent.endpoint.local_server import LocalServer, credentials, data_folder, server_address, stopped_server
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
-from perfagent.local_server import LocalServer, credentials, data_folder, server_address, stopped_server
-from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import plain
 
 __all__ = ["AdminApi", "NotThere", "add_options", "no_server_is_meant"]

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfagent.endpoint.local_server import ADMIN_TOKEN_FILE
 from perfagent.errors import ResourceError
-from perfagent.local_server import ADMIN_TOKEN_FILE
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from perfagent.command_line.server_options import add_server_options
 from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import ConfigError, PerfagentError, ResourceError, ServerUnreachable
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history import find_runs, of_database
 from perfagent_server.backtest.server_run import read_server_run
 from perfagent_server.diagnosis.judging import Diagnosis, diagnose, of_moments

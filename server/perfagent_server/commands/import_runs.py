@@ -15,7 +15,7 @@ from pathlib import Path
 from perfagent.command_line.question import agreed, somebody_can_answer
 from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import ConfigError, PerfagentError
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.connection import add_options, administrator, print_json
 from perfagent_client.history import OldRun, find_runs, of_database
 from perfagent_client.history.old_run import Source

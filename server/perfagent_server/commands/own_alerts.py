@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_server.commands.connection import AdminApi, add_options
 
 __all__ = ["own_alerts"]

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from perfagent.endpoint.local_server import ADDRESS_FILE
 from perfagent.errors import ResourceError
-from perfagent.local_server import ADDRESS_FILE
 from perfagent_server.ownership import give_to_owner_of
 from perfagent_server.settings import Settings
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from perfagent import __version__
-from perfagent.addresses import DEFAULT_SERVER
 from perfagent.command_line.option_types import port
+from perfagent.endpoint.addresses import DEFAULT_SERVER
+from perfagent.endpoint.local_server import ADDRESS_FILE, LocalServer, data_folder
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.local_server import ADDRESS_FILE, LocalServer, data_folder
-from perfagent.variables import warn_of_misspelt
+from perfagent.process.variables import warn_of_misspelt
 from perfagent_server.commands.server_lock import only_server
 from perfagent_server.logs import configure_logs
 from perfagent_server.settings import LogFormat, LogLevel, Settings

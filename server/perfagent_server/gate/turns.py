@@ -21,8 +21,8 @@ from typing import IO
 
 import psutil
 
+from perfagent.delivery.recording import Recorded, read_recording
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.recording import Recorded, read_recording
 
 __all__ = ["Block", "Command", "Job", "in_turn"]
 

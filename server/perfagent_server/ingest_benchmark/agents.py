@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from perfagent.addresses import is_loopback
 from perfagent.delivery.transport import Answer, Reply, judge, packed
+from perfagent.endpoint.addresses import is_loopback
 from perfagent.wire import PHASES, Event, Frame, Group, encode
 
 __all__ = ["HEALTHY", "NAMES", "Load", "Seen", "play"]

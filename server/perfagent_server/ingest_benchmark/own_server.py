@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from perfagent.errors import ResourceError
-from perfagent.extras import how_to_install
-from perfagent.local_server import ADDRESS_FILE
+from perfagent.endpoint.local_server import ADDRESS_FILE
+from perfagent.errors import ResourceError, how_to_install
 
 __all__ = ["OwnServer", "own_server"]
 

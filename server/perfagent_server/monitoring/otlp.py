@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perfagent import __version__
-from perfagent.errors import ResourceError
-from perfagent.extras import how_to_install
+from perfagent.errors import ResourceError, how_to_install
 from perfagent_server.monitoring.runs import GAUGES, RunCollector
 from perfagent_server.services import Services
 

@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_server.rules.catalogue import all_rules, inputs
 from perfagent_server.rules.rule import Question, Rule, unit_of
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
-from perfagent.admin_proof import ProofCheck
-from perfagent.local_server import announcement
+from perfagent.endpoint.admin_proof import ProofCheck
+from perfagent.endpoint.local_server import announcement
 from perfagent_server.refusal import RefusalError
 from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import is_shaped_like_key

@@ -14,7 +14,7 @@ import pytest
 from builders import ServerProcess, free_port, job_environment, server_process, until
 
 import perfagent
-from perfagent import verdict
+from perfagent.calls import verdict
 
 pytestmark = pytest.mark.real
 

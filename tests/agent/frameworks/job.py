@@ -20,7 +20,7 @@ import torch.distributed as dist
 from script import Script
 
 import perfagent
-from perfagent.governor import Governor
+from perfagent.step.governor import Governor
 
 Governor.period = lambda *_: 1  # gradients in every step: what is looked at here is what is measured, not when
 

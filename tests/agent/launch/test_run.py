@@ -15,9 +15,9 @@ from builders import free_port, job_environment, until
 from commands import perfagent
 from ingest_server import IngestServer, Scripted
 
-from perfagent import launch_options
 from perfagent.launch.run import start
 from perfagent.launch.words import as_python_takes_them
+from perfagent.process import launch_options
 
 LONG = pytest.mark.long
 REAL = pytest.mark.real

@@ -15,7 +15,7 @@ import torch
 from PIL import Image as Pillow
 
 import perfagent
-from perfagent.arguments import check_model
+from perfagent.calls.arguments import check_model
 from perfagent.device import snapshot
 from perfagent.media import Media
 from perfagent.wire.events import media_type_of

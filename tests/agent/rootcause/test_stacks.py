@@ -16,7 +16,7 @@ import pytest
 from builders import until
 
 from perfagent.delivery.segments import Header, Segments
-from perfagent.pids import machine
+from perfagent.process.pids import machine
 from perfagent.rootcause import standstill
 from perfagent.rootcause.stacks import MOST_FRAMES, MOST_THREADS, all_stacks
 from perfagent.rootcause.standstill import Pulse, goes_on

@@ -11,7 +11,7 @@ from event_files import framed, scalar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history import OldRun, find_runs
 from perfagent_client.history.crc32c import checksums, crc32c
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent.plural import some
+from perfagent.wire.quantities import some
 from perfagent_client.history import OldRun, find_runs
 
 FIXTURES = Path(__file__).parents[2] / "data" / "history"

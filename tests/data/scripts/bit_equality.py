@@ -16,7 +16,7 @@ if len(sys.argv) > 2:  # --attach: the one line that makes the difference
 
     run = perfagent.attach()
     if "everything" in sys.argv[2]:  # gradients, updates and dead units in every step
-        from perfagent.governor import Governor
+        from perfagent.step.governor import Governor
 
         run._progress.links.governor = Governor(1e9)
         run._progress.links.health.deeper = 1

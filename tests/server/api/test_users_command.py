@@ -13,7 +13,7 @@ import pytest
 from builders import ServerProcess, server_process, web
 from commands import Ended, perfagent
 
-from perfagent.local_server import ADMIN_TOKEN_FILE
+from perfagent.endpoint.local_server import ADMIN_TOKEN_FILE
 
 pytestmark = pytest.mark.real
 PASSWORD = "correct horse battery"

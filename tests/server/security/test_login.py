@@ -14,9 +14,9 @@ from builders import until
 from clocks import Clock
 from fastapi.testclient import TestClient
 
-from perfagent.admin_proof import AdminProof
+from perfagent.endpoint.admin_proof import AdminProof
+from perfagent.endpoint.local_server import announcement
 from perfagent.errors import ConfigError
-from perfagent.local_server import announcement
 from perfagent_server.security.keys import secret_file
 
 PAGE = {"Accept": "text/html"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from perfagent.endpoint.local_server import ADDRESS_FILE
 from perfagent.errors import ResourceError
-from perfagent.local_server import ADDRESS_FILE
 from perfagent_server.commands.server_lock import only_server
 from perfagent_server.settings import Settings
 

@@ -67,8 +67,8 @@ def _watch(text: str) -> bool:
     try:
         os.setsid()
         if os.fork() == 0:
-            from perfagent import launch_options
             from perfagent.launch.watcher import watch_worker
+            from perfagent.process import launch_options
 
             watch_worker(trainer, launch_options.read(text))
         status = 0
@@ -192,7 +192,7 @@ class _Finder:
         if not self._alone:
             self._give_back()
         try:
-            from perfagent import launch_options
+            from perfagent.process import launch_options
 
             told = launch_options.current = launch_options.read(self._text)
             from perfagent.session import start_from_launcher

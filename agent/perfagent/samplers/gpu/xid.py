@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perfagent.descriptors import Descriptor, opened
+from perfagent.process.descriptors import Descriptor, opened
 from perfagent.samplers.gpu.board import DeviceLost, place
 from perfagent.samplers.gpu.device import Gpu, text_of
 from perfagent.samplers.gpu.nvml import Door, Library

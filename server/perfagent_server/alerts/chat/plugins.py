@@ -31,8 +31,7 @@ from apprise.plugins import dingtalk, discord, feishu, slack, wecombot, workflow
 from apprise.plugins.email import base as email
 from apprise.plugins.email import smtp
 
-from perfagent.errors import PerfagentError, ResourceError
-from perfagent.extras import how_to_install
+from perfagent.errors import PerfagentError, ResourceError, how_to_install
 from perfagent_server.alerts.chat.call import current
 from perfagent_server.alerts.chat.message import Severity
 from perfagent_server.alerts.chat.targets import Target, unencrypted

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any
 
-from perfagent.plural import some
 from perfagent.wire import LOSS
+from perfagent.wire.quantities import some
 from perfagent_server.rules.spelling import spell_bytes, spell_number, spell_pct, spell_span
 
 __all__ = ["OPTIONAL", "Grammar", "MissingFigureError", "fill", "outline"]

@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from perfagent.errors import ConfigError, ResourceError
-from perfagent.extras import how_to_install
+from perfagent.errors import ConfigError, ResourceError, how_to_install
 from perfagent_server.database import StorageError
 
 if TYPE_CHECKING:

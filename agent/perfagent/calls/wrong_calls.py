@@ -2,7 +2,7 @@
 line.
 
 Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
-instead. What perfagent takes of their calls is in drop_in.py.
+instead. What perfagent takes of their calls is in other_trackers.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.addresses import is_on_this_machine
+from perfagent.endpoint.addresses import is_on_this_machine
 
 if TYPE_CHECKING:
     import httpx

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfagent.addresses import DEFAULT_SERVER
-from perfagent.admin_proof import AdminProof
+from perfagent.endpoint.addresses import DEFAULT_SERVER
+from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.errors import ConfigError, ServerUnreachable
-from perfagent.pids import boot_id, owner_line
+from perfagent.process.pids import boot_id, owner_line
 
 __all__ = [
     "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "LocalServer", "announcement", "credentials", "data_folder", "found_server",

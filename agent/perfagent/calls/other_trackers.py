@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.boundary.agent_log import logger
+from perfagent.calls.wrong_calls import FUNCTIONS, instead_of, unknown_option
 from perfagent.errors import PerfagentError
-from perfagent.naming import draw_id
-from perfagent.wrong_calls import FUNCTIONS, instead_of, unknown_option
+from perfagent.identity.naming import draw_id
 
 if TYPE_CHECKING:
     from perfagent.agent_config import AgentConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perfagent.arguments import as_dict
+from perfagent.calls.arguments import as_dict
 
 __all__ = ["RunConfig", "Tags"]
 

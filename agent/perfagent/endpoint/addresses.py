@@ -1,15 +1,34 @@
-"""Explains an address with https:// where plain HTTP is spoken, or the other way round, in the same words
-everywhere."""
+"""Addresses of servers: the default one, whether one is on this machine, and https:// where plain HTTP is spoken."""
 
 from __future__ import annotations
 
-__all__ = ["REFUSAL", "refuses_plain_http", "wrong_scheme"]
+import ipaddress
+from urllib.parse import urlsplit
 
+__all__ = ["DEFAULT_SERVER", "REFUSAL", "is_loopback", "is_on_this_machine", "refuses_plain_http", "wrong_scheme"]
+
+DEFAULT_SERVER = "http://127.0.0.1:8420"
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 """What OpenSSL calls an answer that is none of TLS."""
 _TLS_ALERT = "\x15\x03"
 """How TLS answers a request that is none; http.client takes it for a status line."""
 REFUSAL = ": what listens there speaks TLS, give its address with https://"
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host, as `urlsplit(address).hostname` gives it, is this machine. `127.evil.example` is not."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def is_on_this_machine(address: str) -> bool:
+    """Whether an http:// or https:// address leads to this machine. No proxy of the environment can reach it there."""
+    try:
+        return is_loopback(urlsplit(address).hostname)
+    except ValueError:  # brackets that do not close
+        return False
 
 
 def wrong_scheme(address: str, error: Exception, *, hung_up: bool) -> str:

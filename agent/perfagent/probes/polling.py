@@ -11,12 +11,12 @@ from perfagent.hooks.model_discovery import has_optimizer
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source
-    from perfagent.governor import Governor
+    from perfagent.hooks.trained import Trained
     from perfagent.probes.scheduler import Looks
     from perfagent.rootcause.investigator import Investigator
     from perfagent.samplers.sampler import Sampler
+    from perfagent.step.governor import Governor
     from perfagent.step.state import StepState
-    from perfagent.trained import Trained
 
 __all__ = ["Polling"]
 

@@ -1,0 +1,1 @@
+"""Where a server is, and how a command proves to be its administrator's. For all packages."""
