@@ -19,7 +19,7 @@ from perfagent.calls.arguments import text_of
 from perfagent.calls.run_config import RunConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
-from perfagent.context.process import describe
+from perfagent.context.environment import describe
 from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.handoff import Sender
@@ -58,13 +58,7 @@ _NO_START = launched.Start()
 
 
 class Lifecycle:
-    """A run from its start to its end: what is measured meanwhile, and what is reported of it.
-
-    config: what the user passed as configuration: a dict whose entries are attributes as well.
-    """
-
-    settings: AgentConfig
-    _identity: Identity
+    """A run from its start to its end: what is measured meanwhile, and what is reported of it."""
 
     def __init__(
         self,
@@ -79,33 +73,25 @@ class Lifecycle:
         start: launched.Start = _NO_START,
         sender: Sender | None = None,
     ) -> None:
-        """start: what `perfagent run` drew."""
         self.settings, self.config = settings, RunConfig(config)
         self._name, self._tags, self.group, self._notes = name, tags, group, notes
         self._pid = os.getpid()
-        self._ended = False
-        identity = (
-            sender.identity
-            if sender
-            else Identity.from_environment(settings, name=name, start_step=start_step, start=start)
+        self.ended = False
+        sender = sender or Sender(
+            settings, Identity.from_environment(settings, name=name, start_step=start_step, start=start)
         )
-        self._identity = identity
-        self._sender = sender or Sender(settings, identity)
+        self._sender, self._identity = sender, sender.identity
         governor = Governor(settings.overhead_budget_pct)
-        begin = start_step if start_step is not None else identity.start_step or 0
+        begin = start_step if start_step is not None else self._identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
-        reader, schedule = StepReader(), Health(identity.rank)
+        reader, schedule = StepReader(), Health(self._identity.rank)
         links = RunLinks(governor, reader, reader.account, schedule, GradientReport(schedule), Together())
         self._progress = StepState(self._sender.rows, links, start_step=done)
-        self._progress.links.on_first_step = self._first_step
-        self._progress.links.on_event = self._sender.event
-        self._progress.links.on_resumed = self._goes_on_at
-        self._progress.links.account.evaluations = Evaluations()
+        links.on_first_step, links.on_event, links.on_resumed = self._first_step, self._sender.event, self._goes_on_at
+        links.account.evaluations = Evaluations()
         self._trained = Trained(self._progress, self._sender)
-        self._investigator = self._progress.links.investigator = Investigator(
-            self._progress, self._sender, self._trained.model
-        )
+        self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
         self._trained.watch_by(self._investigator.add)
         reader.investigator = self._investigator
         links.gradient_report.on_nonfinite = self._investigator.gradients_bad
@@ -138,10 +124,6 @@ class Lifecycle:
         name = self._name or self._default_name()
         words = [*([repr(name)] if name else []), *([f"({self.id})"] if self.id else [])]
         return " ".join(words) or "of this rank"
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
 
     @property
     def start_step(self) -> int | None:
@@ -180,7 +162,7 @@ class Lifecycle:
     def _goes_on_at(self, step: int) -> None:
         """A trainer resumes from its own checkpoint: its next step has this number. The script's own `start_step`
         wins."""
-        if not self._ended and self.start_step in (None, step):  # another rank may have sent the same number
+        if not self.ended and self.start_step in (None, step):  # another rank may have sent the same number
             self.start_at(step)
 
     def start(self) -> None:
@@ -190,21 +172,13 @@ class Lifecycle:
             return
         guard.reset()
         who, self._oom_kills = self._identity, oom_kills_of_host()
-        told = {
-            "state": "starting",
-            "name": self._name or self._default_name(),
-            "config": self.config,
-            "tags": [*self._tags],
-            "group": self.group,
-            "notes": self._notes,
-            "start_step": who.start_step,
-            **self._place(),
-            **describe(),
-        }
         who.ended = lambda: self._ending is not None or self._sender.closing_at is not None
         who.begun = lambda: self._progress.last is not None or who.ended()
         who.placed = self._placed
-        self._sender.event("state", {key: value for key, value in told.items() if value is not None})
+        self._tell_state(
+            "starting", **self._titles(), name=self._name or self._default_name(), start_step=who.start_step,
+            **self._place(), **describe(),
+        )  # fmt: skip
         self._media.source = self._sender.add_source(self._media.poll)
         self._sampler = sampler = Sampler(
             self._sender,
@@ -225,7 +199,7 @@ class Lifecycle:
         self._console.install()
         self._context.install()
         state.current = self._progress
-        patching.when_torch_is_imported(_torch_came)
+        patching.when_torch_is_imported(patching.install_for_run)
         self.capture_logs(self.settings.capture_logs)
         self.mirror(self.settings.tensorboard)
         if launched.current is None:
@@ -237,6 +211,23 @@ class Lifecycle:
         self._progress.logs.captures = wanted
         if wanted and state.current is self._progress:
             patching.watch_loggers()
+
+    def change(
+        self,
+        *,
+        tensorboard: str | os.PathLike[str] | None,
+        tune_malloc: bool | None,
+        capture_logs: bool | None,
+        stoppable: bool,
+    ) -> None:
+        """Settings that a later attach() of the same run gives. Raises ConfigError."""
+        given = AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc, capture_logs=capture_logs)
+        self.mirror(given.tensorboard)
+        if tune_malloc is not None:
+            self.tune_malloc(tune_malloc)
+        if capture_logs is not None:
+            self.capture_logs(given.capture_logs)
+        self._investigator.stop.raises = stoppable or self._investigator.stop.raises
 
     def mirror(self, folder: Path | None) -> None:
         """Writes event files of TensorBoard there as well, unless it does so somewhere already."""
@@ -257,6 +248,13 @@ class Lifecycle:
         if not self._sender.disabled:
             self._context.malloc = host_allocator.tune(wanted)
 
+    def _tell_state(self, state: str, **more: Any) -> None:
+        """What is None is not known, and left out."""
+        self._sender.event("state", {"state": state} | {key: value for key, value in more.items() if value is not None})
+
+    def _titles(self) -> dict[str, Any]:
+        return {"config": self.config, "tags": [*self._tags], "group": self.group, "notes": self._notes}
+
     def _place(self) -> dict[str, Any]:
         """Which rank of how many this is, as far as that is known."""
         who = self._identity
@@ -273,9 +271,8 @@ class Lifecycle:
         more: dict[str, Any] = {}
         if ended and not to_be_told and self._ending is not None:
             state, reason, more = self._ending  # it was told before, and is to remain the last word
-        told = {"state": state, "reason": reason or None, **more, "config": self.config, **self._place()}
-        told["name"] = self._name or self._default_name()
-        self._sender.event("state", {key: value for key, value in told.items() if value is not None})
+        name = self._name or self._default_name()
+        self._tell_state(state, **more, reason=reason or None, config=self.config, name=name, **self._place())
         if to_be_told:
             self._sender.events.rotate(1)
 
@@ -309,17 +306,9 @@ class Lifecycle:
         self._tags.extend(tag for tag in tags if tag not in self._tags)
         begins = self._trained.is_next(model)
         if config or tags or project or name or group or notes or begins:
-            told: dict[str, Any] = {
-                "name": self._name,
-                "config": self.config,
-                "tags": [*self._tags],
-                "group": self.group,
-                "notes": self._notes,
-            }
-            told["state"] = "running" if self._progress.last else "starting"
-            if begins:
-                told["training_after"] = self._progress.completed
-            self._sender.event("state", {key: value for key, value in told.items() if value is not None})
+            after = self._progress.completed if begins else None
+            state = "running" if self._progress.last else "starting"
+            self._tell_state(state, **self._titles(), name=self._name, training_after=after)
         self._trained.name(model, optimizer)
 
     def _first_step(self, optimizer: Any) -> None:
@@ -336,7 +325,7 @@ class Lifecycle:
         """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
         return self._trained.is_another(model)
 
-    def tell_of_next_training(self, model: Any) -> None:
+    def warn_of_next_training(self, model: Any) -> None:
         """Where attach() was given the model of another training, and no name: both are one run."""
         if self._trained.is_another(model):
             self._messages.warn("another model", run=self.called, step=self._progress.logged_at())
@@ -354,7 +343,7 @@ class Lifecycle:
         then. (As `_at_exit` in session.py.)"""
         if self._ending is not None and not self.inherited:
             self._close(*self._ending)  # Ctrl-C may have come into the end
-        if self._ended or self.inherited or self._sender.disabled:
+        if self.ended or self.inherited or self._sender.disabled:
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         # at a prompt the next line mends it
@@ -373,7 +362,7 @@ class Lifecycle:
 
     def left_from(self, frame: FrameType, error: BaseException | None) -> Cause | None:
         """A function calls sys.exit with a status that tells of failure, where it handles this."""
-        if self._ended or self.inherited or self._sender.disabled:
+        if self.ended or self.inherited or self._sender.disabled:
             return None
         if error is not None and self._investigator.is_past(error):
             error = None
@@ -384,7 +373,7 @@ class Lifecycle:
 
     def thread_ended(self, thread: Thread, error: BaseException) -> None:
         """Reports that an exception ended a thread of the script. Called on that thread, by threading.excepthook."""
-        if self._ended or self.inherited or self._threads_told >= MOST_THREADS_TOLD:
+        if self.ended or self.inherited or self._threads_told >= MOST_THREADS_TOLD:
             return
         self._threads_told += 1
         p = self._progress
@@ -394,7 +383,7 @@ class Lifecycle:
 
     def fail(self, error: BaseException) -> None:
         """Ends the run by what ended the process."""
-        if self._ended or self.inherited or self._sender.disabled:
+        if self.ended or self.inherited or self._sender.disabled:
             return
         self._investigator.ended_by(error)
         ending, reason, exception, trace = cause(error)
@@ -406,9 +395,9 @@ class Lifecycle:
         self._end(ending, reason, exception=exception, traceback=trace, **more)
 
     def _end(self, ending: str, reason: str = "", **more: Any) -> None:
-        if self._ended or self.inherited:
+        if self.ended or self.inherited:
             return
-        self._ended = True
+        self.ended = True
         stop = self._investigator.stop
         if ending == "finished" and stop.due:
             reason = f"stopped after step {self._progress.completed:,}: {stop.why}"
@@ -451,8 +440,3 @@ class Lifecycle:
         if self._sampler is not None:
             self._sampler.resign()
         self._ending = None
-
-
-def _torch_came() -> None:
-    if state.current is not None:
-        patching.install()

@@ -29,9 +29,10 @@ from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
 from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear
 from perfagent.integrations import functions, loggers
+from perfagent.step.state import state
 
 __all__ = [
-    "TESTED", "install", "install_late", "installed", "remove", "watch_loggers", "when_torch_is_imported",
+    "TESTED", "install", "install_for_run", "install_late", "installed", "remove", "watch_loggers", "when_torch_is_imported",
 ]  # fmt: skip
 
 logger = logging.getLogger("perfagent")
@@ -82,6 +83,11 @@ def install() -> bool:
     _undo.append(compile_time.remove)
     integrations.install(_patch, when_imported)
     return True
+
+
+def install_for_run() -> None:
+    if state.current is not None:
+        install()
 
 
 def install_late() -> None:

@@ -101,7 +101,7 @@ class Run(Lifecycle):
         self._retitle(as_tags(tags))
 
     def _retitle(self, tags: Iterable[str] = (), **texts: str) -> None:
-        if not self._ended:
+        if not self.ended:
             self.take_up(None, None, {}, [*tags], **texts)
 
     @property
@@ -241,7 +241,7 @@ class Run(Lifecycle):
             raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
         self._end(ending, reason)
 
-    def give_way(self, to: AgentConfig) -> None:
+    def end_for(self, to: AgentConfig) -> None:
         """Ends, since the process goes on with another run, of these settings."""
         self._sender.followed = to.sources
         self.finish()
@@ -260,7 +260,7 @@ class Run(Lifecycle):
         cells below it train. Elsewhere it is printed once."""
         from perfagent.calls.notebook import show_live  # not with the training: a notebook asks for it
 
-        show_live(self, lambda: self._ended, every_s)
+        show_live(self, lambda: self.ended, every_s)
 
     def _shown(self) -> Shown:
         name = self.name or self._default_name() or self.id or ""
@@ -337,7 +337,7 @@ class Run(Lifecycle):
 
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""
-        if self._ended and not self.inherited and not self.settings.disabled:
+        if self.ended and not self.inherited and not self.settings.disabled:
             self._messages.warn("late", call, call=call, run=self.called)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from perfagent.agent_config import AgentConfig
 from perfagent.boundary.agent_log import logger
 from perfagent.boundary.guard import guarded
-from perfagent.calls.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
+from perfagent.calls.arguments import as_dict, as_tags, check_arguments
 from perfagent.calls.other_trackers import options_of_init, say_once
 from perfagent.calls.wrong_calls import checked
 from perfagent.errors import ConfigError
@@ -79,99 +79,53 @@ def attach(
     """Monitors the training in this process from here on, and returns the run.
 
     model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace;
-    `run.config` may be added to later. notes: text for people, shown with the run, where they may change it. record: a
-    folder to record into, without a server; where a run is current and this or server means another place, that run
-    ends and one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of
-    the first step to come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of
-    its thresholds are raised, so that a step on the CPU keeps its memory. capture_logs: False leaves out what the
-    script logs by other loggers (W&B, TensorBoard, a trainer's own). disabled: True makes this run a silent no-op.
-    stoppable: `perfagent stop`, the run's page or a rule may end the training, after a step of all ranks: a trainer ends
-    by its own flag, a loop that reads `run.should_stop` by itself, any other by perfagent.Stopped. Raises ConfigError
-    for an argument that cannot be used; never for trouble of its own, such as a server that is away.
+    `run.config` may be added to later. notes: text for people. record: a folder to record into, without a server; where
+    a run is current and this or server means another place, that run ends and one begins there. tensorboard: a folder
+    for event files of TensorBoard besides. start_step: the number of the first step to come, when training is resumed.
+    tune_malloc: False leaves glibc's allocator as it is; else two of its thresholds are raised, so that a step on the
+    CPU keeps its memory. capture_logs: False leaves out what the script logs by other loggers (W&B, TensorBoard, a
+    trainer's own). disabled: True makes this run a silent no-op. stoppable: `perfagent stop`, the run's page or a rule
+    may end the training, after a step of all ranks: a trainer ends by its own flag, a loop that reads `run.should_stop`
+    by itself, any other by perfagent.Stopped. Raises ConfigError for an argument that cannot be used; never for trouble
+    of its own, such as a server that is away.
     """
-    global _current, _named, _resumed
-    check_model(model)
-    check_optimizer(optimizer)
-    settled, labels = as_dict(config), as_tags(tags)
-    check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
-    check_start_step(start_step)
-    if not isinstance(stoppable, bool):
-        raise ConfigError(f"stoppable must be True or False, not {stoppable!r:.80}")
-    if _inert is not None:
-        logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
-    if _inert is not None or _is_imported_by_a_worker():
-        return silent(settled, labels)
+    check_arguments(
+        model, optimizer, start_step, stoppable, name=(name, 256), group=(group, 256), notes=(notes, 100_000)
+    )
+    entries, labels = as_dict(config), as_tags(tags)
+    if _is_inert():
+        return silent(entries, labels)
     run = current()
-    next_job = _is_hydras_next_job(run_id)
-    unnamed = run is not None and run is _launched and not _named and not next_job
-    if _resumed is not None and run_id in (None, _resumed[0]):
-        run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
-        _resumed = None
-    told = launched.current  # what `perfagent run` was told stands where the script says nothing
-    start = launched.Start()
-    names_place = server is not None or record is not None
-    if told is not None:
-        record = record or told.record
-    if run is not None:
-        if run.inherited:
-            _tell_inherited()
-            return run  # in a forked child: the parent's run, which is silent here
-        same = name in (None, run.name) and project in (None, run.settings.project) and not next_job
-        moves = names_place and _elsewhere(run, server, record)
-        if unnamed and run_id is not None and not moves and run.settings.run_id is None:
-            run.continue_as(AgentConfig.from_env(run_id=run_id).run_id, start_step, given=True)
-        # each training is a run of its own, and under an id that was given an attempt of its own
-        next_training = (name is not None or run_id is not None) and run.trains_another(model)
-        if run_id in (None, run.id) and (same or unnamed) and not moves and not next_training:
-            run.tell_of_next_training(model)
-            run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
-            run.mirror(AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc).tensorboard)
-            if tune_malloc is not None:
-                run.tune_malloc(tune_malloc)
-            if capture_logs is not None:
-                run.capture_logs(AgentConfig.from_env(capture_logs=capture_logs).capture_logs)
-            if stoppable:
-                run.allow_stop()
-            _named = _named or bool(name or project)
-            return run
-    if told is not None:
-        project, name = told.project if project is None else project, name or told.name
-        run_id = run_id or told.run_id
-        if _current is None:
-            start = told.start
-        elif run is not None and unnamed:
-            start = launched.Start(
-                run.id
-            )  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
-        labels.extend(tag for tag in told.tags if tag not in labels)
+    if run is not None and run.inherited:
+        _say_inherited()
+        return run  # in a forked child: the parent's run, which is silent here
+    job = _is_hydras_next_job(run_id)
+    run_id, start_step = _where_resumed(run_id, start_step)
+    options = launched.current or launched.NONE  # what `perfagent run` was given stands where the script says nothing
+    if (
+        run is not None
+        and not job
+        and _keeps(run, model, project, name, run_id, start_step, moves=_elsewhere(run, server, record))
+    ):
+        run.warn_of_next_training(model)
+        run.take_up(model, optimizer, entries, labels, project=project, name=name, group=group, notes=notes)
+        run.change(tensorboard=tensorboard, tune_malloc=tune_malloc, capture_logs=capture_logs, stoppable=stoppable)
+        return _take_name(run, bool(name or project))
     settings = AgentConfig.from_env(
-        project=project,
-        server=server,
-        record=record,
+        project=options.project if project is None else project, server=server, record=record or options.record,
         tensorboard=tensorboard,
-        run_id=run_id,
-        tune_malloc=tune_malloc,
-        capture_logs=capture_logs,
-        disabled=disabled,
-    )
+        run_id=run_id or options.run_id, tune_malloc=tune_malloc, capture_logs=capture_logs, disabled=disabled,
+    )  # fmt: skip
+    start = _start_of(run, options, job=job)
     if run is not None:
-        if not settings.disabled:
-            _say_that_it_ends(run, expected=next_job)
-        run.give_way(settings)
+        _end_for(run, settings, expected=job)
+    labels.extend(tag for tag in options.tags if tag not in labels)
     run = Run(
-        settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes, start=start
-    )
+        settings, name=name or options.name, config=entries, tags=labels, group=group, start_step=start_step, notes=notes,
+        start=start,
+    )  # fmt: skip
     run.take_up(model, optimizer, {}, [])
-    if stoppable:
-        run.allow_stop()
-    if not settings.disabled:
-        warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
-        _watch_process()
-        _tell_green_threads()
-    run.start()
-    end_with_task(run.finish)
-    _current = run
-    return run
+    return _begin(run, stoppable)
 
 
 @checked
@@ -199,24 +153,9 @@ def init(
     foreign: options of W&B and trackio, for scripts that say `import perfagent as wandb`: taken where perfagent has the
     same (id, mode, reinit, ...), else left out, with a line that says so.
     """
-    options: dict[str, Any] = {
-        "project": project,
-        "name": name,
-        "config": config,
-        "tags": as_tags(() if tags is None else tags),
-        "group": group,
-        "server": server,
-        "record": record,
-        "tensorboard": tensorboard,
-        "run_id": run_id,
-        "start_step": start_step,
-        "notes": notes,
-        "tune_malloc": tune_malloc,
-        "capture_logs": capture_logs,
-        "disabled": disabled,
-        "stoppable": stoppable,
-    }
-    options, left_out = options_of_init(options, foreign)
+    own = {name: value for name, value in locals().items() if name != "foreign"}
+    own["tags"] = as_tags(() if tags is None else tags)
+    options, left_out = options_of_init(own, foreign)
     if foreign.get("reinit") in (True, "finish_previous", "create_new"):
         finish()
     run = attach(**options)
@@ -290,6 +229,12 @@ def start_from_launcher(**options: Any) -> Run:
     return _launched
 
 
+def _is_inert() -> bool:
+    if _inert is not None:
+        logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
+    return _inert is not None or _is_imported_by_a_worker()
+
+
 def _is_imported_by_a_worker() -> bool:
     """Whether multiprocessing, which starts workers by `spawn`, is importing the script anew in one: it holds no
     training."""
@@ -321,46 +266,97 @@ def _is_hydras_next_job(run_id: str | None) -> bool:
 def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:
     """Whether these mean another place than the one where the run's data go: a folder, or a server where there is
     none."""
-    said = AgentConfig.from_env(server=server, record=record)
+    if server is None and record is None:
+        return False
+    said = AgentConfig.from_env(server=server, record=record or (launched.current or launched.NONE).record)
     return (said.record or said.server) != (run.settings.record or run.settings.server)
 
 
-_told: set[str] = set()
+def _where_resumed(run_id: str | None, start_step: int | None) -> tuple[str | None, int | None]:
+    """Run and first step of a training that went on from a checkpoint, unless the script names another run."""
+    global _resumed
+    if _resumed is None or run_id not in (None, _resumed[0]):
+        return run_id, start_step
+    (resumed, step), _resumed = _resumed, None
+    return resumed or run_id, step if start_step is None else start_step
+
+
+def _keeps(
+    run: Run,
+    model: object,
+    project: str | None,
+    name: str | None,
+    run_id: str | None,
+    start_step: int | None,
+    *,
+    moves: bool,
+) -> bool:
+    """Whether attach() goes on with the current run. Each training is a run of its own, and under an id that was given an
+    attempt of its own. moves: it names another place."""
+    unnamed = run is _launched and not _named
+    if unnamed and run_id is not None and not moves and run.settings.run_id is None:
+        run.continue_as(AgentConfig.from_env(run_id=run_id).run_id, start_step, given=True)
+    same = unnamed or (name in (None, run.name) and project in (None, run.settings.project))
+    next_training = (name is not None or run_id is not None) and run.trains_another(model)
+    return same and run_id in (None, run.id) and not moves and not next_training
+
+
+def _start_of(run: Run | None, options: launched.LaunchOptions, *, job: bool) -> launched.Start:
+    """A launched run that goes elsewhere goes as what it is; a later run of the process is no new attempt of it."""
+    if _current is None:
+        return options.start
+    if options is not launched.NONE and run is not None and run is _launched and not _named and not job:
+        return launched.Start(run.id)
+    return launched.Start()
+
+
+def _take_name(run: Run, named: bool) -> Run:
+    global _named
+    _named = _named or named
+    return run
+
+
+def _begin(run: Run, stoppable: bool) -> Run:
+    global _current
+    if stoppable:
+        run.allow_stop()
+    if not run.settings.disabled:
+        warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
+        _watch_process()
+        _warn_of_green_threads()
+    run.start()
+    end_with_task(run.finish)
+    _current = run
+    return run
 
 
 def _no_run(function: str) -> None:
-    if function not in _told and _inert is None and not _is_imported_by_a_worker() and not _is_disabled():
-        _told.add(function)
-        logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
-
-
-def _is_disabled() -> bool:
     with contextlib.suppress(ConfigError):  # attach() raises it; a call of log() must not
-        return AgentConfig.from_env().disabled
-    return False
+        if _inert is None and not _is_imported_by_a_worker() and not AgentConfig.from_env().disabled:
+            say_once(function, f"{function}() was called before attach() or init(); left out")
 
 
-def _say_that_it_ends(run: Run, *, expected: bool) -> None:
-    """The first run ends because another begins; expected: each of Hydra's jobs is a run of its own, as its user wants
-    it."""
-    logger.log(
-        logging.INFO if expected else logging.WARNING,
-        "perfagent: attach() or init() was called again with another name, project, place or model: the run %s is now "
-        "finished, and a new run starts. Call finish() before, or attach() without arguments to continue the run",
-        run.called,
+def _end_for(run: Run, settings: AgentConfig, *, expected: bool) -> None:
+    """The run ends because another begins; expected: each of Hydra's jobs is a run of its own, as its user wants it."""
+    if not settings.disabled:
+        logger.log(
+            logging.INFO if expected else logging.WARNING,
+            "perfagent: attach() or init() was called again with another name, project, place or model: the run %s is now "
+            "finished, and a new run starts. Call finish() before, or attach() without arguments to continue the run",
+            run.called,
+        )
+    run.end_for(settings)
+
+
+def _say_inherited() -> None:
+    say_once(
+        "inherited",
+        "attach() records nothing in a child that was forked from a process with a run; attach in the children only, or "
+        "start them with 'spawn'",
     )
 
 
-def _tell_inherited() -> None:
-    if "inherited" not in _told:
-        _told.add("inherited")
-        logger.warning(
-            "perfagent: attach() records nothing in a child that was forked from a process with a run; attach in the children "
-            "only, or start them with 'spawn'"
-        )
-
-
-def _tell_green_threads() -> None:
+def _warn_of_green_threads() -> None:
     """gevent and eventlet replace what starts a thread: the agent's share one with the training then, and work when it
     rests."""
     library = str(getattr(getattr(threading, "_start_new_thread", None), "__module__", "")).partition(".")[0]

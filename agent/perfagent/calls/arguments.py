@@ -10,34 +10,27 @@ from typing import Any
 
 from perfagent.errors import ConfigError
 
-__all__ = ["as_dict", "as_tags", "check_model", "check_optimizer", "check_start_step", "check_texts", "flat", "text_of"]
+__all__ = ["as_dict", "as_tags", "check_arguments", "flat", "text_of"]
 
 
-def check_model(model: Any) -> None:
-    if model is None:
-        return
+def check_arguments(
+    model: object, optimizer: object, start_step: object, stoppable: object, **texts: tuple[object, int]
+) -> None:
+    """texts: what was given (None: nothing), and how many characters it may have. Raises ConfigError."""
     nn = getattr(sys.modules.get("torch"), "nn", None)  # another thread may be importing torch
-    if not isinstance(model, getattr(nn, "Module", ())):
+    if model is not None and not isinstance(model, getattr(nn, "Module", ())):
         raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {_shown(model)}")
-
-
-def check_optimizer(optimizer: Any) -> None:
     if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
         raise ConfigError(f"optimizer must be a torch.optim.Optimizer or left out, not {_shown(optimizer)}")
-
-
-def check_texts(**texts: tuple[Any, int]) -> None:
-    """what -> what was given (None: nothing), and how many characters it may have."""
-    for what, (text, most) in texts.items():
-        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > most):
-            raise ConfigError(f"{what} must be text of 1 to {most} characters, not {text!r:.80}")
-
-
-def check_start_step(start_step: Any) -> None:
     if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
         raise ConfigError(
             f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}"
         )
+    if not isinstance(stoppable, bool):
+        raise ConfigError(f"stoppable must be True or False, not {stoppable!r:.80}")
+    for what, (text, most) in texts.items():
+        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > most):
+            raise ConfigError(f"{what} must be text of 1 to {most} characters, not {text!r:.80}")
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Run(Protocol):
     def steps_done(self) -> int: ...
     def log(self, metrics: Mapping[str, Any], *, commit: bool | None = None) -> None: ...
     def take_up(self, model: Any, optimizer: Any, config: dict[str, Any], tags: list[str]) -> None: ...
-    def tell_of_next_training(self, model: Any) -> None: ...
+    def warn_of_next_training(self, model: Any) -> None: ...
 
 
 _said: set[str] = set()
@@ -322,7 +322,7 @@ def _watch(run: Run, models: Any = None, *_: Any, **__: Any) -> None:
     """Gradients and losses are recorded anyway: that is the model."""
     for model in models if isinstance(models, (list, tuple)) else [models]:
         if hasattr(model, "named_parameters"):
-            run.tell_of_next_training(model)
+            run.warn_of_next_training(model)
             run.take_up(model, None, {}, [])
 
 

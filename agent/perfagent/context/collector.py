@@ -29,7 +29,6 @@ WAIT_S = 10.0
 AGAIN_S = 5.0
 """Between two looks whether anything has changed, once all is told that was there at the start."""
 _IMPORTED_LATER = [
-    "perfagent.context.environment",
     "perfagent.context.git",
     "perfagent.context.packages",
     "perfagent.redaction",

@@ -1,14 +1,17 @@
-"""Selects the environment variables that are sent: those that say how a job was placed and tuned.
-
-A list of what may leave, never of what may not. The values are redacted all the same.
+"""Describes a process: host, command line, versions, and the environment variables that say how a job was placed and
+tuned: a list of what may leave, never of what may not. The values are redacted all the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
-__all__ = ["environment"]
+__all__ = ["describe", "environment"]
 
 _NAMES = frozenset((
     "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "CONDA_DEFAULT_ENV",
@@ -32,3 +35,24 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     return {
         name: found[name][:MAX_CHARACTERS] for name in sorted(found) if name in _NAMES or name.startswith(_PREFIXES)
     }
+
+
+def describe() -> dict[str, object]:
+    """What the first event of a run says about its process; what is not known is absent."""
+    cwd = None
+    with contextlib.suppress(OSError):  # the folder was removed
+        cwd = str(Path.cwd())
+    found: dict[str, object] = {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "command": list(sys.orig_argv),  # scripts edit sys.argv
+        "cwd": cwd,
+        "cpus": os.cpu_count(),
+        "user": os.environ.get("USER"),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(getattr(torch, "__version__", ""))
+        found["cuda"] = getattr(getattr(torch, "version", None), "cuda", None)
+    return {key: value for key, value in found.items() if value not in (None, "", [])}

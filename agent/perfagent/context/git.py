@@ -141,43 +141,34 @@ class ChangedFiles:
         """On the courier's thread: waits a moment for git; False once there is nothing left to wait for."""
         if self._process is None:
             program = shutil.which("git")
-            if program is None or self._has_ended():
+            if program is None or self._closed:
                 return False
             self._until = self._clock() + MOST_S
-            # The first line names the branch; without it, git has failed. aheadBehind=false saves a walk through commits.
-            command = [program, "-C", str(self._root), "-c", "status.aheadBehind=false"]
-            command += ["status", "--porcelain", "--branch", "-uno"]
             others = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
             self._process = subprocess.Popen(
-                command, env=others | {"GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                [program, "-C", str(self._root), "diff", "--quiet", "HEAD"], env=others | {"GIT_OPTIONAL_LOCKS": "0"},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-            if self._has_ended():  # in between
+            if self._closed:  # in between
                 self.close()
-                return False
         try:
-            branch, *files = self._process.communicate(timeout=LOOK_S)[0].splitlines() or [b""]
+            answer = self._process.wait(LOOK_S)
         except subprocess.TimeoutExpired:
             if self._clock() < self._until:
                 return True
             self.close()
             return False
-        except (OSError, ValueError):  # the run has ended meanwhile
-            return False
-        if branch.startswith(b"##"):
-            self._tell(bool(files))
+        if answer in (0, 1):
+            self._tell(bool(answer))
         return False
-
-    def _has_ended(self) -> bool:
-        return self._closed
 
     def close(self) -> None:
         """Ends git where it still runs: at the end of the run, on any thread."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-                self._process.communicate(timeout=_KILLED_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILLED_S)
 
 
 def _without_credentials(address: str) -> str:

@@ -1,16 +1,11 @@
 """Finds hyperparameters that nobody passed to us: what argparse returned, and the configuration objects that a training
 script holds.
 
-Two places are looked at. `argparse` is watched for as long as the run lasts: the last result that the script asked for
-counts. And twice, when a run starts and when its first step is over, the variables of the functions that are being
-executed are looked through for objects that are known to be configuration: Hugging Face's TrainingArguments, hydra's
-DictConfig, a Lightning module's hparams, DeepSpeed's engine, what click and absl parsed; and, in the script's own
-functions, what is called `config`, `args`, `hparams` or the like: a dict, a dataclass, a namespace, a model of
-pydantic, a class of constants or an object of one.
-
-What the script gave to other loggers counts as well (frameworks/loggers/settings.py).
-
-Only references are kept here; they are read on the sender's thread, later (structure.py of redaction says how).
+`argparse` is watched for as long as the run lasts: its last result counts. And twice, when a run starts and after its
+first step, the variables of the running functions are searched for configuration: objects of known libraries
+(integrations/configurations.py) and, in the script's own functions, what is called `config`, `args`, `hparams` or the
+like: a dict, a dataclass, a namespace, a model of pydantic, a class of constants or an object of one. What the script
+gave to other loggers counts as well. Only references are kept here; the sender's thread reads them later.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
-from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, attributes_of, settings_of_dataclasses
+from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable
 from perfagent.rootcause.stack_variables import variables_of
@@ -37,7 +32,6 @@ from perfagent.signals.source_lines import is_ours
 __all__ = ["Hyperparameters"]
 
 MAX_FRAMES = 100
-MAX_FILE_BYTES = 256 * 1024
 _NAMED = re.compile(
     r"(?:config|cfg|conf|args|opts?|options|flags|hps|hparams|h_?params|params|hyper_?param(?:eter)?s|settings|configuration)"
     r"|\w+_(?:args|arguments|config|cfg|hparams)",
@@ -147,16 +141,10 @@ class Hyperparameters:
             self._found[name] = redacted(value)
 
     def found(self) -> dict[str, Any]:
-        """source or variable -> the object. DeepSpeed's file is read where only its name is known."""
+        """source or variable -> the object."""
         found: dict[str, Any] = logged.given()
         for source, value in self._found.items():
             found[source] = found[source] | dict(value) if source in found and isinstance(value, Mapping) else value
-        if "deepspeed" not in found:
-            for source, name in (("argparse", "deepspeed_config"), ("huggingface", "deepspeed")):
-                given = attributes_of(found.get(source)).get(name)
-                content = given if isinstance(given, dict) else _json_file(given)
-                if content:
-                    found["deepspeed"] = content
         return found
 
 
@@ -229,15 +217,3 @@ def _constants(kind: type) -> dict[Any, Any] | None:
     return _settings(
         {name: item for name, item in held.items() if not callable(item) and not hasattr(type(item), "__get__")}
     )
-
-
-def _json_file(name: Any) -> Any:
-    if not isinstance(name, (str, Path)) or not str(name).endswith(".json"):
-        return None
-    import json  # on the sender's thread, and rarely
-
-    try:
-        path = Path(name)
-        return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_FILE_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return None

@@ -33,22 +33,10 @@ def _in(folder: str) -> Iterator[tuple[str, str]]:
     except OSError:  # a zip file, or nothing at all
         return
     for name, path in names:
-        package, _, version = name.removesuffix(".dist-info").partition("-")
-        if (
-            package.isidentifier()
-            and package.isascii()
-            and version[:1].isdecimal()
-            and version.isascii()
-            and "-" not in version
-        ):
-            found = package, version  # as nearly all are, and no pattern is needed
-        else:
-            match = re.fullmatch(_FOLDER, name)
-            if match is None:
-                continue
-            found = match["name"], match["version"] or _written_version(path) or ""
-        if found[1]:
-            yield re.sub(r"[-_.]+", "-", found[0]).lower(), found[1]
+        match = re.fullmatch(_FOLDER, name)
+        version = match and (match["version"] or _written_version(path))
+        if match and version:
+            yield re.sub(r"[-_.]+", "-", match["name"]).lower(), version
 
 
 def _written_version(path: str) -> str | None:

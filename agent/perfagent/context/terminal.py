@@ -10,7 +10,7 @@ LINE_CHARACTERS = 4000
 """What is kept of a line until it is redacted, and then shortened (redaction/text.py)."""
 KEY_LINES = 200
 STATE_S = 10.0
-"""So often the state of lines that are being rewritten (progress bars) is told before they end."""
+"""Period of the states of lines that are being rewritten (progress bars)."""
 MOST_BARS = 50
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]")
 _UP = re.compile(r"\x1b\[(\d{0,3})[AF]")
@@ -28,11 +28,9 @@ class Screen:
     def __init__(self, *, most_lines: int = 1000) -> None:
         self._most_lines = most_lines
         self.left_out = 0
-        self._above: list[str] = []
-        """Lines that the cursor may come back to; empty as long as it never went up."""
-        self._line = ""
-        """The one that the cursor stands in."""
-        self._below: list[str] = []
+        self._rows = [""]
+        """Those that the cursor may come back to, the one that it stands in, and those below."""
+        self._row = 0
         self._state: list[str] = []
         self._state_at = 0.0
         self._key_lines = 0
@@ -40,83 +38,61 @@ class Screen:
     @property
     def open(self) -> bool:
         """Whether a line is not complete yet."""
-        return bool(self._line or self._above or self._below)
+        return self._rows != [""]
 
     def lines(self, text: str, now: float, *, torn: bool = False, last: bool = False) -> list[str]:
         """torn: something is missing before this text; last: what is not complete is a line too."""
         if not self._rewritten():
             self._state_at = now
         if torn:  # the end of a line alone may be the end of a secret, and hides nothing
-            self._above, self._line, self._below = [], "", []
+            self._rows, self._row = [""], 0
             text = text.partition("\n")[2]
-        text = self._line + text
-        held = [*self._above, *self._below]
-        complete = self._complete(text, last=last)
-        if len(complete) > self._most_lines:
-            complete = self._newest(complete, keys=any("-----BEGIN" in one for one in (*held, text)))
+        keys = self._key_lines > 0 or any("-----BEGIN" in one for one in (*self._rows, text))
+        complete = self._complete(text)
+        if last:
+            complete += self._rows
+            self._rows, self._row = [""], 0
+        older, complete = complete[: -self._most_lines], complete[-self._most_lines :]
+        self.left_out += sum(map(bool, older))
+        for line in older if keys else ():  # the other lines of a private key are known by its first alone
+            self._without_key(line)
         lines = [self._without_key(_as_shown(line)) for line in complete]
         if lines:
-            told = self._state
-            lines = ["" if at < len(told) and line in told else line for at, line in enumerate(lines)]
+            shown = self._state
+            lines = ["" if at < len(shown) and line in shown else line for at, line in enumerate(lines)]
             self._state, self._state_at = [], now
         return [line for line in (*lines, *self._new_state(now)) if line]
 
     def _rewritten(self) -> bool:
-        return "\r" in self._line or bool(self._above or self._below)
+        return len(self._rows) > 1 or "\r" in self._rows[0]
 
-    def _complete(self, text: str, *, last: bool) -> list[str]:
+    def _complete(self, text: str) -> list[str]:
         """The lines that are complete; the others are kept, shortened."""
-        before, self._line = self._above, ""
-        if self._below or ("\x1b[" in text and _UP.search(text)):
-            complete = self._moving(text)
-        else:
-            *whole, self._line = text.split("\n")
-            complete, self._above = [*before, *whole], []
-        if len(self._above) > MOST_BARS:
-            complete, self._above = [*complete, *self._above[:-MOST_BARS]], self._above[-MOST_BARS:]
-        if last:
-            complete = [*complete, *self._above, self._line, *self._below]
-            self._above, self._line, self._below = [], "", []
-        self._above, self._below = [*map(_kept, self._above)], [*map(_kept, self._below[:MOST_BARS])]
-        self._line = _kept(self._line)
-        return complete
-
-    def _newest(self, lines: list[str], *, keys: bool) -> list[str]:
-        """keys: one of the lines may be the first of a private key, whose others are known by that alone."""
-        older, newest = lines[: -self._most_lines], lines[-self._most_lines :]
-        self.left_out += sum(map(bool, older))
-        if keys or self._key_lines:
-            for line in older:
-                self._without_key(line)
-        return newest
-
-    def _moving(self, text: str) -> list[str]:
-        """Follows the cursor, which goes down over lines that stand there already, and up."""
-        first, *moves = _UP.split(text)
+        first, *moves = _UP.split(text) if "\x1b[" in text else [text]
+        self._write(self._rows[self._row] + first)
         complete: list[str] = []
-        self._write(first)
         for rows, following in zip(moves[::2], moves[1::2], strict=True):
-            for _ in range(min(int(rows or 1), len(self._above))):
-                self._below.insert(0, self._line)
-                self._line = self._above.pop()
-            complete += self._above
-            self._above = []
-            self._write(_over(self._line, following))
-        if not moves:
-            complete, self._above = self._above, []
+            self._row = max(0, self._row - int(rows or 1))
+            complete += self._rows[: self._row]
+            self._rows, self._row = self._rows[self._row :], 0
+            self._write(_over(self._rows[0], following))
+        done = max(0, self._row - MOST_BARS) if moves else self._row
+        complete += self._rows[:done]
+        self._rows, self._row = [*map(_kept, self._rows[done : self._row + 1 + MOST_BARS])], self._row - done
         return complete
 
     def _write(self, text: str) -> None:
-        """text: the line in which the cursor stands, and what follows."""
-        self._line, *following = text.split("\n")
-        for line in following:
-            self._above.append(self._line)
-            self._line = _over(self._below.pop(0), line) if self._below else line
+        """text: the line in which the cursor stands, and what follows, over lines that may stand there already."""
+        self._rows[self._row], *following = text.split("\n")
+        below = self._rows[self._row + 1 :]
+        over = [_over(old, new) for old, new in zip(below, following, strict=False)]
+        self._rows[self._row + 1 :] = [*over, *following[len(below) :], *below[len(following) :]]
+        self._row += len(following)
 
     def _new_state(self, now: float) -> list[str]:
         if not self._rewritten() or now - self._state_at < STATE_S or self._key_lines:
             return []
-        shown = [_as_shown(line) for line in (*self._above, self._line, *self._below)]
+        shown = [_as_shown(line) for line in self._rows]
         before, self._state, self._state_at = self._state, shown, now
         return [] if any("-----BEGIN" in line for line in shown) else [line for line in shown if line not in before]
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["VARIABLE", "LaunchOptions", "Start", "current", "parents_start", "read"]
+__all__ = ["NONE", "VARIABLE", "LaunchOptions", "Start", "current", "parents_start", "read"]
 
 VARIABLE = "PERFAGENT_RUN_LAUNCH"
 
@@ -58,6 +58,8 @@ class LaunchOptions:
         return json.dumps(asdict(self))
 
 
+NONE = LaunchOptions(pid=0)
+"""Of a process that `perfagent run` did not start."""
 current: LaunchOptions | None = None
 """Set in a process that `perfagent run` started."""
 
