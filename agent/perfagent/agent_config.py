@@ -94,32 +94,21 @@ class AgentConfig:
         _check_server(self.server)
         _check_key(self.api_key)
         object.__setattr__(self, "server", self.server.rstrip("/"))
-        for name, kind in (("project", "project"), ("run_id", "run")):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, str):
+        for name, kind, value in (("project", "project", self.project), ("run_id", "run", self.run_id)):
+            if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be text, not {value!r:.80}")
-            problem = identity_problem(kind, value)
-            if problem is not None and not self.disabled:
+            problem = None if value is None or self.disabled else identity_problem(kind, value)
+            if problem is not None:
                 raise ConfigError(f"{name} cannot be used: {problem}")
         if self.tensorboard is not None and not self.disabled and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("tensorboard= needs the package that writes TensorBoard's files: pip install tensorboard")
-        if not isinstance(self.tune_malloc, bool):
-            raise ConfigError(f"tune_malloc must be True or False, not {self.tune_malloc!r:.80}")
-        if not isinstance(self.capture_logs, bool):
-            raise ConfigError(f"capture_logs must be True or False, not {self.capture_logs!r:.80}")
-        for name in (
-            "overhead_budget_pct",
-            "flush_s",
-            "spool_tick_s",
-            "sample_s",
-            "max_spool_bytes",
-            "max_memory_bytes",
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ConfigError(f"{name} must be a number above 0, not {value!r:.80}")
+        for name in ("tune_malloc", "capture_logs"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, not {given!r:.80}")
+        for name in _NUMBERS:
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+                raise ConfigError(f"{name} must be a number above 0, not {given!r:.80}")
 
     @property
     def sources(self) -> Path:
@@ -130,21 +119,17 @@ class AgentConfig:
     def from_env(cls, **overrides: Any) -> AgentConfig:
         """Settings from the environment; an override that is not None wins. Raises ConfigError for what cannot be
         used."""
-        unknown = set(overrides) - {item.name for item in fields(cls)}
-        if unknown:
-            raise ConfigError(
-                f"unknown setting {sorted(unknown)}; known are {sorted(item.name for item in fields(cls))}"
-            )
+        known = sorted(item.name for item in fields(cls))
+        if unknown := sorted(set(overrides) - {*known}):
+            raise ConfigError(f"unknown setting {unknown}; known are {known}")
         values: dict[str, Any] = {}
         for name, variable in _VARIABLES.items():
             text = os.environ.get(variable, "")
             if text.strip() if name in _STRIPPED else text:
                 values[name] = text
-        values["disabled"] = _truth("PERFAGENT_DISABLED", os.environ.get("PERFAGENT_DISABLED", ""))
-        if (text := os.environ.get("PERFAGENT_MALLOC", "")).strip():
-            values["tune_malloc"] = _truth("PERFAGENT_MALLOC", text)
-        if (capture := os.environ.get("PERFAGENT_CAPTURE_LOGS", "")).strip():
-            values["capture_logs"] = _truth("PERFAGENT_CAPTURE_LOGS", capture)
+        for name, variable in _SWITCHES.items():
+            if (text := os.environ.get(variable, "")).strip():
+                values[name] = _truth(variable, text)
         state_home = os.environ.get("XDG_STATE_HOME")
         if state_home:
             try:
@@ -173,7 +158,7 @@ class AgentConfig:
     def _check_variable(cls, name: str, variable: str, values: dict[str, Any]) -> None:
         """Says of a setting that cannot be used where it comes from: whoever reads it may not have set it."""
         try:
-            cls(**{name: values[name], "disabled": values["disabled"]})
+            cls(**{name: values[name], "disabled": values.get("disabled", False)})
         except ConfigError as error:
             raise ConfigError(f"{variable}: {error}") from None
 
@@ -187,7 +172,11 @@ _VARIABLES = {
     "tensorboard": "PERFAGENT_TENSORBOARD",
 }
 
+_SWITCHES = {
+    "disabled": "PERFAGENT_DISABLED", "tune_malloc": "PERFAGENT_MALLOC", "capture_logs": "PERFAGENT_CAPTURE_LOGS",
+}  # fmt: skip
 _STRIPPED = ("server", "api_key")
+_NUMBERS = ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes")
 
 
 def _check_server(server: str) -> None:
@@ -196,15 +185,14 @@ def _check_server(server: str) -> None:
     given = repr(server[:200]) if "@" not in server else "one with a user or password"
     try:
         address = urlsplit(server)
-        port = address.port
+        if address.port == 0:
+            raise ValueError
     except ValueError:  # its own message may hold a piece of a password
         raise ConfigError(f"server must be {like}, with a port of 1 to 65535, not {given}") from None
     if address.username is not None or address.password is not None:
         raise ConfigError("server must not hold a user or password: the key goes into PERFAGENT_API_KEY")
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigError(f"server must be an http:// or https:// address such as {DEFAULT_SERVER}, not {given}")
-    if port == 0:
-        raise ConfigError(f"server must be {like}, with a port of 1 to 65535, not {given}")
     if "?" in server or "#" in server:
         raise ConfigError(
             f"server must be {like}, without a query (?) or fragment (#), not {given}: take what is behind away"
@@ -215,11 +203,9 @@ def _check_server(server: str) -> None:
 
 def _check_key(key: str | None) -> None:
     """Raises ConfigError for what no header can carry. The key itself is never shown."""
-    if key is None:
-        return
-    if not isinstance(key, str):
+    if key is not None and not isinstance(key, str):
         raise ConfigError(f"api_key must be text, not {type(key).__name__}")
-    if not key.isascii() or not key.isprintable() or " " in key:
+    if key is not None and (not key.isascii() or not key.isprintable() or " " in key):
         wrong = next(at for at, letter in enumerate(key, 1) if not "!" <= letter <= "~")
         raise ConfigError(
             f"api_key must be printable ASCII without spaces; character {wrong} of {len(key)} is not: copy the key again into "
@@ -228,10 +214,9 @@ def _check_key(key: str | None) -> None:
 
 
 def _truth(variable: str, text: str) -> bool:
-    if text.strip().lower() in ("", "0", "false", "no", "off"):
-        return False
-    if text.strip().lower() in ("1", "true", "yes", "on"):
-        return True
+    word = text.strip().lower()
+    if word in ("0", "false", "no", "off", "1", "true", "yes", "on"):
+        return word in ("1", "true", "yes", "on")
     raise ConfigError(f"{variable} must be 1 or 0, not {text!r:.80}")
 
 

@@ -36,8 +36,7 @@ from perfagent.probes.polling import Polling
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.process import host_allocator
 from perfagent.process import launch_options as launched
-from perfagent.process.end_reason import cause, of_exit_code, unused_parameters
-from perfagent.process.exit_status import Cause
+from perfagent.process.exit_reason import Cause, cause, of_exit_code, unused_parameters
 from perfagent.rootcause.investigator import Investigator
 from perfagent.rootcause.stacks import frames_of
 from perfagent.samplers.cgroup import oom_kills_of_host

@@ -26,7 +26,7 @@ from perfagent.errors import ConfigError
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.phases import Span
 from perfagent.lifecycle import Lifecycle
-from perfagent.process.end_reason import of_exit_code
+from perfagent.process.exit_reason import of_exit_code
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 
 if TYPE_CHECKING:

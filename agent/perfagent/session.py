@@ -24,8 +24,7 @@ from perfagent.calls.wrong_calls import checked
 from perfagent.errors import ConfigError
 from perfagent.integrations.process_pools import end_with_task
 from perfagent.process import launch_options as launched
-from perfagent.process.end_reason import cause
-from perfagent.process.exit_status import Leaving, handled, told_from_afar
+from perfagent.process.exit_reason import Leaving, cause, handled, told_from_afar
 from perfagent.process.variables import warn_of_misspelt
 from perfagent.run import Run
 from perfagent.step.state import state

@@ -16,7 +16,7 @@ from torch import nn
 from torch._utils import KeyErrorMessage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfagent.process.end_reason import cause, out_of_memory, unused_parameters
+from perfagent.process.exit_reason import cause, out_of_memory, unused_parameters
 
 
 def test_error_of_a_loaders_worker_says_what_it_was() -> None:
@@ -44,7 +44,7 @@ def test_parameters_that_ddp_waited_for_are_named() -> None:
 
 WITHOUT_GUARD = """
 import sys, torch
-from perfagent.process.end_reason import cause
+from perfagent.process.exit_reason import cause
 sys.excepthook = lambda kind, error, trace: print(cause(error)[1])
 next(iter(torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context="spawn")))
 """

@@ -33,7 +33,7 @@ def check_arguments(
             raise ConfigError(f"{what} must be text of 1 to {most} characters, not {text!r:.80}")
 
 
-def as_dict(config: Any) -> dict[str, Any]:
+def as_dict(config: object) -> dict[str, Any]:
     if config is None:
         return {}
     # as it is written: `???`, or a variable that is not set, would raise
@@ -68,13 +68,13 @@ def as_tags(tags: Any) -> list[str]:
     return labels
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value in one line: an optimizer's or model's own text has many, and begins with its type."""
     kind, text = type(value).__name__, " ".join(repr(value).split())
     return f"{text:.80}" if text.startswith(kind) else f"{kind} {text:.80}"
 
 
-def text_of(value: Any, most: int) -> str:
+def text_of(value: object, most: int) -> str:
     try:
         return str(value)[:most]
     except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits

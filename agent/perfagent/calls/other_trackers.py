@@ -56,8 +56,8 @@ class Run(Protocol):
     @property
     def steps_done(self) -> int: ...
     def log(self, metrics: Mapping[str, Any], *, commit: bool | None = None) -> None: ...
-    def take_up(self, model: Any, optimizer: Any, config: dict[str, Any], tags: list[str]) -> None: ...
-    def warn_of_next_training(self, model: Any) -> None: ...
+    def take_up(self, model: object, optimizer: object, config: dict[str, Any], tags: list[str]) -> None: ...
+    def warn_of_next_training(self, model: object) -> None: ...
 
 
 _said: set[str] = set()
@@ -165,7 +165,7 @@ def _current() -> Run | None:
     return run
 
 
-def _of_current(name: str, *args: Any, **kwargs: Any) -> Any:
+def _of_current(name: str, *args: object, **kwargs: object) -> Any:
     run = _current()
     if run is not None:
         return getattr(run, name)(*args, **kwargs)
@@ -206,26 +206,25 @@ class _LeftOut:
 
     kind = ""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> _LeftOut:
         if name.startswith("__"):
             raise AttributeError(name)
         return self
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
+    def __call__(self, *_: object, **__: object) -> _LeftOut:
         say_once(self.kind, f"{self.kind} is left out: perfagent has {FUNCTIONS.get(self.kind, 'nothing like it')}")
         return self
 
-    def __getitem__(self, _: Any) -> Any:
+    def __enter__(self, *_: object) -> _LeftOut:
         return self
+
+    __getitem__ = __enter__
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -250,7 +249,7 @@ class AlertLevel(enum.Enum):
     ERROR = "ERROR"
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """There is nothing to do."""
 
 
@@ -258,22 +257,22 @@ def _join(*args: Any, **kwargs: Any) -> None:
     sys.modules["perfagent"].finish(*args, **kwargs)
 
 
-def _left_out(name: str, *_: Any, **__: Any) -> Any:
+def _left_out(name: str, *_: object, **__: object) -> None:
     say_once(name, f"{name}() is left out: perfagent has {FUNCTIONS[name]}")
 
 
-def _sweep(*_: Any, **__: Any) -> str:
+def _sweep(*_: object, **__: object) -> str:
     _left_out("sweep")
     return draw_id()
 
 
-def _agent(sweep_id: Any = None, function: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:  # noqa: ARG001
+def _agent(_sweep: object = None, function: Callable[[], object] | None = None, *_: object, **__: object) -> None:
     say_once("agent", f"agent() runs its function once, as it is: perfagent has {FUNCTIONS['agent']}")
     if function is not None:
         function()
 
 
-def _show(*_: Any, **__: Any) -> str | None:
+def _show(*_: object, **__: object) -> str | None:
     """The address of the run's page, printed as trackio prints its own."""
     run = _current()
     address = None if run is None else run.url
@@ -281,17 +280,8 @@ def _show(*_: Any, **__: Any) -> str | None:
     return address
 
 
-def _print(text: Any = "", *_: Any, **__: Any) -> None:
+def _print(text: object = "", *_: object, **__: object) -> None:
     sys.stderr.write(f"{text}\n")
-
-
-def _restore(name: str, run_path: Any = None, replace: Any = False, root: Any = None) -> Any:  # noqa: ARG001 - as W&B
-    """A file that is there; None for one that would have to be fetched."""
-    run = _current()
-    there = Path(root or (_folder(run) if run else "."), name)
-    if there.is_file():
-        return there.open()
-    return _left_out("restore")
 
 
 _OF_MODULE: dict[str, Any] = {
@@ -305,7 +295,7 @@ _OF_MODULE: dict[str, Any] = {
     "join": _join,
     "login": lambda *_, **__: True,
     "require": _nothing,
-    "restore": _restore,
+    "restore": partial(_left_out, "restore"),
     "setup": _nothing,
     "show": _show,
     "sweep": _sweep,
@@ -318,7 +308,7 @@ _OF_MODULE: dict[str, Any] = {
 }
 
 
-def _watch(run: Run, models: Any = None, *_: Any, **__: Any) -> None:
+def _watch(run: Run, models: object = None, *_: object, **__: object) -> None:
     """Gradients and losses are recorded anyway: that is the model."""
     for model in models if isinstance(models, (list, tuple)) else [models]:
         if hasattr(model, "named_parameters"):
@@ -326,23 +316,23 @@ def _watch(run: Run, models: Any = None, *_: Any, **__: Any) -> None:
             run.take_up(model, None, {}, [])
 
 
-def _save(run: Run, path: Any = None, *_: Any, **__: Any) -> None:  # noqa: ARG001
+def _save(_run: Run, path: object = None, *_: object, **__: object) -> None:
     """Of older scripts `run.save()` is about the run's name, and needs nothing."""
     if path is not None:
         _left_out("save")
 
 
-def _artifact(name: str, run: Run, *_: Any, **__: Any) -> Any:  # noqa: ARG001
+def _artifact(name: str, *_: object, **__: object) -> Any:
     _left_out(name)
     return _LEFT_OUT["Artifact"].__new__(_LEFT_OUT["Artifact"])
 
 
-def _log_system(run: Run, metrics: Mapping[str, Any], *_: Any, **__: Any) -> None:
+def _log_system(run: Run, metrics: Mapping[str, Any], *_: object, **__: object) -> None:
     run.log({f"system/{name}": value for name, value in metrics.items()}, commit=False)
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
-    "define_metric": lambda _run, *_, **__: _left_out("define_metric"),
+    "define_metric": partial(_left_out, "define_metric"),
     "get_url": lambda run: run.url,
     "link_artifact": partial(_artifact, "log_artifact"),
     "log_artifact": partial(_artifact, "log_artifact"),
@@ -353,7 +343,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "log_system": _log_system,
     "mark_preempting": _nothing,
     "project_name": lambda run: run.project,
-    "restore": lambda _run, *args, **kwargs: _restore(*args, **kwargs),
+    "restore": partial(_left_out, "restore"),
     "save": _save,
     "unwatch": _nothing,
     "use_artifact": partial(_artifact, "use_artifact"),

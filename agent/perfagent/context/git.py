@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,14 +135,14 @@ class ChangedFiles:
     ) -> None:
         self._root, self._tell, self._clock = root, tell, clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._until = 0.0
 
     def poll(self) -> bool:
         """On the courier's thread: waits a moment for git; False once there is nothing left to wait for."""
         if self._process is None:
             program = shutil.which("git")
-            if program is None or self._closed:
+            if program is None or self._closed.is_set():
                 return False
             self._until = self._clock() + MOST_S
             others = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -149,7 +150,7 @@ class ChangedFiles:
                 [program, "-C", str(self._root), "diff", "--quiet", "HEAD"], env=others | {"GIT_OPTIONAL_LOCKS": "0"},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-            if self._closed:  # in between
+            if self._closed.is_set():  # in between
                 self.close()
         try:
             answer = self._process.wait(LOOK_S)
@@ -164,7 +165,7 @@ class ChangedFiles:
 
     def close(self) -> None:
         """Ends git where it still runs: at the end of the run, on any thread."""
-        self._closed = True
+        self._closed.set()
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

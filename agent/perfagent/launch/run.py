@@ -138,8 +138,5 @@ def _interpreter_flags(original: list[str]) -> list[str]:
 
     Only what stands there: subprocess's own list would turn environment variables into flags.
     """
-    flags = leading_options(original[1:])
-    # "-um" joins -u and -m, as in `python -um perfagent`
-    return [flag for flag in flags if not flag.endswith("m") or flag.startswith(("-W", "-X", "--"))] + [
-        flag[:-1] for flag in flags if flag.endswith("m") and not flag.startswith(("-W", "-X", "--")) and len(flag) > 2
-    ]
+    flags = leading_options(original[1:])  # "-um" joins -u and -m, as in `python -um perfagent`
+    return [flag if flag.startswith(("-W", "-X", "--")) else flag.removesuffix("m") for flag in flags]

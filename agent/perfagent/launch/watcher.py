@@ -22,10 +22,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.agent_config import AgentConfig
-from perfagent.process.end_reason import of_exit_code
+from perfagent.process.exit_reason import of_exit_code
 from perfagent.process.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
     from perfagent.process.launch_options import LaunchOptions
+    from perfagent.wire import Event
 
 __all__ = ["Ending", "ending_of", "truth", "watch", "watch_worker"]
 
@@ -51,18 +52,17 @@ _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
 """A process gets them for what it did itself: a C++ exception that nobody caught, a wrong address."""
 
 
-class Ending:
+class Ending(NamedTuple):
     """How a process ended: exit code or signal; both None where the kernel did not say. oom: its control group killed
     it."""
 
-    def __init__(self, code: int | None = None, signal_number: int | None = None, *, oom: bool = False) -> None:
-        self.code, self.signal, self.oom = code, signal_number, oom
+    code: int | None = None
+    signal: int | None = None
+    oom: bool = False
 
     @classmethod
-    def from_status(cls, status: int, *, oom: bool = False) -> Ending:
-        if os.WIFSIGNALED(status):
-            return cls(signal_number=os.WTERMSIG(status), oom=oom)
-        return cls(code=os.WEXITSTATUS(status))
+    def from_status(cls, status: int) -> Ending:
+        return cls(signal=os.WTERMSIG(status)) if os.WIFSIGNALED(status) else cls(code=os.WEXITSTATUS(status))
 
 
 def truth(ending: Ending) -> tuple[str, str] | None:
@@ -79,9 +79,7 @@ def truth(ending: Ending) -> tuple[str, str] | None:
         if name in _CRASHES:
             return "failed", f"crashed with {name}"
         return "killed", f"killed by {name}"
-    if ending.code is None:
-        return None
-    return of_exit_code(ending.code)
+    return None if ending.code is None else of_exit_code(ending.code)
 
 
 def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:
@@ -158,7 +156,7 @@ def _let_go(pidfd: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # meant for the training; exec keeps ignored signals ignored
 
 
-def _oom_kills(pid: int) -> int | None:
+def _oom_kills(pid: int | str) -> int | None:
     group = cgroup.find(pid)
     return group.oom_kills() if group is not None else None
 
@@ -189,8 +187,8 @@ class _Watch:
         self._ended = self._ended or _now()
         ending = ending_of(self._pid, PIDFD)
         if ending.signal == signal.SIGKILL and self._told["oom_kills"] is not None:
-            group = cgroup.find()  # ours is the trainer's
-            ending.oom = ((group.oom_kills() if group is not None else None) or 0) > self._told["oom_kills"]
+            kills = _oom_kills("self")  # our control group is the trainer's
+            ending = ending._replace(oom=(kills or 0) > self._told["oom_kills"])
         self._tell(ending)
 
     # ---- a trainer without a session
@@ -225,11 +223,9 @@ class _Watch:
         """The trainer speaks for itself, after all."""
         if self._own is not None:
             self._own.remove()
-            self._own = None
+        self._own = None
 
     def _say(self, state: str, reason: str, *, final: bool = False) -> None:
-        from perfagent.wire import Event
-
         spool = self._own_spool()
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
         if spool.acked == 0 and not spool.waiting:
@@ -239,12 +235,10 @@ class _Watch:
             data |= {"host": os.uname().nodename, "started": self._told["begun"]}
         elif not final:
             data = {}
-        at, monotonic = self._ended or _now()
-        events = [Event(kind="state", time=at, monotonic=monotonic, data=redacted(data))] if data else []
+        events = [self._event("state", redacted(data))] if data else []
         if final and self._children:
             self._look_at_children()
-            told = unrecorded(len(self._children), self._failed)
-            events.insert(0, Event(kind="alert", time=at, monotonic=monotonic, data=told))
+            events.insert(0, self._event("alert", unrecorded(len(self._children), self._failed)))
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())
 
@@ -303,13 +297,17 @@ class _Watch:
 
     def _correct(self, spool: Spool, known: tuple[str, str], ending: Ending) -> None:
         """What the trainer itself could not say, or took for something else."""
+        data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
+        spool.append(
+            [], [self._event("state", data | ({"reason": known[1]} if known[1] else {}))], now=time.monotonic()
+        )
+
+    def _event(self, kind: str, data: dict[str, Any]) -> Event:
+        """At the trainer's end, once it is known."""
         from perfagent.wire import Event
 
-        data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
-        if known[1]:
-            data["reason"] = known[1]
         at, monotonic = self._ended or _now()
-        spool.append([], [Event(kind="state", time=at, monotonic=monotonic, data=data)], now=time.monotonic())
+        return Event(kind=kind, time=at, monotonic=monotonic, data=data)
 
     def _take_over(self, folder: Path) -> Spool | None:
         """The spool of a source of the trainer, once its lock is free; None when somebody else has it, or it is
@@ -372,21 +370,14 @@ def _needs(header: Header, state: str) -> bool:
 
 def ending_of(pid: int, pidfd: int, *, clock: Callable[[], float] = time.monotonic) -> Ending:
     """How the process behind a pidfd ended; to be called when the pidfd has become readable."""
-    from_proc = _zombie_status(pid)
-    if from_proc is not None:
-        return Ending.from_status(from_proc)
-    # The kernel answers once the parent has fetched the status: wait for that for a moment.
     until = clock() + REAP_S
-    while True:
-        status = _pidfd_status(pidfd)
-        if status is not None:
-            return Ending.from_status(status)
-        from_proc = _zombie_status(pid)
-        if from_proc is not None:
-            return Ending.from_status(from_proc)
-        if clock() > until or not _is_there(pid):
-            status = _pidfd_status(pidfd)
-            return Ending() if status is None else Ending.from_status(status)
+    while True:  # the pidfd answers once the parent has fetched the status: wait for that for a moment
+        waits = clock() < until and Path(f"/proc/{pid}").exists()
+        for status in (_zombie_status(pid), _pidfd_status(pidfd)):
+            if status is not None:
+                return Ending.from_status(status)
+        if not waits:
+            return Ending()
         time.sleep(0.02)
 
 
@@ -396,8 +387,7 @@ def _pidfd_status(pidfd: int) -> int | None:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
     except OSError:  # before Linux 6.13, or the process is not reaped yet
         return None
-    (mask,) = struct.unpack_from("<Q", buffer, 0)
-    (code,) = struct.unpack_from("<i", buffer, 60)
+    mask, code = struct.unpack("<Q52xi", buffer)
     return int(code) if mask & PIDFD_INFO_EXIT else None
 
 
@@ -408,10 +398,6 @@ def _zombie_status(pid: int) -> int | None:
         return int(words[49]) if words[0] == b"Z" and int(words[49]) else None
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 if __name__ == "__main__":

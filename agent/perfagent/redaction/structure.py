@@ -141,27 +141,16 @@ class _Walk:
     def _logs_in(self, name: str, text: str, siblings: list[tuple[Any, Any]]) -> bool:
         """Whether this is a key of W&B, which is as long as a commit: `{"wandb": {"key": X}}`, `{"name": "wandb",
         "key": X}`."""
-        if (
-            len(text) < 32
-            or compiled(HEX).fullmatch(text) is None
-            or compiled(_KEY, re.IGNORECASE).search(name) is None
-        ):
+        if compiled(HEX).fullmatch(text) is None or compiled(_KEY, re.IGNORECASE).search(name) is None:
             return False
-        if any(key == "username" for key, _ in siblings):  # kaggle.json
-            return True
-        return self.login or any(
-            isinstance(word, str) and _speaks_of_a_login(word) for pair in siblings for word in pair
-        )
+        words = [word for pair in siblings for word in pair if isinstance(word, str)]
+        return self.login or "username" in words or any(map(_speaks_of_a_login, words))  # kaggle.json has a username
 
     def _items(self, value: Iterable[Any], depth: int, *, pairs: bool = False) -> list[Any]:
         everything = list(value)
-        if (
-            len(everything) == 2
-            and isinstance(everything[0], str)
-            and _begins_a_pair(everything[0])
-            and _hides(*everything)
-        ):
-            return [self.value(everything[0], depth + 1), HIDDEN]  # as lists of headers have them
+        first = everything[0] if len(everything) == 2 else None
+        if isinstance(first, str) and not first.startswith("-") and "=" not in first and _hides(*everything):
+            return [self.value(first, depth + 1), HIDDEN]  # as lists of headers have them
         line = None if isinstance(value, (set, frozenset)) else CommandLine(everything, pairs=pairs)
         items: list[Any] = []
         for item in everything[:MAX_ITEMS]:
@@ -202,19 +191,11 @@ class _Walk:
 
 def _hides(key: str, item: Any) -> bool:
     """Whether the value under this name is left out. Numbers and switches stay, unless they may be a password."""
-    if item is None or isinstance(item, bool):
-        return False
     if isinstance(item, str):
         return stands_for(key, item) == HIDDEN
-    if not secret_key(key):
+    if item is None or isinstance(item, bool) or not secret_key(key):
         return False
     return not (isinstance(item, (int, float)) and may_stay(key, str(item)))
-
-
-def _begins_a_pair(word: str) -> bool:
-    """Whether the first of two words may name the other: neither an option (arguments.py knows more of those) nor
-    `x=y`."""
-    return not word.startswith("-") and "=" not in word
 
 
 def _told_name(items: list[tuple[Any, Any]]) -> str:

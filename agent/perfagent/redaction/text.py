@@ -20,7 +20,7 @@ from perfagent.redaction.names import (
     random_looking,
     secret_key,
     stands_for,
-)
+)  # fmt: skip
 from perfagent.redaction.remembered import hide_remembered
 from perfagent.redaction.values import hide_known
 

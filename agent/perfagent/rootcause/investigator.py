@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.boundary.guard import guarded
-from perfagent.process.end_reason import out_of_memory
+from perfagent.process.exit_reason import out_of_memory
 from perfagent.rootcause.standstill import Standstill
 from perfagent.step.state import now
 from perfagent.step.stop import Stop

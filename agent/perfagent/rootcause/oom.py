@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import Backend, accelerator, backend_of
-from perfagent.process.end_reason import text_of
+from perfagent.process.exit_reason import text_of
 from perfagent.rootcause.evidence import Evidence
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in
 from perfagent.wire.evidence import MemoryEvidence

@@ -1,0 +1,300 @@
+"""Finds out why a process ended: from the exception that ended it, and from the argument of sys.exit, exit() or quit(),
+which Python keeps nowhere.
+
+A SystemExit that nobody catches is released by the interpreter, when no Python code runs any more; one that somebody
+caught is released while code runs. So the exception carries a mark, and where the mark ends shows which it was. Who
+catches an exception and leaves with a status that means failure (Hydra, click, many a `main`) leaves because of it, if
+the handler is near; if the handler called another function that exited, we keep its reason, but not the state `oom`.
+`raise SystemExit(n)` is not seen.
+
+Nothing is imported here when it runs: after Ctrl-C an import at exit turns exit code 130 into 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import linecache
+import sys
+import threading
+import tokenize  # noqa: F401 - linecache imports it when it reads a file
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = [
+    "Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "told_from_afar", "unused_parameters",
+]  # fmt: skip
+
+_NO_MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
+)  # fmt: skip
+"""In the words of torch's allocators, of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves, of
+the C library, whose reason torch quotes where a file could not be mapped, and of C++."""
+
+_BY_NUMBER = "Parameter indices which did not receive grad for rank"
+_DIED = "exited unexpectedly"
+_IMPORT_ANEW = ("SpawnProcess", "ForkServerProcess")
+_CARRIED = "Original Traceback (most recent call last):"
+
+
+_WITHOUT_GUARD = '. Spawned workers import the script, which has no `if __name__ == "__main__":`'
+_TERMINATED = 128 + 15
+"""How a shell, and most handlers of SIGTERM, end after that signal."""
+
+
+def of_exit_code(code: int, said: str = "") -> tuple[str, str]:
+    """State and reason of a process that ended with such a code, and with these words."""
+    if code == _TERMINATED:
+        return "preempted", f"exit code {code}, which stands for SIGTERM{said}"
+    return ("failed", f"exit code {code}{said}") if code else ("finished", "")
+
+
+def cause(error: BaseException) -> tuple[str, str, str, str]:
+    """State, reason, exception and traceback of a process that an exception ended."""
+    name = type(error).__name__
+    try:
+        message = text_of(error).strip()
+        ending = "oom" if _memory_ran_out(error) else "failed"
+        first = _first_words(message)[:500] if message else name
+        first += _WITHOUT_GUARD if _lacks_guard(error) else ""
+        return ending, name if first == name else f"{name}: {first}", name, _traceback(error)
+    except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be reported all the same
+        return "failed", name, name, ""
+
+
+def _first_words(message: str) -> str:
+    """The first line; of an error that torch carries over from a loader's worker, which only says where it was caught,
+    also the last one, which says what it was."""
+    first, *rest = message.splitlines()
+    return f"{first} {rest[-1]}" if _CARRIED in rest else first
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; the name of its type where its own `__str__` fails."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - see above
+        return type(error).__name__
+
+
+def unused_parameters(error: BaseException) -> str:
+    """The names of the parameters that DistributedDataParallel waited for in vain, of which its error gives the numbers
+    only: "spare.weight, spare.bias". "" for any other error."""
+    numbers = text_of(error).partition(_BY_NUMBER)[2].partition(":")[2].split("\n")[0]
+    try:
+        frame = _frame_in(error, "torch.nn.parallel.distributed") if numbers else None
+        if frame is None:
+            return ""
+        wrapper = frame.f_locals["self"]
+        named = wrapper.module.named_parameters()
+        waited = [name for name, p in named if p.requires_grad and name not in wrapper.parameters_to_ignore]
+        return ", ".join(waited[int(number)] for number in numbers.split())
+    except Exception:  # noqa: BLE001 - another torch or message, or somebody else's `named_parameters`
+        return ""
+
+
+def _lacks_guard(error: BaseException) -> bool:
+    """Whether a loader's worker died that was spawned, and so has to import the script, of which nothing says that it
+    trains only where it is started."""
+    if _DIED not in text_of(error):
+        return False
+    loading, script = _frame_in(error, "torch.utils.data.dataloader"), _frame_in(error, "__main__")
+    workers = () if loading is None else getattr(loading.f_locals.get("self"), "_workers", ())
+    source = "" if script is None else "".join(linecache.getlines(script.f_code.co_filename))
+    return bool(source) and "__main__" not in source and any(type(one).__name__ in _IMPORT_ANEW for one in workers)
+
+
+def _frame_in(error: BaseException, module: str) -> FrameType | None:
+    """The first of the functions of a module that an exception left."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") != module:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the exception itself says that memory ran out: CUDA's own type, Python's, or the words of what
+    allocates."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    if isinstance(error, OSError):  # a fork or a mapping that the kernel refused
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, RuntimeError):
+        return False
+    text = text_of(error).lower()
+    return any(words in text for words in _NO_MEMORY)
+
+
+def _memory_ran_out(error: BaseException | None) -> bool:
+    """The same of the exception or of what it came from."""
+    seen = 0
+    while error is not None and seen < 8:
+        if out_of_memory(error):
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
+
+
+def _traceback(error: BaseException, limit: int = 50) -> str:
+    """The traceback as text, like Python's own but by hand: the traceback module imports more when it meets certain
+    frames."""
+    parts: list[str] = []
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain and len(chain) < 8:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    for one in reversed(chain):
+        lines = ["Traceback (most recent call last):"]
+        frames = []
+        trace = one.__traceback__
+        while trace is not None:
+            frames.append((trace.tb_frame.f_code, trace.tb_lineno))
+            trace = trace.tb_next
+        for code, number in frames[-limit:]:
+            lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
+            source = linecache.getline(code.co_filename, number).strip()
+            if source:
+                lines.append(f"    {source}")
+        lines.append(f"{type(one).__name__}: {text_of(one)}"[:2000])
+        parts.append("\n".join(lines))
+    return "\n\nDuring handling of the above exception, another exception occurred:\n\n".join(parts)[-20_000:]
+
+
+_NEAR = 4
+"""Frames from the innermost, that of sys.exit here among them: who calls it, and two above."""
+_LONGEST_CHAIN = 8
+Cause = tuple[str, str, str, str]
+"""State, reason, exception and traceback, as of ending.cause."""
+_OWN = (__name__, "_sitebuiltins")
+"""The modules of what stands in the place of sys.exit, and of exit()."""
+
+
+class Leaving:
+    """Watches the ways to leave; `status` is what the process leaves with.
+
+    progress: changes when the training goes on. It decides where the exception is still held when the process ends
+    (`saved = error`, a cycle), so that its mark shows nothing. on_failure: is called with the function that leaves with
+    a status that means failure, while its variables are still there, and with the exception that it is handling.
+    """
+
+    def __init__(
+        self, progress: Callable[[], object], on_failure: Callable[[FrameType, BaseException | None], Cause | None]
+    ) -> None:
+        self._progress, self._on_failure = progress, on_failure
+        self._held: weakref.ref[_Mark] | None = None
+        self._newest = 0
+        self._left: Any = None
+        self._because: Cause | None = None
+
+    def watch(self) -> None:
+        """Puts itself around what raises; the functions are otherwise the same."""
+        sys.exit = self._around(sys.exit)
+        quitter = sys.modules.get("_sitebuiltins")  # absent under python -S
+        if quitter is not None:
+            quitter.Quitter.__call__ = self._around(quitter.Quitter.__call__)  # exit() and quit()
+
+    @property
+    def status(self) -> Any:
+        """A number, or the text that the interpreter prints; None where nothing was said, or where it was caught."""
+        mark = self._held() if self._held is not None else None
+        status = mark.status if mark is not None and mark.seen == self._progress() else self._left
+        return status if status is None or issubclass(type(status), int) else str(status)
+
+    @property
+    def because(self) -> Cause | None:
+        """What was being handled when it was left with that status: what on_failure made of it."""
+        return self._because
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # by its name it can be pickled, as the target of a process that is spawned
+        def exit(*arguments: Any, **named: Any) -> None:  # noqa: A001 - it stands for sys.exit
+            try:
+                original(*arguments, **named)
+            except SystemExit as error:
+                if threading.current_thread() is threading.main_thread():  # another thread's ends that thread
+                    # whose exception it is: somebody may have patched sys.exit before us
+                    with contextlib.suppress(Exception):
+                        self._mark(error)
+                        if _tells_of_failure(error.code):
+                            context, at_once = handled(error)
+                            because = self._on_failure(sys._getframe(1), context)
+                            self._because = because if at_once else told_from_afar(because)
+                raise
+
+        return exit
+
+    def _mark(self, error: SystemExit) -> None:
+        self._newest += 1
+        mark = _Mark(self._leave, self._newest, error.code, self._progress())
+        self._held, self._left, self._because = weakref.ref(mark), None, None
+        error._perfagent_mark = mark  # type: ignore[attr-defined]
+
+    def _leave(self, number: int, status: Any) -> None:
+        if number == self._newest:  # an older one may end with it: as its context
+            self._left = status
+
+
+def handled(error: SystemExit) -> tuple[BaseException | None, bool]:
+    """The exception in whose handler it was raised, and whether the handler itself left; none that is itself a way to
+    leave, as SystemExit and click's Exit are: `except Exception: raise typer.Exit(1)` leaves because of what is behind
+    it."""
+    link: BaseException = error
+    at_once = True
+    for _ in range(_LONGEST_CHAIN):
+        context = link.__context__
+        distance = _distance(link, context)
+        if context is None or distance is None or isinstance(context, GeneratorExit):
+            break
+        at_once = at_once and distance == 0
+        if not (isinstance(context, SystemExit) or type(context).__name__ == "Exit"):
+            return context, at_once
+        link = context
+    return None, True
+
+
+def told_from_afar(because: Cause | None) -> Cause | None:
+    """The handler called something else, which left: that may have its own reason."""
+    return because and ("failed", *because[1:])
+
+
+def _distance(error: BaseException, context: BaseException | None) -> int | None:
+    """How many calls above the one that raised an exception another one is handled; None where that is far away."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    # one that is in the midst of being raised has no more than its innermost
+    outer = frames[0].f_back if frames else None
+    while outer is not None and len(frames) < _NEAR:
+        frames.insert(0, outer)
+        outer = outer.f_back
+    inner = [frame for frame in reversed(frames[-_NEAR:]) if frame.f_globals.get("__name__") not in _OWN]
+    handler = None if context is None or context.__traceback__ is None else context.__traceback__.tb_frame
+    return inner.index(handler) if handler in inner else None
+
+
+def _tells_of_failure(status: Any) -> bool:
+    """As the interpreter reads it; what is no number is printed, and never compared here: it may be a tensor."""
+    return status != 0 if issubclass(type(status), int) else status is not None
+
+
+class _Mark:
+    """Lives as long as the exception that carries it, and goes nowhere else with it."""
+
+    def __init__(self, leave: Callable[[int, Any], None], number: int, status: Any, seen: object) -> None:
+        self._leave, self._number, self.status, self.seen = leave, number, status, seen
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pools send exceptions from process to process
+        return type(None), ()
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except ValueError:  # nobody calls: the interpreter is on its way out
+            self._leave(self._number, self.status)
