@@ -96,24 +96,21 @@ def _main(words: list[str]) -> int:
     if entry is None:
         sys.stderr.write(_unknown(name, found))
         return 2
+    options = Namespace()
     try:
         command = entry.load()
-    except ModuleNotFoundError as error:
-        sys.stderr.write(f"perfagent {name}: {error.name or error} is missing; {_cure(entry.value)}\n")
-        return _NOT_RUN.get(name, 1)
-    parser = CommandParser(prog=f"perfagent {name}")
-    command(parser)
-    options = parser.parse_args(words[1:])
-    if local_rank is not None:
-        options.local_rank_argument = local_rank
-    try:
+        parser = CommandParser(prog=f"perfagent {name}")
+        command(parser)
+        options = parser.parse_args(words[1:])
+        if local_rank is not None:
+            options.local_rank_argument = local_rank
         return int(options.run(options) or 0)
     except PerfagentError as error:
         sys.stderr.write(f"perfagent {name}: {_in_one_line(str(error))}{_other_way(error, options)}\n")
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name in _needs(entry.value)[1]:
-            sys.stderr.write(f"perfagent {name}: {error.name} is missing; {_cure(entry.value)}\n")
+        if not hasattr(options, "run") or error.name in _needs(entry.value)[1]:
+            sys.stderr.write(f"perfagent {name}: {error.name or error} is missing; {_cure(entry.value)}\n")
             return _NOT_RUN.get(name, 1)
         if error.name != "torch":  # what else is missing, a script of the user's may want
             raise
@@ -170,11 +167,7 @@ def _unknown(name: str, found: dict[str, metadata.EntryPoint]) -> str:
 
 
 def _help(found: dict[str, metadata.EntryPoint]) -> str:
-    lines = [
-        "usage: perfagent COMMAND ...",
-        "",
-        "Monitor PyTorch training: live metrics, why it is slow, what broke.",
-    ]
+    lines = ["usage: perfagent COMMAND ...", "", "Monitor PyTorch training: live metrics, why it is slow, what broke."]
     others = {name: found[name].value for name in sorted(found) if name not in SUMMARIES}  # of other packages
     for title, group in {**GROUPS, "Other commands": others}.items():
         there = {name: summary for name, summary in group.items() if name in found}

@@ -17,13 +17,7 @@ from perfagent.boundary import saved_tensors
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
-from perfagent.hooks import (
-    collectives,
-    compile_time,
-    grad_clipping,
-    graph_replays,
-    host_to_device,
-)
+from perfagent.hooks import collectives, compile_time, grad_clipping, graph_replays, host_to_device
 from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale

@@ -20,7 +20,7 @@ from perfagent.calls import verdict
 from perfagent.calls.arguments import as_tags, flat, text_of
 from perfagent.calls.other_trackers import add_names_of_others, say_unknown
 from perfagent.calls.run_config import Tags
-from perfagent.calls.run_repr import Shown
+from perfagent.calls.shown import Shown, show_live
 from perfagent.device import snapshot
 from perfagent.errors import ConfigError
 from perfagent.hooks.dataloader import timed
@@ -258,8 +258,6 @@ class Run(Lifecycle):
     def show(self, every_s: float = 2.0) -> None:
         """Shows the run in a notebook, and keeps that output up to date every `every_s` seconds until the run has ended, while
         cells below it train. Elsewhere it is printed once."""
-        from perfagent.calls.notebook import show_live  # not with the training: a notebook asks for it
-
         show_live(self, lambda: self.ended, every_s)
 
     def _shown(self) -> Shown:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
-from perfagent.calls.notebook import show_live
+from perfagent.calls.shown import show_live
 from perfagent.endpoint.addresses import REFUSAL, is_on_this_machine, refuses_plain_http, wrong_scheme
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import server_address, stopped_server

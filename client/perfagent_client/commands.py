@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfagent.command_line.option_types import moment, positive
-from perfagent.command_line.question import agreed, somebody_can_answer
-from perfagent.command_line.terminal_output import Screen, Table
+from perfagent.command_line.terminal_output import Screen, Table, agreed, somebody_can_answer
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import OUTCOMES, STATES, from_json
 from perfagent.wire.quantities import some

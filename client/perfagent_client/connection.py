@@ -8,8 +8,8 @@ import json
 import sys
 from typing import Any
 
+from perfagent.command_line.option_types import add_server_options
 from perfagent.command_line.parser import closest
-from perfagent.command_line.server_options import add_server_options
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import credentials, server_address
 from perfagent.errors import PerfagentError

@@ -11,7 +11,7 @@ from torch import nn
 from whole_end import whole_end
 
 import perfagent
-from perfagent.calls.run_repr import Shown
+from perfagent.calls.shown import Shown
 
 
 @pytest.fixture(autouse=True)

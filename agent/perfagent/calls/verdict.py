@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfagent.endpoint.addresses import is_on_this_machine
 
@@ -38,10 +38,8 @@ def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) 
         topic, why = f"verdict {answer.status_code}", _why(answer.status_code, run, settings)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        topic, why = (
-            "verdict away",
-            f"server {settings.server} gave none within {TIMEOUT_S:g} s ({reason}); is it running?",
-        )
+        why = f"server {settings.server} gave none within {TIMEOUT_S:g} s ({reason}); is it running?"
+        topic = "verdict away"
     tell(topic, logging.WARNING, f"perfagent: no verdict here: {why}")
     return None
 
@@ -53,15 +51,14 @@ def with_losses(run: str, settings: AgentConfig) -> tuple[Finding | None, Series
 
     from perfagent.wire import Finding, Series
 
-    found: list[Any] = [None, None]
-    wanted = (("verdict", Finding), (f"series?name=loss&points={_POINTS}", Series))
+    verdict = losses = None
     with contextlib.suppress(httpx.HTTPError, msgspec.MsgspecError), _client(settings) as client:
-        for place, (what, kind) in enumerate(wanted):
-            answer = client.get(f"{settings.server}/api/v1/runs/{run}/{what}")
-            if answer.status_code == 200:
-                # Not strict: "NaN" and "Infinity" are numbers.
-                found[place] = msgspec.json.decode(answer.content, type=kind, strict=False)
-    return found[0], found[1]
+        answer = client.get(f"{settings.server}/api/v1/runs/{run}/verdict")
+        verdict = msgspec.json.decode(answer.content, type=Finding) if answer.is_success else None
+        answer = client.get(f"{settings.server}/api/v1/runs/{run}/series?name=loss&points={_POINTS}")
+        # not strict: "NaN" and "Infinity" are numbers
+        losses = msgspec.json.decode(answer.content, type=Series, strict=False) if answer.is_success else None
+    return verdict, losses
 
 
 def _client(settings: AgentConfig) -> httpx.Client:

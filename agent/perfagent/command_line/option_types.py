@@ -1,5 +1,5 @@
-"""The kinds of values that options of commands take. Each raises argparse's own error, in words that follow the
-option's name."""
+"""The kinds of values that options of commands take, and the options that name a server. A kind raises argparse's own
+error, in words that follow the option's name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-__all__ = ["moment", "number_above", "port", "positive", "seconds", "whole_number"]
+__all__ = ["add_server_options", "moment", "number_above", "port", "positive", "seconds", "whole_number"]
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -67,3 +68,17 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"is {text!r}; allowed are 0 (any free one) to 65535")
     return int(text)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """--server and --data, which `local_server.server_address` reads."""
+    parser.add_argument(
+        "--server", metavar="URL",
+        help="the server's address (default: PERFAGENT_SERVER, else your server on this machine, else "
+        "http://127.0.0.1:8420)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path,
+        help="the data folder of the server on this machine: for its address, and to be its administrator "
+        "(default: PERFAGENT_DATA)",
+    )  # fmt: skip

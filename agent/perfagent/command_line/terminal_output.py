@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CONTROL", "Line", "Screen", "Table", "is_terminal", "plain_table"]
+__all__ = ["CONTROL", "Line", "Screen", "Table", "agreed", "is_terminal", "plain_table", "somebody_can_answer"]
 
 _GAP = "  "
 _NARROWEST = 6
@@ -54,6 +54,17 @@ class Table:
 def is_terminal(stream: Any) -> bool:
     """Whether somebody looks, at something that can do more than print lines."""
     return hasattr(stream, "isatty") and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def somebody_can_answer() -> bool:
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr)
+
+
+def agreed(question: str) -> bool:
+    """Asks the person at the terminal before something is done that cannot be taken back."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 class Screen:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfagent.agent_config import AgentConfig
-from perfagent.command_line.question import agreed, somebody_can_answer
-from perfagent.command_line.server_options import add_server_options
+from perfagent.command_line.option_types import add_server_options
+from perfagent.command_line.terminal_output import agreed, somebody_can_answer
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from perfagent import __version__
 from perfagent.agent_config import AgentConfig
-from perfagent.command_line.server_options import add_server_options
+from perfagent.command_line.option_types import add_server_options
 from perfagent.doctor import connection, machine, storage
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.doctor.probes import has_driver, probe

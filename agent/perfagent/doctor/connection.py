@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
 
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.endpoint.addresses import is_on_this_machine
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Look", "clock", "key", "look", "server"]
 
@@ -29,7 +33,6 @@ class Look:
     may: tuple[str, ...] = ()
     date: float | None = None
     asked: float = 0.0
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def look(address: str, api_key: str | None) -> Look:
@@ -47,25 +50,21 @@ def look(address: str, api_key: str | None) -> Look:
             asked = (before + time.time()) / 2
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return Look(error=" ".join(f"{type(error).__name__}: {error}".split())[:200])
-    version = None
-    if document.status_code == 200:
-        try:
-            described = document.json()
-            version = str(described["info"]["version"]) if "/api/v1/ingest" in described["paths"] else None
-        except (ValueError, KeyError, TypeError):
-            pass
-    who = ""
-    may: tuple[str, ...] = ()
-    if session.status_code == 200:
-        try:
-            answer = session.json()
-            who, may = str(answer["who"]), tuple(map(str, answer["may"]))
-        except (ValueError, KeyError, TypeError):
-            pass
+    described, answer = _content(document), _content(session)
+    ours = "/api/v1/ingest" in described.get("paths", ())
     return Look(
-        status=document.status_code, version=version, session_status=session.status_code, who=who, may=may,
+        status=document.status_code, version=str(described["info"]["version"]) if ours else None,
+        session_status=session.status_code, who=str(answer.get("who", "")), may=tuple(map(str, answer.get("may", ()))),
         date=_date(session.headers.get("date")), asked=asked,
     )  # fmt: skip
+
+
+def _content(answer: httpx.Response) -> dict[str, Any]:
+    """Empty where the request failed, or the answer is none of perfagent's."""
+    with contextlib.suppress(ValueError):
+        content = answer.json()
+        return content if answer.status_code == 200 and isinstance(content, dict) else {}
+    return {}
 
 
 def server(address: str, found: Look, ours: str, *, own: str | None = None, stopped: str = "") -> Check:

@@ -4,21 +4,24 @@ of a job on one node share.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from perfagent.identity import slurm
 from perfagent.identity.process_group import in_group
-from perfagent.identity.rendezvous_cleanup import sweep
+from perfagent.identity.slurm import first_number, number
 from perfagent.process.pids import boot_id, process_start
 from perfagent.wire.limits import identity_problem
 
-__all__ = ["job_key", "named_by_launcher", "place", "this_node", "whole_number"]
+__all__ = ["job_key", "named_by_launcher", "place", "sweep", "this_node"]
 
+_WEEK_S = 7 * 86400.0
 _LAUNCHERS = (
     # torchrun, deepspeed, scripts of one's own
     (("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "SLURM_NODEID")),
@@ -35,7 +38,7 @@ option of mpirun.)"""
 def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
     """(rank, local_rank, world_size, node_rank), from the first launcher whose variables hold a world size."""
     for names in _LAUNCHERS:
-        rank, local, size, node = (_first(env, choice) for choice in names)
+        rank, local, size, node = (first_number(env, choice) for choice in names)
         if rank is None or size is None or not 0 <= rank < size:
             continue
         if names[0] == ("SLURM_PROCID",) and (not slurm.under_srun(env) or (size == 1 and in_group())):
@@ -44,17 +47,8 @@ def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
     if in_group():
         distributed = sys.modules["torch.distributed"]
         size = distributed.get_world_size()
-        return (
-            distributed.get_rank(),
-            whole_number(env.get("LOCAL_RANK")) or 0,
-            size,
-            whole_number(env.get("GROUP_RANK")),
-        )
+        return (distributed.get_rank(), number(env, "LOCAL_RANK") or 0, size, number(env, "GROUP_RANK"))
     return 0, 0, 1, 0
-
-
-def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    return next((found for name in names if (found := whole_number(env.get(name))) is not None), None)
 
 
 def named_by_launcher(
@@ -160,7 +154,11 @@ def _elastic_agent() -> int:
 
 def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
     """The variables that say which rank of how many this process is, without those of SLURM."""
-    return [names[0][0] for names in _LAUNCHERS[:4] if (_first(env, names[0]), _first(env, names[2])) == (rank, size)]
+    return [
+        names[0][0]
+        for names in _LAUNCHERS[:4]
+        if (first_number(env, names[0]), first_number(env, names[2])) == (rank, size)
+    ]
 
 
 def _starter(told: list[str]) -> int:
@@ -181,8 +179,12 @@ def _starter(told: list[str]) -> int:
     return pid
 
 
-def whole_number(text: str | None) -> int | None:
-    try:
-        return int(text) if text else None
-    except ValueError:
-        return None
+def sweep(folder: Path) -> None:
+    """Jobs end without a word; what they left a week ago goes when the next one starts. The links that count a step's
+    trainings stay for eight: that step may still be running."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                age_s = time.time() - path.lstat().st_mtime
+                if age_s > _WEEK_S and (age_s > 8 * _WEEK_S or not path.is_symlink()):
+                    path.unlink()

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.identity.launchers import whole_number
+from perfagent.identity.launchers import sweep
 from perfagent.identity.naming import draw_id
 from perfagent.identity.process_group import ALONE_AFTER_S, in_group
-from perfagent.identity.rendezvous_cleanup import sweep
+from perfagent.identity.slurm import number
 from perfagent.process.pids import process_start
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Meeting:
     def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int, ordinal: int) -> None:
         """key: the same for all ranks of a node, and of one node only. ordinal: which run of this process it is."""
         self._path = folder / (f"{key}-{ordinal}.json" if ordinal else f"{key}.json") if key else None
-        self._restart = whole_number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0
+        self._restart = number(env, "TORCHELASTIC_RESTART_COUNT") or 0
         self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
         self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self._by_hand = not self._elastic and bool(env.get("RANK"))
         self._in_group = False  # at any time
-        self._address = env.get("MASTER_ADDR", ""), whole_number(env.get("MASTER_PORT")) or 0
+        self._address = env.get("MASTER_ADDR", ""), number(env, "MASTER_PORT") or 0
         self._store_key = f"{STORE_KEY}/{self._restart}/{ordinal}"
         self._started = started
         self._since = time.monotonic()

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["STEP_TASKS", "count_training", "job_started_ms", "ranks_are_tasks", "run_id", "under_srun", "whole_step"]
+__all__ = [
+    "STEP_TASKS", "count_training", "first_number", "job_started_ms", "number", "ranks_are_tasks", "run_id", "under_srun",
+    "whole_step",
+]  # fmt: skip
 
 STEP_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _LAUNCHERS = ("GROUP_WORLD_SIZE", "CROSS_SIZE")
@@ -24,14 +27,14 @@ _MOST = 10_000
 def under_srun(env: Mapping[str, str]) -> bool:
     """Inside a batch script SLURM_PROCID is 0 and SLURM_NTASKS that of the allocation, but only srun starts the
     tasks."""
-    step = _number(env, "SLURM_STEP_ID")
+    step = number(env, "SLURM_STEP_ID")
     return step is not None and step < 0xFFFFFF00  # the batch and interactive steps have the highest numbers
 
 
 def whole_step(env: Mapping[str, str], rank: int, world_size: int) -> bool:
     """Whether the training of this rank takes up all tasks of its step: else the step's id is no name for it alone."""
-    tasks = _first(env, STEP_TASKS) or 1
-    launchers = _first(env, _LAUNCHERS)
+    tasks = first_number(env, STEP_TASKS) or 1
+    launchers = first_number(env, _LAUNCHERS)
     if launchers is not None:
         return launchers == tasks
     return tasks == 1 or ranks_are_tasks(env, rank, world_size)
@@ -39,13 +42,13 @@ def whole_step(env: Mapping[str, str], rank: int, world_size: int) -> bool:
 
 def ranks_are_tasks(env: Mapping[str, str], rank: int, world_size: int) -> bool:
     """Whether there is a task for each rank."""
-    return (rank, world_size) == (_number(env, "SLURM_PROCID"), _first(env, STEP_TASKS))
+    return (rank, world_size) == (number(env, "SLURM_PROCID"), first_number(env, STEP_TASKS))
 
 
 def job_started_ms(env: Mapping[str, str]) -> int:
     """Start of the job, the same on all nodes, 0 where SLURM does not say it. A job that is requeued starts later."""
-    started = _number(env, "SLURM_JOB_START_TIME")
-    return 1000 * started + (_number(env, "SLURM_RESTART_COUNT") or 0) if started else 0
+    started = number(env, "SLURM_JOB_START_TIME")
+    return 1000 * started + (number(env, "SLURM_RESTART_COUNT") or 0) if started else 0
 
 
 def run_id(env: Mapping[str, str], number: int) -> str:
@@ -78,11 +81,13 @@ def count_training(folder: Path, env: Mapping[str, str], *, owner: str, local_ra
     return 0
 
 
-def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    return next((found for name in names if (found := _number(env, name)) is not None), None)
+def first_number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
+    """Of these variables the first that holds a whole number."""
+    return next((found for name in names if (found := number(env, name)) is not None), None)
 
 
-def _number(env: Mapping[str, str], name: str) -> int | None:
+def number(env: Mapping[str, str], name: str) -> int | None:
+    """A whole number in a variable; None where there is none."""
     try:
         return int(env[name])
     except (KeyError, ValueError):

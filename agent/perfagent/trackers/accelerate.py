@@ -10,10 +10,10 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.media import Media
 from perfagent.run import Run
 from perfagent.session import join
+from perfagent.trackers.mirrored import log_mirrored
 
 __all__ = ["PerfagentTracker"]
 
@@ -40,7 +40,7 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
         media = {name: value for name, value in values.items() if _is_media(value)}
         if media:
             self.tracker.log(media, step)
-        _log(values, step)
+        log_mirrored(values, step)
 
     def finish(self) -> None:
         """Ends the run: `end_training()` calls it."""
@@ -49,12 +49,3 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
 
 def _is_media(value: Any) -> bool:
     return isinstance(value[0] if isinstance(value, (list, tuple)) and value else value, Media)
-
-
-def _of_call(values: Mapping[str, Any], step: int | None) -> list[Logs]:
-    return [Logs(values, step, joint="/")]
-
-
-@captured(_of_call, wanted=True)
-def _log(values: Mapping[str, Any], step: int | None) -> None:
-    """What is to be written is in the run by then."""

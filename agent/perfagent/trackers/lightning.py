@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfagent.calls.arguments import as_dict
-from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.integrations.loggers.settings import note
 from perfagent.media import Image, Media, Table
 from perfagent.run import Run
 from perfagent.session import current, join
+from perfagent.trackers.mirrored import log_mirrored
 
 __all__ = ["PerfagentLightningCallback", "PerfagentLogger"]
 
@@ -63,7 +63,7 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if _rank_zero_only.rank == 0:
             _ = self.experiment
-            _log(metrics, step)
+            log_mirrored(metrics, step)
 
     def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
         """Beside those that the run finds in the module, which are mostly the same."""
@@ -103,12 +103,3 @@ class PerfagentLightningCallback(_Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
         join(pl_module, **self._options)
-
-
-def _of_call(metrics: Mapping[str, Any], step: int | None) -> list[Logs]:
-    return [Logs(metrics, step, joint="/")]
-
-
-@captured(_of_call, wanted=True)
-def _log(metrics: Mapping[str, Any], step: int | None) -> None:
-    """What is to be written is in the run by then."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from perfagent.command_line.server_options import add_server_options
+from perfagent.command_line.option_types import add_server_options
 from perfagent.endpoint.addresses import DEFAULT_SERVER, REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import LocalServer, credentials, data_folder, server_address, stopped_server

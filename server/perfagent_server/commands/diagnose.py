@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from perfagent.command_line.server_options import add_server_options
+from perfagent.command_line.option_types import add_server_options
 from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import ConfigError, PerfagentError, ResourceError, ServerUnreachable
 from perfagent.wire.quantities import some

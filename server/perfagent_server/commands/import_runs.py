@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from perfagent.command_line.question import agreed, somebody_can_answer
-from perfagent.command_line.terminal_output import Screen
+from perfagent.command_line.terminal_output import Screen, agreed, somebody_can_answer
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent.wire.quantities import some
 from perfagent_client.connection import add_options, administrator, print_json

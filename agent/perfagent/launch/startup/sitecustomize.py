@@ -1,13 +1,10 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: takes itself out again and waits for torch.
 
-Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are what they would have been without
-us, except for one finder that is gone when torch (or perfagent) is imported, and os.execv and os.execve, which see to
-it that a script that starts itself anew (with PYTHONHASHSEED=0, say, or after it has looked how many devices there are)
-is found again: in a job of several ranks only until then, since what the ranks agreed on would be told by one that no
-longer stands for it. The user's own sitecustomize, which this file hides, is run last, so that an error in it is
-reported by Python as ever. Nothing is imported that the script might not want.
+Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are as without us, except for one finder
+that is gone when torch (or perfagent) is imported. The user's own sitecustomize, which this file hides, is run last, so
+that Python reports an error in it as ever. Nothing is imported that the script might not want.
 """
-# ruff: noqa: PTH100, PTH119, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
+# ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ from _thread import get_ident
 
 TYPE_CHECKING = False  # typing is not loaded either
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
 
 _WORKERS_HAVE = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
 """What a launcher gives to those it starts to train: accelerate tells no rank where it starts only one."""
@@ -47,9 +43,7 @@ def _arm() -> None:
         told["watched"] = _watch(text)
         text = json.dumps(told)
     if mine or worker:
-        finder = _Finder(text, alone=mine and told["start"][0] is not None)
-        sys.meta_path.insert(0, finder)
-        finder.follow()
+        sys.meta_path.insert(0, _Finder(text, alone=mine and told["start"][0] is not None))
 
 
 def _watch(text: str) -> bool:
@@ -111,7 +105,6 @@ class _Finder:
         """alone: this process is the whole job."""
         self._text, self._alone, self._pid = text, alone, os.getpid()
         self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
-        self._give_back: Callable[[], None] = lambda: None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -150,47 +143,7 @@ class _Finder:
             pass
         return spec
 
-    def follow(self) -> None:
-        """Puts the options of this process back into the environment of another Python that takes its place."""
-        execv, execve = os.execv, os.execve
-
-        def again(path: Any, words: Any) -> Any:
-            return execve(path, words, self._told_again(path, os.environ)) if self._waits() else execv(path, words)
-
-        def again_with(path: Any, words: Any, env: Any) -> Any:
-            return execve(path, words, self._told_again(path, env) if self._waits() else env)
-
-        def give_back() -> None:
-            if os.execv is again and os.execve is again_with:
-                os.execv, os.execve = execv, execve
-
-        os.execv, os.execve = again, again_with  # type: ignore[assignment]
-        self._give_back = give_back
-
-    def _waits(self) -> bool:
-        return (self._alone or self in sys.meta_path) and os.getpid() == self._pid
-
-    def _told_again(self, path: Any, env: Any) -> Any:
-        """The environment with our word in it, for a Python."""
-        if not os.path.basename(os.fsdecode(path)).startswith("python") or not all(
-            isinstance(name, str) for name in env
-        ):
-            return env
-        import json
-
-        before = env.get("PYTHONPATH")
-        told = json.loads(self._text) | {"python_path": before}
-        if self not in sys.meta_path:  # this Python has had a session: the next one is another attempt of the run
-            told["start"][1:] = [0, ""]
-        return {
-            **env,
-            "PERFAGENT_RUN_LAUNCH": json.dumps(told),
-            "PYTHONPATH": os.pathsep.join([_HERE, before]) if before else _HERE,
-        }
-
     def _start(self) -> None:
-        if not self._alone:
-            self._give_back()
         try:
             from perfagent.process import launch_options
 
