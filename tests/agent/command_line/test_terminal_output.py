@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 
 import pytest
 from command_line import Screenful, python_in_terminal
@@ -99,12 +97,3 @@ def test_rich_draws_the_same_words_in_color_on_a_terminal(rich: bool) -> None:
 def test_no_color_and_a_dumb_terminal_are_honored() -> None:
     assert "\x1b[1;31m" not in page(rich=True, NO_COLOR="1").sent
     assert "\x1b" not in page(rich=True, TERM="dumb").sent
-
-
-@pytest.mark.real
-def test_the_normal_start_loads_neither_rich_nor_argcomplete() -> None:
-    code = "import sys\nfrom perfagent.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n" + (
-        "print([name for name in ('rich', 'argcomplete', 'difflib') if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr.strip() == "[]"

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from builders import RecordingSender
+from canaries import BY_VALUE
 from torch.nn.utils import prune
 from torch.utils.tensorboard import SummaryWriter
 
 from perfagent.context.collector import AGAIN_S, Context
+from perfagent.context.environment import environment
+from perfagent.redaction import redacted
 
 
 class Gathered:
@@ -124,6 +127,34 @@ def test_techniques_are_told_and_those_of_later_at_the_end(gather: Gather) -> No
     assert (told["frozen"]["trainable_pct"], told["distillation"]["teacher"]) == (20.0, "Sequential")
     prune.l1_unstructured(gathered.model, "weight", amount=0.25)
     assert gathered.at_end()["config"]["techniques"]["pruning"]["pruned_pct"] == pytest.approx(25.0)
+
+
+@pytest.mark.fault
+def test_x10_of_the_environment_only_what_is_on_the_list_is_told() -> None:
+    told = {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "4"}
+    others = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT", "HOME", "PATH")
+    assert environment(told | dict.fromkeys(others, "x")) == told
+    assert environment({"NCCL_X": "y" * 5000}) == {"NCCL_X": "y" * 1000}
+
+
+def test_a_version_is_shown_whatever_its_package_is_called(gather: Gather, tmp_path: Path) -> None:
+    names = (
+        "authlib-1.3.0",
+        "google_auth-1.3.0",
+        "python_jwt-1.3.0",
+        "secretstorage-1.3.0",
+        f"odd-1.0+{BY_VALUE['hf']}",
+    )
+    for name in names:
+        (tmp_path / "site" / f"{name}.dist-info").mkdir(parents=True)
+    sys.path.insert(0, str(tmp_path / "site"))
+    try:
+        told = gather({"packages": {"authlib": "open sesame"}}).at_end()
+    finally:
+        sys.path.remove(str(tmp_path / "site"))
+    shown = redacted(told)
+    assert {shown["packages"][name] for name in ("authlib", "google-auth", "python-jwt", "secretstorage")} == {"1.3.0"}
+    assert (BY_VALUE["hf"] in str(shown), "open sesame" in str(shown)) == (False, False)
 
 
 def test_a_process_that_ends_at_once_tells_everything(gather: Gather) -> None:

@@ -155,6 +155,14 @@ def test_options_of_click_are_found_in_the_running_command() -> None:
     assert redacted(found["click"]) == {"lr": 0.5, "api_key": "[redacted]"}
 
 
+def test_a_configuration_of_hydra_is_found_as_it_is_written() -> None:
+    """Resolving it would run code, raise for what is missing, and read secrets from elsewhere."""
+    written = {"lr": 0.1, "again": "${lr}", "later": "???", "from": "${oc.env:NOT_SET_ANYWHERE}"}
+    config = pytest.importorskip("omegaconf").OmegaConf.create(written | {"hub_token": "plainword"})
+    found = of_variables(anything=config)["hydra"]
+    assert redacted(found) == written | {"hub_token": "[redacted]"}
+
+
 # ---- without a trace in the script
 
 

@@ -107,6 +107,17 @@ def test_without_torchrun_a_dead_rank_0s_file_is_not_believed(tmp_path: Path) ->
     assert not who(tmp_path, PLAIN | {"RANK": "1"}).poll()
 
 
+def test_variables_left_in_a_shell_make_no_job(tmp_path: Path) -> None:
+    """It trains in no group, and nobody else is there: known at the latest when the run ends."""
+    alone = who(tmp_path, PLAIN | {"RANK": "1", "WORLD_SIZE": "4"})
+    placed: list[int] = []
+    alone.placed = lambda: placed.append(alone.rank)
+    assert not alone.poll()
+    alone.ended = lambda: True
+    assert alone.poll()
+    assert (alone.rank, alone.world_size, alone.attempt, placed) == (0, 1, 1_000_000, [0])
+
+
 def test_slurm_names_the_run_under_srun_only(tmp_path: Path) -> None:
     step = STEP | {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
     found = who(tmp_path, step)
