@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfagent.delivery.spool import Spool
-from perfagent.wire import event_problem
+from perfagent_server.event_data import event_problem
 
 
 class Recording:

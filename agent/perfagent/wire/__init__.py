@@ -1,8 +1,7 @@
 """The schema between agent, server and client. Public, documented in docs/wire.md, and light: no torch, httpx or
 pydantic.
 
-What the server answers (query.py) and what it takes of events (events.py) is loaded when one of their names is asked
-for: an agent never does, and it takes 8 ms.
+What the server answers (query.py) is loaded when one of its names is asked for: a training does not, and it takes 8 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from perfagent.wire.loss_names import LOGGED, LOSS, is_evaluation_loss, loss_kin
 from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, TIMED_PHASES, Metric, metric, parts_of, whole_of
 
 if TYPE_CHECKING:
-    from perfagent.wire.events import EVENT_DATA, Rejected, event_problem, read_frame
     from perfagent.wire.query import (
         BAD_ENDS,
         ENDED,
@@ -58,7 +56,6 @@ __all__ = [
     "BAD_ENDS",
     "CATALOGUE",
     "ENDED",
-    "EVENT_DATA",
     "EVENT_KINDS",
     "FAMILIES",
     "LOGGED",
@@ -83,7 +80,6 @@ __all__ = [
     "Metric",
     "Quantiles",
     "RankMatrix",
-    "Rejected",
     "RunSummary",
     "Series",
     "Severity",
@@ -93,7 +89,6 @@ __all__ = [
     "Timing",
     "decode",
     "encode",
-    "event_problem",
     "from_json",
     "healthy",
     "is_evaluation_loss",
@@ -102,18 +97,15 @@ __all__ = [
     "outcome_of",
     "parts_of",
     "plain",
-    "read_frame",
     "to_json",
     "whole_of",
 ]
-_OF_EVENTS = ("EVENT_DATA", "Rejected", "event_problem", "read_frame")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'perfagent.wire' has no attribute {name!r}")
-    module = "perfagent.wire.events" if name in _OF_EVENTS else "perfagent.wire.query"
-    value = globals()[name] = getattr(importlib.import_module(module), name)
+    value = globals()[name] = getattr(importlib.import_module("perfagent.wire.query"), name)
     return value
 
 

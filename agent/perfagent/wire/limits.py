@@ -2,7 +2,7 @@
 have.
 
 A frame with a bad identity is refused as a whole (WireError). Samples with a bad name or step, and events that are wrong
-(events.py), are left out and counted, and the rest of the frame is stored: one odd metric must not cost the others. A
+are left out and counted, and the rest of the frame is stored: one odd metric must not cost the others. A
 frame of too many events or groups is sent again in halves.
 """
 

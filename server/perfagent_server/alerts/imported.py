@@ -8,10 +8,10 @@ import math
 
 from sqlalchemy import Connection, delete, insert
 
-from perfagent.wire.events import ImportData, ImportedFinding
 from perfagent_server.alerts.evidence_limit import limited
 from perfagent_server.alerts.state_machine import RUN_ENDED
 from perfagent_server.alerts.webhooks import text_json
+from perfagent_server.event_data import ImportData, ImportedFinding
 from perfagent_server.rules.texts import TITLE
 from perfagent_server.store.tables import alert, alert_history
 

@@ -7,8 +7,9 @@ import zlib
 from typing import NamedTuple
 
 from perfagent.errors import WireError
-from perfagent.wire import MAX_DECODED_BYTES, Frame, Rejected, read_frame
+from perfagent.wire import MAX_DECODED_BYTES, Frame
 from perfagent.wire.limits import check_frame, size_problem
+from perfagent_server.event_data import Rejected, read_frame
 
 __all__ = ["LARGE_BYTES", "MAX_RATIO", "Decoded", "TooLarge", "UnknownEncoding", "decode_body", "inflate", "read_body"]
 

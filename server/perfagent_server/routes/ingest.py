@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from perfagent.wire import Rejected
+from perfagent_server.event_data import Rejected
 from perfagent_server.ingest.decode import read_body
 from perfagent_server.routes.admission import check_key, check_project, check_rank, sender_of_runs, take
 from perfagent_server.routes.dependencies import ServicesDep

@@ -39,7 +39,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 def take(connection: Connection, frame: Frame, now: float) -> None:
     """Stores the answers and profiles of one frame, in the caller's transaction. Their fields have the types of
-    perfagent.wire.EVENT_DATA: others were refused before."""
+    event_data.py: others were refused before."""
     for item in frame.events:
         if item.kind == "command":
             _answer(connection, frame, item, now)

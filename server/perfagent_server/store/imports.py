@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from perfagent.wire import Frame
-from perfagent.wire.events import ImportData
+from perfagent_server.event_data import ImportData
 from perfagent_server.store.statements import among, insert_for
 from perfagent_server.store.tables import imported_run
 from perfagent_server.store.tables import run as runs

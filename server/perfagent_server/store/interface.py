@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Rejected, Series
+from perfagent.wire import Frame, Latest, LogRow, RankMatrix, Series
+from perfagent_server.event_data import Rejected
 from perfagent_server.store.shards import EVERY
 from perfagent_server.store.stored import FromTail
 

@@ -17,9 +17,9 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, false, func, insert, or_, select
 
 from perfagent.wire import Event, Frame
-from perfagent.wire.events import HistogramMedia, media_type_of
 from perfagent.wire.limits import MAX_COUNT
 from perfagent_server.database import Database
+from perfagent_server.event_data import HistogramMedia, media_type_of
 from perfagent_server.store.read.view import visible_attempts
 from perfagent_server.store.statements import among
 from perfagent_server.store.tables import event, media

@@ -18,8 +18,8 @@ import perfagent
 from perfagent.calls.arguments import check_model
 from perfagent.device import snapshot
 from perfagent.media import Media
-from perfagent.wire.events import media_type_of
 from perfagent.wire.media import MAX_MEDIA_BYTES
+from perfagent_server.event_data import media_type_of
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (12, 20, 3), np.uint8)
 

@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
-from perfagent.wire import Frame, Group, Rejected
-from perfagent.wire.events import ImportData
+from perfagent.wire import Frame, Group
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MAX_STEP, MOST_LEFT_OUT, name_problem, room_of
 from perfagent_server.database import Database
 from perfagent_server.database.backend import replica_of
+from perfagent_server.event_data import ImportData, Rejected
 from perfagent_server.store import artifacts, imports
 from perfagent_server.store.attempt_starts import Starts
 from perfagent_server.store.changes import newest_deletion, note_change

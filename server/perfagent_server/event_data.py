@@ -2,8 +2,7 @@
 
 The server refuses a wrong event alone: it stores the samples and the other events of the frame, and names the refused
 event in its answer. It ignores unknown fields and the data of an unknown kind, since a newer agent may send both.
-
-The agent does not load this module: it sends what is right, and its tests prove that.
+docs/wire.md describes the fields.
 """
 
 from __future__ import annotations
@@ -12,20 +11,19 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from perfagent.errors import WireError
-from perfagent.wire import media
-from perfagent.wire.frame import WIRE_VERSION, Event, Frame, decode
+from perfagent.wire import WIRE_VERSION, Event, Frame, Severity, State, decode, media
 from perfagent.wire.limits import MAX_COUNT, MAX_EVENTS, MAX_STEP, name_problem
-from perfagent.wire.query import Severity, State
 
 __all__ = [
-    "EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "HistogramMedia", "ImportData", "Rejected", "event_problem", "media_type_of",
-    "read_frame",
+    "EVENT_DATA", "MAX_PARTS", "MAX_PART_BYTES", "HistogramMedia", "ImportData", "ImportedFinding", "Rejected", "event_problem",
+    "media_type_of", "read_frame",
 ]  # fmt: skip
 
 MAX_PARTS = 256
@@ -34,77 +32,41 @@ MAX_PART_BYTES = 1024 * 1024
 
 Whole = Annotated[int, Meta(ge=0, le=MAX_STEP)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-Part = Annotated[int, Meta(ge=1, le=MAX_PARTS)]
-ProfileId = Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{1,64}\Z")]
-"""It stands in the header that names the file of the trace."""
-Tags = Annotated[list[str | int | float | bool], Meta(max_length=4096)]
 Table = dict[str, Any] | str
 """Text where the agent could not read the table: the name of its type."""
 Cut = str
 """An entry "N more" stands in the place of what an agent left out of a long list."""
 
 
-class _Described(Struct):
-    """What a process says of itself, at its start or when it knows."""
-
-    name: str | None = None
-    config: Table | None = None
-    tags: Tags | None = None
-    group: str | None = None
-    notes: str | None = None
-    start_step: Whole | None = None
-    world_size: Count | None = None
-    host: str | None = None
-    command: list[str] | str | None = None
-    python: str | None = None
-    torch: str | None = None
+def _data(required: Mapping[str, Any] | None = None, /, **optional: Any) -> type[Struct]:
+    """Fields by their types. Those that may be left out may be nil."""
+    fields = [(name, kind | None, None) for name, kind in optional.items()]
+    return msgspec.defstruct("Data", [*(required or {}).items(), *fields])
 
 
-class StateData(_Described, kw_only=True):
-    """How a process is: at its start who it is, at its end why."""
-
-    state: State
-    pipeline_stage: Whole | None = None
-    stage: Whole | None = None
-    pid: Count | None = None
-    heartbeat: bool | None = None
-    started: float | None = None
-    reason: str | None = None
-    exception: str | None = None
-    traceback: str | None = None
-    unused: str | None = None
-    oom_kills: Count | None = None
+def _list_of(kind: object) -> Any:
+    return GenericAlias(list, kind)
 
 
-class ContextData(_Described):
-    """Configuration, code and environment."""
-
-    git: Table | None = None
-    environment: Table | None = None
-    packages: Table | None = None
-
-
-class AlertData(Struct):
-    """What the script says with run.alert(). Or what `perfagent run` has to say: unrecorded: how many processes a script
-    has started that made no step itself; failed: how many of them failed; ended: how, each way once."""
-
-    title: str | None = None
-    text: str | None = None
-    level: str | None = None
-    unrecorded: Count | None = None
-    failed: Count | None = None
-    ended: list[str] | None = None
-
-
-class PhaseData(Struct):
-    name: str | None = None
-    begin_step: Whole | None = None
-    duration_s: float | None = None
-
-
-class LogData(Struct):
-    lines: list[str] | None = None
-    stream: str | None = None
+_DESCRIBED: dict[str, Any] = {
+    "name": str, "config": Table, "tags": Annotated[list[str | int | float | bool], Meta(max_length=4096)], "group": str,
+    "notes": str, "start_step": Whole, "world_size": Count, "host": str, "command": list[str] | str, "python": str, "torch": str,
+}  # fmt: skip
+"""What a process says of itself, at its start or when it knows."""
+_LINE = _data({"line": str, "count": Whole}, **{"in": str})
+_OPERATOR = _data(
+    {"name": str, "calls": Whole, "self_cpu_s": float, "total_cpu_s": float}, self_device_s=float, total_device_s=float
+)
+_GAP = _data({"s": float, "after": str, "before": str}, at_s=float)
+_GAPS = _data(of=str, busy_s=float, idle_s=float, idle_pct=float, longest=_list_of(_GAP))
+_THREAD = _data(name=str, training=bool, main=bool, daemon=bool, state=str, waits_in=str, frames=list[str])
+_PROCESS_GROUP = _data(
+    {"group": str, "seq": Whole}, backend=str, desc=str, size=Count, members=str, waits=bool, sizes=str, is_new=bool,
+    recent=list[tuple[Whole, str]],
+)  # fmt: skip
+_GPU = _data(index=Count, uuid=str, name=str, memory_total_bytes=float, power_limit_w=float)
+_MEMORY = {"parameters": float, "gradients": float, "optimizer_state": float, "offloaded": float}
+"""Bytes."""
 
 
 class FindingData(Struct):
@@ -142,47 +104,24 @@ class ImportData(Struct):
     findings: Annotated[list[ImportedFinding], Meta(max_length=256)] | None = None
 
 
-class Operator(Struct):
-    name: str
-    calls: Whole
-    self_cpu_s: float
-    total_cpu_s: float
-    self_device_s: float | None = None
-    total_device_s: float | None = None
-
-
-class Gap(Struct):
-    s: float
-    after: str
-    before: str
-    at_s: float | None = None
-
-
-class Gaps(Struct):
-    of: str | None = None
-    busy_s: float | None = None
-    idle_s: float | None = None
-    idle_pct: float | None = None
-    longest: list[Gap] | None = None
-
-
 class ProfileData(Struct):
-    """A profile's summary, or a piece of its trace: then with `part` and `payload`."""
+    """A profile's summary, or a piece of its trace: then with `part` and `payload`. profile: stands in the header that
+    names the file of the trace."""
 
-    profile: ProfileId
+    profile: Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{1,64}\Z")]
     command: str | None = None
     first_step: Whole | None = None
     last_step: Whole | None = None
     duration_s: float | None = None
-    operators: list[Operator] | None = None
-    gaps: Gaps | None = None
+    operators: list[_OPERATOR] | None = None  # type: ignore[valid-type]
+    gaps: _GAPS | None = None  # type: ignore[valid-type]
     shares: dict[str, float] | None = None
     says: list[str] | None = None
     sha256: str | None = None
     cut_short: str | None = None
     trace_left_out: str | None = None
     parts: Annotated[int, Meta(ge=0, le=MAX_PARTS)] | None = None
-    part: Part | None = None
+    part: Annotated[int, Meta(ge=1, le=MAX_PARTS)] | None = None
     payload: Any = None  # not bytes: msgspec would take text for them, as base64
 
     def __post_init__(self) -> None:
@@ -192,160 +131,6 @@ class ProfileData(Struct):
             raise ValueError(f"Expected at most {MAX_PART_BYTES} `bytes` as `payload`")
         if self.part is None:
             raise ValueError("A `payload` needs `part`, its number from 1")
-
-
-class Thread(Struct):
-    name: str | None = None
-    training: bool | None = None
-    main: bool | None = None
-    daemon: bool | None = None
-    state: str | None = None
-    waits_in: str | None = None
-    frames: list[str] | None = None
-
-
-class StacksData(Struct):
-    command: str | None = None
-    step: Whole | None = None
-    why: str | None = None
-    threads: list[Thread | Cut] | None = None
-    look: Count | None = None
-    quiet_s: float | None = None
-    longest_s: float | None = None
-    within: str | None = None
-    goes_on: str | None = None
-    others: dict[str, str] | None = None
-
-
-class ProcessGroup(Struct):
-    group: str
-    seq: Whole
-    backend: str | None = None
-    desc: str | None = None
-    size: Count | None = None
-    members: str | None = None
-    waits: bool | None = None
-    sizes: str | None = None
-    is_new: bool | None = None
-    recent: list[tuple[Whole, str]] | None = None
-
-
-class CollectivesData(Struct):
-    step: Whole | None = None
-    groups: list[ProcessGroup] | None = None
-    complete: bool | None = None
-
-
-class Line(Struct):
-    line: str
-    count: Whole
-    function: str | None = field(default=None, name="in")
-
-
-class LinesData(Struct):
-    lines: list[Line] | None = None
-    looks: Whole | None = None
-
-
-class CompileData(Struct):
-    function: str | None = None
-    line: str | None = None
-    reason: str | None = None
-    seconds: float | None = None
-    limit_reached: bool | None = None
-    limit: Whole | None = None
-
-
-class CommandData(Struct):
-    """How a process answers a command."""
-
-    command: str
-    state: Literal["accepted", "done", "refused"]
-    kind: str | None = None
-    message: str | None = None
-    profile: str | None = None
-    step: Whole | None = None
-    """After which rank 0 stops; saves: whether trainers write a checkpoint then."""
-    saves: bool | None = None
-
-
-class Gpu(Struct):
-    index: Count | None = None
-    uuid: str | None = None
-    name: str | None = None
-    memory_total_bytes: float | None = None
-    power_limit_w: float | None = None
-
-
-class GpuData(Struct):
-    what: str | None = None
-    driver: str | None = None
-    gpus: list[Gpu] | None = None
-    index: Count | None = None
-    uuid: str | None = None
-    reason: str | None = None
-    code: Whole | None = None
-    meaning: str | None = None
-
-
-class MemoryGroup(Struct):
-    name: str | None = None
-    numbers: Whole | None = None
-    lr: float | None = None
-    parameters: float | None = None
-    gradients: float | None = None
-    optimizer_state: float | None = None
-    offloaded: float | None = None
-
-
-class MemoryData(Struct):
-    """Bytes."""
-
-    parameters: float | None = None
-    gradients: float | None = None
-    optimizer_state: float | None = None
-    offloaded: float | None = None
-    activations_and_other: float | None = None
-    groups: list[MemoryGroup | Cut] | None = None
-
-
-class ParametersData(Struct):
-    what: str | None = None
-    share: float | None = None
-    names: list[str] | None = None
-    count: Whole | None = None
-    of: Whole | None = None
-    numbers: Whole | None = None
-    without_gradient: Whole | None = None
-    without_rate: Whole | None = None
-    steps: Whole | None = None
-
-
-class LossData(Struct):
-    """What the loss is made of. broadcast: two shapes, of the prediction and of its difference to the target."""
-
-    kind: str | None = None
-    classes: Whole | None = None
-    mean: bool | None = None
-    fed_by: str | None = None
-    broadcast: list[list[Whole]] | None = None
-
-
-class LeftOutData(Struct):
-    """Names of metrics that the agent has no room for: the first of them, and how many they are."""
-
-    limit: Whole | None = None
-    names: list[str] | None = None
-    count: Whole | None = None
-
-
-class ThreadData(Struct):
-    """A thread of the script that an exception ended. training: the one that trains."""
-
-    name: str | None = None
-    reason: str | None = None
-    training: bool | None = None
-    frames: list[str] | None = None
 
 
 class TableMedia(Struct):
@@ -409,28 +194,44 @@ def media_type_of(what: media.MediaKind, payload: bytes) -> str | None:
 
 
 EVENT_DATA: Mapping[str, type[Struct]] = {
-    "state": StateData,
-    "context": ContextData,
-    "alert": AlertData,
-    "phase": PhaseData,
-    "log": LogData,
+    "state": _data(
+        {"state": State}, **_DESCRIBED, pipeline_stage=Whole, stage=Whole, pid=Count, heartbeat=bool, started=float, reason=str,
+        exception=str, traceback=str, unused=str, oom_kills=Count,
+    ),
+    "context": _data(**_DESCRIBED, git=Table, environment=Table, packages=Table),
+    "alert": _data(title=str, text=str, level=str, unrecorded=Count, failed=Count, ended=list[str]),
+    "phase": _data(name=str, begin_step=Whole, duration_s=float),
+    "log": _data(lines=list[str], stream=str),
     "finding": FindingData,
     "profile": ProfileData,
-    "stacks": StacksData,
-    "collectives": CollectivesData,
-    "gpu": GpuData,
-    "memory": MemoryData,
-    "parameters": ParametersData,
-    "command": CommandData,
-    "loss": LossData,
-    "sync": LinesData,
-    "lines": LinesData,
-    "compile": CompileData,
-    "left_out": LeftOutData,
-    "thread": ThreadData,
+    "stacks": _data(
+        command=str, step=Whole, why=str, threads=_list_of(_THREAD | Cut), look=Count, quiet_s=float, longest_s=float, within=str,
+        goes_on=str, others=dict[str, str],
+    ),
+    "collectives": _data(step=Whole, groups=_list_of(_PROCESS_GROUP), complete=bool),
+    "gpu": _data(
+        what=str, driver=str, gpus=_list_of(_GPU), index=Count, uuid=str, reason=str, code=Whole, meaning=str,
+    ),
+    "memory": _data(
+        **_MEMORY, activations_and_other=float, groups=_list_of(_data(**_MEMORY, name=str, numbers=Whole, lr=float) | Cut),
+    ),
+    "parameters": _data(
+        what=str, share=float, names=list[str], count=Whole, of=Whole, numbers=Whole, without_gradient=Whole,
+        without_rate=Whole, steps=Whole,
+    ),
+    "command": _data(
+        {"command": str, "state": Literal["accepted", "done", "refused"]}, kind=str, message=str, profile=str, step=Whole,
+        saves=bool,
+    ),
+    "loss": _data(kind=str, classes=Whole, mean=bool, fed_by=str, broadcast=list[list[Whole]]),
+    "sync": _data(lines=_list_of(_LINE), looks=Whole),
+    "lines": _data(lines=_list_of(_LINE), looks=Whole),
+    "compile": _data(function=str, line=str, reason=str, seconds=float, limit_reached=bool, limit=Whole),
+    "left_out": _data(limit=Whole, names=list[str], count=Whole),
+    "thread": _data(name=str, reason=str, training=bool, frames=list[str]),
     "media": MediaData,
     "import": ImportData,
-}
+}  # fmt: skip
 """The fields of each of EVENT_KINDS. Whatever may be left out may be nil."""
 
 
