@@ -23,9 +23,9 @@ from perfagent.endpoint.addresses import REFUSAL, is_on_this_machine, refuses_pl
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import server_address, stopped_server
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
-from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing, plain
-from perfagent.wire.data_frame import Library
-from perfagent_client.models import Comparison, RunDetails, parse
+from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Timing, plain
+from perfagent_client.data_frame import Library
+from perfagent_client.models import Comparison, RunDetails, Series, parse
 from perfagent_client.samples import Samples, listed
 
 __all__ = ["ApiError", "AsyncClient", "Client", "RunDetails"]

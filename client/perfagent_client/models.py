@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -9,12 +10,33 @@ from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
+from perfagent import wire
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary, Spent
+from perfagent_client.data_frame import Kind, Library, data_frame
 
-__all__ = ["Comparison", "RunDetails", "parse"]
+__all__ = ["Comparison", "RunDetails", "Series", "parse"]
 
 T = TypeVar("T")
+
+
+class Series(wire.Series):
+    """One series as in GET /api/v1/runs/{run}/series."""
+
+    __slots__ = ()
+
+    def to_frame(self, library: Library | None = None) -> Any:
+        """A pandas or polars DataFrame (`library`; None for pandas where it is installed, else polars) with a row a bucket:
+        step, time (UTC, of its last sample; missing from a server that does not say it), mean, min, max, count, nonfinite. Exact
+        samples, with the infinities that means leave out, are in `Client.frame`.
+
+        Raises ResourceError where neither is installed.
+        """
+        kinds: dict[str, Kind] = {
+            "step": "int", "time": "time", "mean": "float", "min": "float", "max": "float", "count": "int", "nonfinite": "int",
+        }  # fmt: skip
+        columns = {name: getattr(self, name) for name in kinds}
+        return data_frame(kinds, {**columns, "time": self.time or [math.nan] * len(self.step)}, library)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from perfagent.errors import WireError
-from perfagent.wire.data_frame import Kind, Library, data_frame
+from perfagent_client.data_frame import Kind, Library, data_frame
 from perfagent_client.models import RunDetails
 
 __all__ = ["Samples", "listed"]

@@ -13,8 +13,8 @@ import pytest
 from api_builders import Listening, frame, listening
 
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.wire.data_frame import Library
 from perfagent_client import ApiError, AsyncClient, Client
+from perfagent_client.data_frame import Library
 
 pytestmark = pytest.mark.real
 
@@ -87,7 +87,7 @@ def test_wrong_names_and_a_missing_library_are_told(server: Listening, monkeypat
             client.frame("nothing")
         with pytest.raises(ConfigError, match="allowed are 'pandas' and 'polars'"):
             client.frame("b", library="arrow")  # type: ignore[arg-type]
-        monkeypatch.setattr("perfagent.wire.data_frame.find_spec", lambda name: None)
+        monkeypatch.setattr("perfagent_client.data_frame.find_spec", lambda name: None)
         with pytest.raises(ResourceError, match="needs pandas or polars, which is not installed: `pip install pandas`"):
             client.frame("b")
         with pytest.raises(ResourceError, match="needs polars"):

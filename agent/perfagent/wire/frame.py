@@ -19,45 +19,18 @@ import msgspec
 from perfagent.errors import WireError
 
 __all__ = [
-    "EVENT_KINDS",
-    "MAX_DECODED_BYTES",
-    "MAX_NAME_BYTES",
-    "MAX_SENT_BYTES",
-    "WIRE_VERSION",
-    "Event",
-    "Frame",
-    "Group",
-    "decode",
+    "EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "WIRE_VERSION", "Event", "Frame", "Group", "decode",
     "encode",
-]
+]  # fmt: skip
 
 WIRE_VERSION = 1
 MAX_SENT_BYTES = 8 * 2**20
 MAX_DECODED_BYTES = 32 * 2**20
 MAX_NAME_BYTES = 256
 EVENT_KINDS = (
-    "state",
-    "context",
-    "alert",
-    "phase",
-    "log",
-    "finding",
-    "profile",
-    "stacks",
-    "collectives",
-    "gpu",
-    "memory",
-    "parameters",
-    "command",
-    "loss",
-    "sync",
-    "lines",
-    "compile",
-    "left_out",
-    "thread",
-    "media",
-    "import",
-)
+    "state", "context", "alert", "phase", "log", "finding", "profile", "stacks", "collectives", "gpu", "memory", "parameters",
+    "command", "loss", "sync", "lines", "compile", "left_out", "thread", "media", "import",
+)  # fmt: skip
 
 Column = bytes | Sequence[float] | Sequence[int]
 

@@ -16,19 +16,9 @@ from perfagent.wire.loss_names import is_evaluation_loss, loss_kind
 from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
 __all__ = [
-    "MAX_COUNT",
-    "MAX_EVENTS",
-    "MAX_GROUPS",
-    "MAX_NAMES_PER_RUN",
-    "MAX_STEP",
-    "MOST_LEFT_OUT",
-    "check_frame",
-    "identity_problem",
-    "name_problem",
-    "room_of",
-    "size_problem",
-    "whole",
-]
+    "MAX_COUNT", "MAX_EVENTS", "MAX_GROUPS", "MAX_NAMES_PER_RUN", "MAX_STEP", "MOST_LEFT_OUT", "check_frame", "identity_problem",
+    "name_problem", "room_of", "size_problem", "whole",
+]  # fmt: skip
 
 MAX_EVENTS = 10_000
 """Of a frame. An agent sends some hundred a minute; each costs the one thread that writes some 20 µs."""

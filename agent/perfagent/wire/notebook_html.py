@@ -5,14 +5,11 @@ run is escaped. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from perfagent.wire.quantities import figure, quantity
-
-if TYPE_CHECKING:
-    from perfagent.wire.query import Finding, Series
 
 __all__ = ["card", "curves_html", "finding_html", "link", "table_html"]
 
@@ -22,6 +19,15 @@ _LINES = ("#3182ce", "#d9730d", "#2f9e62", "#a855c7", "#d64545", "#868e96")
 _WIDTH, _HEIGHT = 220.0, 56.0
 _MOST_EVIDENCE = 8
 _UNITS = {"_s": "s", "_bytes": "B", "_pct": "%"}
+
+
+class Curve(Protocol):
+    """As query.Series, which imports this module."""
+
+    name: str
+    step: list[int]
+    mean: list[float]
+    nonfinite: list[int]
 
 
 def card(head: str, facts: Sequence[str], *parts: str) -> str:
@@ -38,17 +44,17 @@ def link(text: str, address: str | None) -> str:
     return f'<a href="{escape(address)}" target="_blank" rel="noopener" style="color:inherit"><b>{escape(text)}</b></a>'
 
 
-def finding_html(finding: Finding, heading: str) -> str:
-    """The sentence, what to do, and behind a click the figures that it rests on."""
-    color = _COLORS.get(finding.severity if finding.rule != "healthy" else heading, _COLORS["info"])
-    advice = f"<br>Fix: {escape(finding.fix)}" if finding.fix else ""
-    rows = [(name.replace("_", " "), text) for name, value in finding.evidence.items() if (text := _fact(name, value))]
-    evidence = f"<details><summary>Evidence</summary>{table_html((), rows[:_MOST_EVIDENCE])}</details>" if rows else ""
+def finding_html(heading: str, kind: str, message: str, fix: str, evidence: Mapping[str, object]) -> str:
+    """The sentence, what to do, and behind a click the figures that it rests on. kind: a severity, or healthy, unknown."""
+    color = _COLORS.get(kind, _COLORS["info"])
+    advice = f"<br>Fix: {escape(fix)}" if fix else ""
+    rows = [(name.replace("_", " "), text) for name, value in evidence.items() if (text := _fact(name, value))]
+    details = f"<details><summary>Evidence</summary>{table_html((), rows[:_MOST_EVIDENCE])}</details>" if rows else ""
     style = f"border-left:4px solid {color};padding-left:8px;margin:6px 0"
-    return f'<div style="{style}"><b>{escape(heading)}</b>: {escape(finding.message)}{advice}{evidence}</div>'
+    return f'<div style="{style}"><b>{escape(heading)}</b>: {escape(message)}{advice}{details}</div>'
 
 
-def _fact(name: str, value: Any) -> str:
+def _fact(name: str, value: object) -> str:
     """Numbers and short texts; what is longer has a page."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return ""
@@ -64,7 +70,7 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<table style="color:inherit;font:inherit">{"".join(cells)}</table>'
 
 
-def curves_html(title: str, series: Sequence[Series], names: Sequence[str] = ()) -> str:
+def curves_html(title: str, series: Sequence[Curve], names: Sequence[str] = ()) -> str:
     """A small chart of series over the same steps, with its lowest and highest value, and red marks where values are NaN or
     infinite; names: of the lines, where they are several. "" where nothing is finite."""
     finite = [value for one in series for value in one.mean if math.isfinite(value)]
@@ -93,7 +99,7 @@ def curves_html(title: str, series: Sequence[Series], names: Sequence[str] = ())
     )
 
 
-def _path(series: Series, first: int, last: int, low: float, high: float) -> str:
+def _path(series: Curve, first: int, last: int, low: float, high: float) -> str:
     """A gap where a value is not finite. Halves, because the difference of two large numbers may be infinite."""
     drawn, pen = [], "M"
     for step, value in zip(series.step, series.mean, strict=True):
@@ -107,7 +113,7 @@ def _path(series: Series, first: int, last: int, low: float, high: float) -> str
     return "".join(drawn)
 
 
-def _nonfinite(series: Series, first: int, last: int) -> str:
+def _nonfinite(series: Curve, first: int, last: int) -> str:
     steps = (step for step, bad in zip(series.step, series.nonfinite, strict=True) if bad)
     return "".join(f"M{_across(step, first, last):.1f},{_HEIGHT:g}v-4" for step in steps)
 

@@ -7,18 +7,9 @@ import math
 from perfagent.wire.metrics import metric
 
 __all__ = [
-    "duration",
-    "figure",
-    "is_share",
-    "nonfinite",
-    "prefixed",
-    "quantity",
-    "scaled_unit",
-    "short",
-    "size",
-    "some",
+    "duration", "figure", "is_share", "nonfinite", "prefixed", "quantity", "scaled_unit", "short", "size", "some",
     "spell_money",
-]
+]  # fmt: skip
 
 _ALL_DIGITS = ("loss", "lr")
 _LEAST_MONEY = 1e-4

@@ -11,41 +11,17 @@ import base64
 import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from perfagent.errors import WireError
 
-if TYPE_CHECKING:
-    from perfagent.wire.data_frame import Kind, Library
-
 __all__ = [
-    "BAD_ENDS",
-    "ENDED",
-    "OUTCOMES",
-    "SEVERITIES",
-    "STATES",
-    "STATE_SHAPES",
-    "Alert",
-    "Finding",
-    "Latest",
-    "LogRow",
-    "Quantiles",
-    "RankMatrix",
-    "RunSummary",
-    "Series",
-    "Severity",
-    "Spent",
-    "State",
-    "StepWindow",
-    "Timing",
-    "from_json",
-    "healthy",
-    "outcome_of",
-    "plain",
-    "to_json",
-]
+    "BAD_ENDS", "ENDED", "OUTCOMES", "SEVERITIES", "STATES", "STATE_SHAPES", "Alert", "Finding", "Latest", "LogRow",
+    "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity", "Spent", "State", "StepWindow", "Timing", "from_json",
+    "healthy", "outcome_of", "plain", "to_json",
+]  # fmt: skip
 
 Severity = Literal["info", "warning", "critical"]
 State = Literal["starting", "running", "lost", "finished", "failed", "oom", "killed", "preempted"]
@@ -93,7 +69,8 @@ class Finding:
         """For notebooks."""
         from perfagent.wire.notebook_html import finding_html  # not with the training
 
-        return finding_html(self, self._heading())
+        kind = self.severity if self.rule != "healthy" else self._heading()
+        return finding_html(self._heading(), kind, self.message, self.fix, self.evidence)
 
     @property
     def is_judged(self) -> bool:
@@ -205,21 +182,6 @@ class Series:
     time: list[float] = field(default_factory=list)
     bucket_steps: int = 1
     ranks: int = 1
-
-    def to_frame(self, library: Library | None = None) -> Any:
-        """A pandas or polars DataFrame (`library`; None for pandas where it is installed, else polars) with a row a bucket:
-        step, time (UTC, of its last sample; missing from a server that does not say it), mean, min, max, count, nonfinite. Exact
-        samples, with the infinities that means leave out, are in `Client.frame`.
-
-        Raises ResourceError where neither is installed.
-        """
-        from perfagent.wire.data_frame import data_frame  # not with the training
-
-        kinds: dict[str, Kind] = {
-            "step": "int", "time": "time", "mean": "float", "min": "float", "max": "float", "count": "int", "nonfinite": "int",
-        }  # fmt: skip
-        columns = {name: getattr(self, name) for name in kinds}
-        return data_frame(kinds, {**columns, "time": self.time or [math.nan] * len(self.step)}, library)
 
     def __repr__(self) -> str:
         """Short: the lists may have thousands of numbers."""
