@@ -8,15 +8,19 @@ that group's use that counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from perfagent.samplers.kernel_file import KernelFile
+from perfagent.samplers.rates import Rates
 
-__all__ = ["ControlGroup", "GroupReader", "find", "oom_kills_of_host"]
+__all__ = ["RESOURCES", "ControlGroup", "GroupReader", "find", "oom_kills_of_host"]
 
+RESOURCES = ("cpu", "memory", "io")
+"""Those with pressure stall information."""
 UNLIMITED = 2**60
 _CACHE_S = 5.0
 """How long the size of the reclaimable cache is good for: memory.stat is dear to read on hosts with many cores."""
@@ -28,131 +32,107 @@ Limit = TypeVar("Limit", int, float)
 class ControlGroup(NamedTuple):
     """The files of the groups whose limits hold for a process; a path is None where there is no such file."""
 
-    usage: Path | None
+    usage: Path | None = None
     """Of the group with the smallest memory limit; of the innermost where nothing is limited."""
-    limit_bytes: int | None
+    limit_bytes: int | None = None
     """Smallest memory limit on the way to the root; None when there is none."""
-    inactive: Path | None
+    inactive: Path | None = None
     """memory.stat: the page cache, which is given up before anyone is killed, is not counted as used."""
-    events: Path | None
+    events: Path | None = None
     """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1), which does not count for the
     groups in its own and is that of the innermost."""
-    cores: float | None
+    cores: float | None = None
     """Smallest CPU quota on the way to the root, in cores; None when there is none."""
     cpu: Path | None = None
     """cpu.stat: how often the group with that quota had used it up."""
     pressure: Mapping[str, Path] = MappingProxyType({})
-    """cpu, memory, io -> where its pressure is told: by the group with that limit, all of whose tasks wait for the
-    same."""
+    """Of RESOURCES -> file of the group with that limit, all of whose tasks wait for the same; version 2 alone has it."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
-        if self.usage is None:
-            return None
-        used = _number(self.usage)
-        if used is None:
-            return None
-        return max(0, used - _reclaimable(_text(self.inactive)))
+        return GroupReader(self).used_bytes(math.inf)
 
     def oom_kills(self) -> int | None:
         """How many processes of the group the kernel has killed for want of memory."""
-        return _count(_text(self.events), b"oom_kill")
+        return GroupReader(self).oom_kills()
 
 
 class GroupReader:
-    """Reads a group again and again, with its files kept open. group: None where there is none."""
+    """Reads a group again and again, with its files kept open."""
 
-    def __init__(self, group: ControlGroup | None) -> None:
-        self.limit_bytes = group.limit_bytes if group is not None else None
-        self.cores = group.cores if group is not None else None
-        self._usage, self._stat, self._events, self._cpu = (
-            KernelFile(path) if path is not None else None
-            for path in ((group.usage, group.inactive, group.events, group.cpu) if group is not None else (None,) * 4)
-        )
+    def __init__(self, group: ControlGroup) -> None:
+        self.limit_bytes, self.cores = group.limit_bytes, group.cores
+        self._usage, self._stat = KernelFile(group.usage), KernelFile(group.inactive)
+        self._events, self._cpu = KernelFile(group.events), KernelFile(group.cpu)
         self._cache = 0
         self._cache_at = -_CACHE_S
-        self._kills: int | None = None
-        self._periods: tuple[int, int] | None = None
+        self._first_kills: int | None = None
+        self._rates = Rates()
 
     def used_bytes(self, now: float) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read. now: monotonic seconds."""
-        used = self._usage.number() if self._usage is not None else None
+        used = self._usage.number()
         if used is None:
             return None
         if now >= self._cache_at + _CACHE_S or used - self._cache > _NEAR * (self.limit_bytes or UNLIMITED):
             self._cache_at = now
-            self._cache = _reclaimable(self._stat.read() if self._stat is not None else None)
+            self._cache = _reclaimable(self._stat.read())
         return max(0, used - self._cache)
+
+    def oom_kills(self) -> int | None:
+        """How many processes of the group the kernel has killed for want of memory."""
+        return _count(self._events.read(), b"oom_kill")
 
     def events(self, values: dict[str, float], now: float) -> None:  # noqa: ARG002 - as the other parts of a host's sample
         """Processes that the kernel killed here since the first call; share of the CPU periods in which the quota was
         used up."""
-        kills = _count(self._events.read() if self._events is not None else None, b"oom_kill")
+        kills = self.oom_kills()
         if kills is not None:
-            self._kills = kills if self._kills is None else self._kills
-            values["host/oom_kills"] = max(0, kills - self._kills)
-        if self.cores is None or self._cpu is None:
-            return
-        text = self._cpu.read()
+            self._first_kills = kills if self._first_kills is None else self._first_kills
+            values["host/oom_kills"] = max(0, kills - self._first_kills)
+        text = self._cpu.read() if self.cores is not None else None
         periods, throttled = _count(text, b"nr_periods"), _count(text, b"nr_throttled")
-        if periods is None or throttled is None:
-            return
-        before, self._periods = self._periods, (periods, throttled)
-        if before is not None and periods > before[0] and throttled >= before[1]:
-            values["host/cpu_throttled_pct"] = 100.0 * (throttled - before[1]) / (periods - before[0])
+        if periods is not None and throttled is not None:
+            self._rates.add(values, "host/cpu_throttled_pct", throttled, periods, 100.0)
 
     def close(self) -> None:
         for file in (self._usage, self._stat, self._events, self._cpu):
-            if file is not None:
-                file.close()
+            file.close()
 
 
 def oom_kills_of_host() -> int | None:
     """How many processes the kernel has killed for want of memory, in whatever group; None before Linux 4.13."""
-    return _count(_text(Path("/proc/vmstat")), b"oom_kill")
+    return _count(KernelFile(Path("/proc/vmstat"), 65536).read(), b"oom_kill")
 
 
 def find(
     pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> ControlGroup | None:
     """The control group of a process; None where there is none (macOS, no /sys)."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
     paths: dict[str, str] = {}
-    for line in lines:
+    for line in (KernelFile(proc / str(pid) / "cgroup").read() or b"").decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(",") if controllers else [""]:
-            paths[controller] = path.lstrip("/")
-    if (root / "cgroup.controllers").exists() and "" in paths:
-        inner = _existing(root, paths[""])
-        limit, limited = _smallest(inner, root, _memory)
-        cores, held = _smallest(inner, root, _quota)
-        return ControlGroup(
-            usage=_file("memory.current", limited, inner),
-            limit_bytes=limit,
-            inactive=_file("memory.stat", limited, inner),
-            events=_file("memory.events", limited, inner),
-            cores=cores,
-            cpu=_file("cpu.stat", held),
-            pressure=_pressure({"cpu": held, "memory": limited, "io": limited}),
-        )
-    # either alone: memory's may be off (cgroup_disable=memory), as it is on some boards
-    if "memory" in paths or "cpu" in paths:
-        inner = _existing(root / "memory", paths.get("memory", ""))
-        limit, limited = _smallest(inner, root / "memory", _memory_v1)
-        cores, held = _smallest(_existing(root / "cpu", paths.get("cpu", "")), root / "cpu", _quota_v1)
-        return ControlGroup(
-            usage=_file("memory.usage_in_bytes", limited, inner),
-            limit_bytes=limit,
-            inactive=_file("memory.stat", limited, inner),
-            events=_file("memory.oom_control", inner),
-            cores=cores,
-            cpu=_file("cpu.stat", held),
-            pressure=_pressure_beside(root / "unified", paths),
-        )
-    return None
+        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
+    is_version_2 = "" in paths and (root / "cgroup.controllers").exists()
+    # of version 1 either alone: memory's may be off (cgroup_disable=memory), as it is on some boards
+    if not is_version_2 and not paths.keys() & {"memory", "cpu"}:
+        return None
+    memory, cpu = ("", "") if is_version_2 else ("memory", "cpu")
+    inner = _existing(root / memory, paths.get(memory, ""))
+    limit, limited = _smallest(inner, root / memory, _memory_limit)
+    cores, held = _smallest(_existing(root / cpu, paths.get(cpu, "")), root / cpu, _cpu_quota)
+    pressures = {name: (held if name == "cpu" else limited) / f"{name}.pressure" for name in RESOURCES}
+    return ControlGroup(
+        usage=_first(
+            folder / f"memory.{name}" for folder in (limited, inner) for name in ("current", "usage_in_bytes")
+        ),
+        limit_bytes=limit,
+        inactive=_first(folder / "memory.stat" for folder in (limited, inner)),
+        events=_first((limited / "memory.events", inner / "memory.events", inner / "memory.oom_control")),
+        cores=cores,
+        cpu=_first((held / "cpu.stat",)),
+        pressure={name: path for name, path in pressures.items() if path.exists()},
+    )
 
 
 def _existing(root: Path, inside: str) -> Path:
@@ -161,22 +141,8 @@ def _existing(root: Path, inside: str) -> Path:
     return folder if folder.is_dir() else root
 
 
-def _file(name: str, *folders: Path) -> Path | None:
-    """In the first of the groups that has it."""
-    return next((folder / name for folder in folders if (folder / name).exists()), None)
-
-
-def _pressure(folders: Mapping[str, Path]) -> dict[str, Path]:
-    """Of each resource the file of its group; absent where the kernel does not give it by group."""
-    return {name: path for name, folder in folders.items() if (path := _file(f"{name}.pressure", folder)) is not None}
-
-
-def _pressure_beside(unified: Path, paths: Mapping[str, str]) -> dict[str, Path]:
-    """Version 1 has none. Where version 2 is mounted as well, without controllers (systemd's hybrid layout), that one
-    has it."""
-    if "" not in paths or not unified.is_dir():
-        return {}
-    return _pressure(dict.fromkeys(("cpu", "memory", "io"), _existing(unified, paths[""])))
+def _first(paths: Iterable[Path]) -> Path | None:
+    return next((path for path in paths if path.exists()), None)
 
 
 def _smallest(folder: Path, root: Path, limit_of: Callable[[Path], Limit | None]) -> tuple[Limit | None, Path]:
@@ -192,36 +158,18 @@ def _smallest(folder: Path, root: Path, limit_of: Callable[[Path], Limit | None]
         folder = folder.parent
 
 
-def _memory(folder: Path) -> int | None:
-    return _limit(_number(folder / "memory.max"))
+def _memory_limit(folder: Path) -> int | None:
+    """Of version 2, else of version 1, where 2**63 - 4096 stands for none."""
+    limits = (KernelFile(folder / f"memory.{name}").number() for name in ("max", "limit_in_bytes"))
+    return next((limit for limit in limits if limit is not None and limit < UNLIMITED), None)
 
 
-def _memory_v1(folder: Path) -> int | None:
-    return _limit(_number(folder / "memory.limit_in_bytes"))
-
-
-def _limit(number: int | None) -> int | None:
-    return number if number is not None and number < UNLIMITED else None
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-    return quota / period if quota and period and quota > 0 else None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_bytes())
-    except (OSError, ValueError):  # absent, or the word "max"
-        return None
+def _cpu_quota(folder: Path) -> float | None:
+    """In cores, likewise. The word "max" or -1 stands for none."""
+    words = (KernelFile(folder / "cpu.max").read() or b"").split()
+    files = (KernelFile(folder / f"cpu.cfs_{name}_us").read() for name in ("quota", "period"))
+    numbers = [int(word) for word in words or [text or b"" for text in files] if word.strip().isdigit()]
+    return numbers[0] / numbers[1] if len(numbers) == 2 and all(numbers) else None
 
 
 def _count(text: bytes | None, name: bytes) -> int | None:
@@ -235,10 +183,3 @@ def _reclaimable(text: bytes | None) -> int:
     """Page cache that would be given up, as MemAvailable of the host counts it: a file that is read again and again is
     active, and no less cache. Version 1 counts the group alone as well, which leaves out the groups in it."""
     return sum(_count(text, b"total_" + kind) or _count(text, kind) or 0 for kind in (b"inactive_file", b"active_file"))
-
-
-def _text(path: Path | None) -> bytes | None:
-    try:
-        return path.read_bytes() if path is not None else None
-    except OSError:
-        return None

@@ -5,6 +5,7 @@ Runs on the courier's thread: asking a file system that hangs (NFS without its s
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -28,42 +29,24 @@ class FolderSampler:
     def poll(self) -> None:
         """Every EVERY_S seconds."""
         values: dict[str, float] = {}
-        asked: dict[int, tuple[float, float] | None] = {}  # by file system: roles on the same one say the same
-        for role, path in (
-            ("work", "."),
-            ("spool", str(self._spool)),
-            ("checkpoint", saved_to[-1] if saved_to else ""),
-        ):
-            space = _space(path, asked) if path else None
-            if space is not None:
-                values[f"disk/{role}_free_bytes"], values[f"disk/{role}_used_pct"] = space
+        folders = {"work": Path(), "spool": self._spool}
+        if saved_to and "://" not in saved_to[-1]:  # an address (s3://...) is on no disk
+            folders["checkpoint"] = Path(saved_to[-1])
+        for role, folder in folders.items():
+            with contextlib.suppress(OSError):
+                space = os.statvfs(_existing(folder))
+                used = space.f_blocks - space.f_bfree
+                if used + space.f_bavail > 0:  # else a file system without a size (proc, some network drives)
+                    values[f"disk/{role}_free_bytes"] = float(space.f_bavail * space.f_frsize)
+                    values[f"disk/{role}_used_pct"] = 100.0 * used / (used + space.f_bavail)  # as df counts it
         if values:
             self._emit(values)
 
 
-def _space(path: str, asked: dict[int, tuple[float, float] | None]) -> tuple[float, float] | None:
-    """Bytes that an ordinary user may still write, and the share in use as df counts it; None where it cannot be asked.
-
-    A path that is not there (yet, or any more) stands for the nearest folder above it; an address (s3://...) is on no
-    disk.
-    """
-    if "://" in path:
-        return None
-    for folder in (Path(path), *Path(path).absolute().parents):
-        try:
-            device = os.stat(folder).st_dev  # noqa: PTH116 - beside statvfs, which pathlib does not have
-            if device not in asked:
-                asked[device] = _of(os.statvfs(folder))
-            return asked[device]
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-    return None
-
-
-def _of(found: os.statvfs_result) -> tuple[float, float] | None:
-    used = found.f_blocks - found.f_bfree
-    if used + found.f_bavail <= 0:  # a file system without a size (proc, some network drives)
-        return None
-    return float(found.f_bavail * found.f_frsize), 100.0 * used / (used + found.f_bavail)
+def _existing(path: Path) -> Path:
+    """The path or, where it is not there (yet, or any more), the nearest folder above it. Raises OSError."""
+    for folder in (path, *path.absolute().parents):
+        with contextlib.suppress(FileNotFoundError):
+            folder.stat()
+            return folder
+    raise FileNotFoundError(path)

@@ -1,21 +1,26 @@
 """CPU, memory, disks, network, load and pressure of the host.
 
-Rates are differences of counters, so the first reading has none. What cannot be read is absent, never 0. Each part is
-read as rarely as its cost demands: /proc/stat alone takes milliseconds on a host with hundreds of cores. Measured with
-/proc (2 cores, shared): 66 µs of CPU a second, 106 µs when everything is due; docs/architecture.md has the table.
+What cannot be read is absent, never 0. Each part is read as rarely as its cost demands: /proc/stat alone takes
+milliseconds on a host with hundreds of cores. Measured with /proc (2 cores, shared): 66 µs of CPU a second, 106 µs when
+everything is due; docs/architecture.md has the table.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfagent.samplers import cgroup
-from perfagent.samplers.counters import CpuTime, Disks, HostCounters, Links
-from perfagent.samplers.pressure import PressureReader
+from perfagent.samplers.kernel_file import KernelFile
 from perfagent.samplers.proc_counters import ProcHost
+from perfagent.samplers.rates import Rates
+
+if TYPE_CHECKING:
+    from perfagent.samplers.psutil_counters import PsutilHost
 
 __all__ = ["HostReader"]
 
@@ -28,6 +33,8 @@ _TIGHT = 0.8
 """Share of the memory in use from which on it is read at every tick: whoever kills this process leaves the last
 word."""
 _AHEAD_S = 2.0
+_STALLED = re.compile(rb"^some .*\btotal=(\d+)", re.MULTILINE)
+"""Microseconds. The averages beside it are over spans of the kernel's own."""
 
 Values = dict[str, float]
 
@@ -49,28 +56,25 @@ class _Part:
 
 
 class HostReader:
-    """`read(now)` gives the `host/*` values that are due; now: monotonic seconds.
-
-    counters: of this host; those of `proc` and `interfaces` by default. cost: CPU seconds of this thread so far.
-    """
+    """`read(now)` gives the `host/*` values that are due; now: monotonic seconds. counters: of this host; those of `proc` by
+    default. cost: CPU seconds of this thread so far."""
 
     def __init__(
         self,
         proc: Path = Path("/proc"),
         group: cgroup.ControlGroup | None = None,
         cost: Callable[[], float] = time.thread_time,
-        interfaces: Path = Path("/sys/class/net"),
-        counters: HostCounters | None = None,
+        counters: ProcHost | PsutilHost | None = None,
     ) -> None:
         self._cost = cost
-        self._counters = counters or ProcHost(proc, interfaces)
-        group = group if group is not None else cgroup.find()
+        self._counters = counters or ProcHost(proc)
+        group = group or cgroup.find() or cgroup.ControlGroup()
         self._group = cgroup.GroupReader(group)
-        self._pressure = PressureReader(group.pressure if group is not None else {}, proc)
+        self._pressure = {
+            name: KernelFile(group.pressure.get(name, proc / "pressure" / name), 256) for name in cgroup.RESOURCES
+        }
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self._cpu: CpuTime | None = None
-        self._disks: tuple[float, Disks] | None = None
-        self._links: tuple[float, Links] | None = None
+        self._rates = Rates()
         self._parts = [
             _Part(self._cpu_pct, 1.0),
             _Part(self._memory, 1.0, rarest_s=1.0),  # whatever it costs: memory is what kills
@@ -78,9 +82,8 @@ class HostReader:
             _Part(self._network, 2.0),
             _Part(self._load, 5.0),
             _Part(self._group.events, 5.0),
-            _Part(self._pressure.read, 5.0),
+            _Part(self._stalls, 5.0),
         ]
-        self._used: tuple[float, int] | None = None
         self.tight = False
         """Memory is nearly used up, or will be within two seconds if it goes on like this."""
 
@@ -101,39 +104,32 @@ class HostReader:
         return values
 
     def close(self) -> None:
-        self._counters.close()
-        self._group.close()
-        self._pressure.close()
+        for file in (self._counters, self._group, *self._pressure.values()):
+            file.close()
 
     def _cpu_pct(self, values: Values, now: float) -> None:  # noqa: ARG002
         found = self._counters.cpu()
         if found is None:
             return
-        before, self._cpu = self._cpu, found
-        if before is None or found.total <= before.total:
-            return
-        passed, idle = found.total - before.total, found.idle - before.idle
-        if found.waiting is not None and before.waiting is not None:
-            waiting = found.waiting - before.waiting
-            values["host/iowait_pct"] = _percent(waiting, passed)
-            idle += waiting
-        values["host/cpu_pct"] = _percent(passed - idle, passed)
+        busy = found.total - found.idle - (found.waiting or 0.0)
+        self._rates.add(values, "host/cpu_pct", busy, found.total, 100.0, 100.0)
+        if found.waiting is not None:
+            self._rates.add(values, "host/iowait_pct", found.waiting, found.total, 100.0, 100.0)
 
     def _memory(self, values: Values, now: float) -> None:
         found = self._counters.memory()
         if found is None:
             return
-        total, available = found
-        used = total - available
+        total, used = found.total, found.total - found.available
         limit = self._group.limit_bytes
         if limit is not None and limit < total:
             in_group = self._group.used_bytes(now)
             if in_group is not None:
                 total, used = limit, in_group
         values["host/memory_total_bytes"], values["host/memory_used_bytes"] = total, used
-        before, self._used = self._used, (now, used)
-        growth = (used - before[1]) / (now - before[0]) if before is not None and now > before[0] else 0.0
-        self.tight = used > _TIGHT * total or used + _AHEAD_S * growth > total
+        growth: Values = {}
+        self._rates.add(growth, "bytes_per_s", used, now)
+        self.tight = used > _TIGHT * total or used + _AHEAD_S * growth.get("bytes_per_s", 0.0) > total
 
     def _load(self, values: Values, now: float) -> None:  # noqa: ARG002
         try:
@@ -148,37 +144,24 @@ class HostReader:
         found = self._counters.disks()
         if found is None:
             return
-        before, self._disks = self._disks, (now, found)
-        if before is None:
-            return
-        passed, earlier = now - before[0], before[1]
-        _rate(values, "host/disk_read_bytes_per_s", found.read - earlier.read, passed)
-        _rate(values, "host/disk_write_bytes_per_s", found.written - earlier.written, passed)
-        if (
-            found.busy_ms is None
-            or earlier.busy_ms is None
-            or len(found.busy_ms) != len(earlier.busy_ms)
-            or passed <= 0
-        ):
-            return
-        grown = [busy - busy_before for busy_before, busy in zip(earlier.busy_ms, found.busy_ms, strict=True)]
-        if min(grown) >= 0:
-            values["host/disk_busy_pct"] = min(100.0, max(grown) / (10.0 * passed))
+        self._rates.add(values, "host/disk_read_bytes_per_s", found.read, now)
+        self._rates.add(values, "host/disk_write_bytes_per_s", found.written, now)
+        busy: Values = {}
+        for disk, busy_ms in found.busy_ms.items():
+            self._rates.add(busy, disk, busy_ms, now, 0.1, 100.0)
+        if busy:
+            values["host/disk_busy_pct"] = max(busy.values())
 
     def _network(self, values: Values, now: float) -> None:
         found = self._counters.links()
-        if found is None:
-            return
-        before, self._links = self._links, (now, found)
-        if before is not None:
-            _rate(values, "host/net_received_bytes_per_s", found.received - before[1].received, now - before[0])
-            _rate(values, "host/net_sent_bytes_per_s", found.sent - before[1].sent, now - before[0])
+        if found is not None:
+            self._rates.add(values, "host/net_received_bytes_per_s", found.received, now)
+            self._rates.add(values, "host/net_sent_bytes_per_s", found.sent, now)
 
-
-def _percent(part: float, whole: float) -> float:
-    return 100.0 * min(1.0, max(0.0, part / whole))
-
-
-def _rate(values: Values, name: str, difference: int, seconds: float) -> None:
-    if difference >= 0 and seconds > 0:  # a counter goes back when a disk or an interface disappears
-        values[name] = difference / seconds
+    def _stalls(self, values: Values, now: float) -> None:
+        """Pressure stall information: the share of time in which some task waited for a processor, for memory or for a disk.
+        Kernels before 4.20, and those started with psi=0, have none."""
+        for name, file in self._pressure.items():
+            found = _STALLED.search(file.read() or b"")
+            if found is not None:
+                self._rates.add(values, f"host/{name}_pressure_pct", int(found[1]), now, 1e-4, 100.0)

@@ -18,15 +18,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class KernelFile:
-    """`read()` gives the file's text as it is now, or None where it cannot be read. most: bytes that are of
-    interest."""
+    """`read()` gives the file's text as it is now, or None where it cannot be read. path: None for no file. most: bytes that
+    are of interest."""
 
     __slots__ = ("_file", "_most", "_off", "_path")
 
-    def __init__(self, path: Path | str, most: int = 4096) -> None:
+    def __init__(self, path: Path | None, most: int = 4096) -> None:
         self._path, self._most = str(path), most
         self._file: Descriptor | None = None
-        self._off = False
+        self._off = path is None
 
     def read(self) -> bytes | None:
         if self._off:
@@ -39,25 +39,19 @@ class KernelFile:
             self._off = True  # not asked for again
             return None
         try:
-            text = os.pread(file.fd, self._most, 0)
-            return text if self._most <= _PAGE else self._rest(file.fd, text)
+            text = piece = os.pread(file.fd, self._most, 0)
+            while piece and _PAGE < self._most > len(text):
+                piece = os.pread(file.fd, self._most - len(text), len(text))
+                text += piece
+            return text
         except OSError:  # a process that ended, a controller that was taken away
             self.close()
             return None
 
-    def _rest(self, fd: int, text: bytes) -> bytes:
-        pieces, size, piece = [text], len(text), text
-        while piece and size < self._most:
-            piece = os.pread(fd, self._most - size, size)
-            pieces.append(piece)
-            size += len(piece)
-        return b"".join(pieces)
-
     def number(self) -> int | None:
         """The file's one number; None for "max" and where there is none."""
-        text = self.read()
         try:
-            return None if text is None else int(text)
+            return int(self.read() or b"")
         except ValueError:
             return None
 

@@ -1,6 +1,6 @@
 """Counters of a Linux host and its processes, read from /proc and /sys. Files are kept open, and one expression takes
 all numbers out of a file at once: psutil, which reads the same files, takes 2 to 6 times as long
-(psutil_counters.py)."""
+(psutil_counters.py, with the same methods). A counter that the system does not have is None."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-from perfagent.samplers.counters import CpuTime, Disks, Links, Memory, Resident
 from perfagent.samplers.kernel_file import KernelFile
 
-__all__ = ["ProcHost", "ProcProcess", "ProcWorkers"]
+__all__ = ["CpuTime", "Disks", "Links", "Memory", "ProcHost", "ProcProcess", "ProcWorkers", "Resident"]
 
 SECTOR_BYTES = 512  # of /proc/diskstats, whatever the device says of itself
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _WHOLE_DISK = rb"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|hd[a-z]+|nvme\d+n\d+|mmcblk\d+)"
-_DISK = re.compile(rb"^ *\d+ +\d+ +" + _WHOLE_DISK + rb" \d+ \d+ (\d+) \d+ \d+ \d+ (\d+) \d+ \d+ (\d+)", re.MULTILINE)
+_DISK = re.compile(rb"^ *\d+ +\d+ +(" + _WHOLE_DISK + rb") \d+ \d+ (\d+) \d+ \d+ \d+ (\d+) \d+ \d+ (\d+)", re.MULTILINE)
 _NOT_A_LINK = (
     rb"(?:lo|veth|docker|br\d|br-|virbr|lxc|lxdbr|vnet|ovs|cni|flannel|cali|cilium|kube|vxlan|genev|tun|tap|wg|tailscale|zt"
     rb"|bond|team|dummy|ifb|vlan|macv|ipvl)"
@@ -28,6 +28,44 @@ _NAME = rb"(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+)"
 _LINK = re.compile(rb"^ *(" + _NAME + rb"): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
 _RESIDENT = re.compile(rb"VmRSS:\s*(\d+) kB.*RssFile:\s*(\d+) kB", re.DOTALL)
 _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL)
+
+
+class CpuTime(NamedTuple):
+    """Time of all processors since the start of the system, in one unit. waiting: for disks, while idle."""
+
+    idle: float
+    waiting: float | None
+    total: float
+
+
+class Memory(NamedTuple):
+    """Bytes."""
+
+    total: int
+    available: int
+
+
+class Disks(NamedTuple):
+    """Bytes since the start of the system, and the milliseconds in which each disk was busy."""
+
+    read: int
+    written: int
+    busy_ms: dict[str, int]
+
+
+class Links(NamedTuple):
+    """Bytes through the network since the start of the system."""
+
+    received: int
+    sent: int
+
+
+class Resident(NamedTuple):
+    """Bytes of a process that are in memory. of_files: those of them that are pages of mapped files, which the system
+    takes back when memory is short."""
+
+    total: int
+    of_files: int | None
 
 
 class ProcHost:
@@ -54,8 +92,8 @@ class ProcHost:
         found = _DISK.findall(self._diskstats.read() or b"")
         if not found:
             return None
-        read, written = (SECTOR_BYTES * sum(int(disk[place]) for disk in found) for place in (0, 1))
-        return Disks(read, written, [int(disk[2]) for disk in found])
+        read, written = (SECTOR_BYTES * sum(int(disk[place]) for disk in found) for place in (1, 2))
+        return Disks(read, written, {disk[0].decode(): int(disk[3]) for disk in found})
 
     def links(self) -> Links | None:
         found = [link for link in _LINK.findall(self._links.read() or b"") if not self._is_below_another(link[0])]
@@ -98,6 +136,7 @@ class ProcProcess:
         return None if text is None else int(text.rpartition(b")")[2].split()[17])
 
     def disk(self) -> tuple[int, int] | None:
+        """Bytes that it really read from disks and wrote there; hits in the page cache do not count."""
         text = self._io.read()  # not readable in some containers
         if text is None or b"read_bytes: " not in text:
             return None
@@ -120,6 +159,7 @@ class ProcWorkers:
         self._files: dict[int, KernelFile] = {}
 
     def of(self, pid: int) -> tuple[float, Resident] | None:
+        """CPU seconds and memory; None for a process that has ended."""
         file = self._files.get(pid)
         if file is None:
             file = self._files[pid] = KernelFile(self._proc / str(pid) / "statm", 128)

@@ -34,7 +34,6 @@ __all__ = ["Sampler"]
 _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.process",
-    "perfagent.samplers.system_counters",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
     "perfagent.signals.memory",
@@ -145,17 +144,18 @@ class Sampler:
     def _open(self) -> _Readers:
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.process import ProcessReader, WorkerReader
-        from perfagent.samplers.system_counters import of_system
         from perfagent.samplers.training_thread import TrainingThreadReader
 
-        host, process, workers = of_system(self._proc)
-        self._readers = _Readers(
-            self._host or HostReader(self._proc, counters=host),
-            ProcessReader(counters=process),
-            WorkerReader(counters=workers),
-            TrainingThreadReader(self._thread, self._proc / "self"),
-        )
-        return self._readers
+        thread = TrainingThreadReader(self._thread, self._proc / "self")
+        if (self._proc / "stat").exists():
+            readers = _Readers(self._host or HostReader(self._proc), ProcessReader(), WorkerReader(), thread)
+        else:
+            from perfagent.samplers.psutil_counters import PsutilHost, PsutilProcess, PsutilWorkers
+
+            host = self._host or HostReader(self._proc, counters=PsutilHost())
+            readers = _Readers(host, ProcessReader(PsutilProcess()), WorkerReader(PsutilWorkers()), thread)
+        self._readers = readers
+        return readers
 
     def _allocator(self) -> dict[str, float]:
         device = self._device()

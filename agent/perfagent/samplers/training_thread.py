@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perfagent.samplers.kernel_file import KernelFile
+from perfagent.samplers.rates import Rates
 
 __all__ = ["TrainingThreadReader", "native_id"]
 
@@ -35,11 +36,11 @@ class TrainingThreadReader:
 
     def __init__(self, thread: Callable[[], tuple[int | None, int]], proc: Path = Path("/proc/self")) -> None:
         self._thread, self._proc = thread, proc
-        self._file: KernelFile | None = None
+        self._file = KernelFile(None)
         self._number: int | None = None
+        self._steps: int | None = None
         self._next = 0.0
-        self._system: tuple[float, int] | None = None
-        self._faults: tuple[int, int] | None = None
+        self._rates = Rates()
 
     def read(self, now: float) -> dict[str, float]:
         if now < self._next - _EARLY_S:
@@ -48,28 +49,16 @@ class TrainingThreadReader:
         number, steps = self._thread()
         if number != self._number:  # the training has moved to another thread
             self.close()
-            self._number = number
-            self._file = None if number is None else KernelFile(self._proc / "task" / str(number) / "stat", 1024)
-            self._system = self._faults = None
-        fields = ((self._file.read() if self._file is not None else None) or b"").rpartition(b")")[2].split()
-        if len(fields) <= _SYSTEM:
-            return {}
-        return self._rates(now, steps, int(fields[_FAULTS]), int(fields[_SYSTEM]))
-
-    def _rates(self, now: float, steps: int, faults: int, ticks: int) -> dict[str, float]:
+            self._number, self._steps, self._rates = number, None, Rates()
+            self._file = KernelFile(None if number is None else self._proc / "task" / str(number) / "stat", 1024)
+        fields = (self._file.read() or b"").rpartition(b")")[2].split()
         values: dict[str, float] = {}
-        system, self._system = self._system, (now, ticks)
-        if system is not None and now > system[0]:
-            share = (ticks - system[1]) / _TICKS_A_SECOND / (now - system[0])
-            values["process/system_cpu_pct"] = 100.0 * min(1.0, max(0.0, share))
-        before = self._faults
-        if before is None or steps > before[0]:
-            self._faults = steps, faults
-            if before is not None:
-                values["process/page_faults_per_step"] = max(0, faults - before[1]) / (steps - before[0])
+        if len(fields) > _SYSTEM:
+            self._rates.add(values, "process/system_cpu_pct", int(fields[_SYSTEM]), now, 100.0 / _TICKS_A_SECOND, 100.0)
+            if steps != self._steps:  # else the faults so far are of the step in progress
+                self._steps = steps
+                self._rates.add(values, "process/page_faults_per_step", int(fields[_FAULTS]), steps)
         return values
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
