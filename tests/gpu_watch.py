@@ -8,9 +8,9 @@ from typing import Any
 
 from fake_nvml import FakeGpu, FakeNvml
 
-from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 from perfagent.samplers.gpu.nvml import NO_DRIVER
+from perfagent.samplers.gpu.own import Claims
 from perfagent.samplers.gpu.sampler import GpuSampler
 
 __all__ = ["Watch", "prefixes"]

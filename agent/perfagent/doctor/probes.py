@@ -88,14 +88,14 @@ def _kernels(device: str) -> dict[str, bool]:
 
 
 def _of_nvml() -> dict[str, Any]:
-    from perfagent.samplers.gpu import sysfs
+    from perfagent.samplers.gpu import kernel_gpu
     from perfagent.samplers.gpu.nvml import NO_DRIVER, load
 
     library, why = load()
     if library is None:
-        gpus = sysfs.boards() if why == NO_DRIVER else []
+        gpus = kernel_gpu.boards() if why == NO_DRIVER else []
         names = [f"{gpu.name} at {gpu.pci}" for gpu in gpus]
-        return {"devices": names, "driver": sysfs.driver_of(gpus)} if names else {"reason": why}
+        return {"devices": names, "driver": kernel_gpu.driver_of(gpus)} if names else {"reason": why}
     count = library.nvmlDeviceGetCount()
     devices = [_text(library.nvmlDeviceGetName(library.nvmlDeviceGetHandleByIndex(number))) for number in range(count)]
     return {"devices": devices, "driver": _text(library.nvmlSystemGetDriverVersion())}

@@ -178,8 +178,8 @@ class Sampler:
         if self._joining:
             return True
         if self._gpus is None:
-            from perfagent.samplers.gpu.claims import Claims
             from perfagent.samplers.gpu.nvml import load
+            from perfagent.samplers.gpu.own import Claims
             from perfagent.samplers.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(

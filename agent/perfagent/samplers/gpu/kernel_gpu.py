@@ -1,17 +1,28 @@
-"""A GPU by the files of its kernel driver in /sys: what AMD's and Intel's have in common. No library, no root."""
+"""AMD's and Intel's GPUs by the files of their kernel drivers in /sys. No library, no root.
+
+Meaning and units, in the kernel's sources. amdgpu: Documentation/gpu/amdgpu (thermal, driver-misc, RAS), that is the
+comments in drivers/gpu/drm/amd/pm/amdgpu_pm.c and amdgpu_ras.c; the table `gpu_metrics`: include/kgd_pp_interface.h
+there. i915 and xe: Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon and -xe-hwmon, and the comments in
+drivers/gpu/drm/xe/xe_gt_freq.c and xe_gt_throttle.c. Left out: AMD's `pcie_bw`, which takes a second, and the PCIe link,
+of which the function shows the switch or bridge inside the board.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from perfagent.samplers.gpu.board import DeviceLost
 from perfagent.samplers.gpu.drm_clients import DrmClients
+from perfagent.samplers.rates import Rates
 
-__all__ = ["Files", "KernelGpu", "Row"]
+__all__ = ["AmdGpu", "Files", "IntelGpu", "KernelGpu", "boards", "driver_of"]
 
 _PROCESS = Path("/proc/self")
 _SLOW_S, _PAUSE = 0.1, 100
@@ -44,14 +55,14 @@ class Files:
         begin = self._clock()
         if self.asleep or begin < self._not_before.get(name, 0.0):
             return None
-        content: bytes | None = None
+        content = None
         try:
             with (self.folder / name).open("rb", buffering=0) as file:
                 content = b"".join(iter(lambda: file.read(4096), b""))  # a list comes in pieces of a page
         except FileNotFoundError:
             self._not_before[name] = math.inf
         except OSError:
-            content = None
+            pass
         took = self._clock() - begin
         if took > _SLOW_S:
             self._not_before[name] = begin + _PAUSE * took
@@ -78,11 +89,13 @@ class KernelGpu:
 
     vendor = ""
     is_divided = is_integrated = False
+    often: ClassVar[Sequence[Row]] = ()
+    rarely: ClassVar[Sequence[Row]] = ()
 
     def __init__(
         self, index: int, folder: Path, card: str, *, process: Path = _PROCESS, clock: Clock = time.monotonic
     ) -> None:
-        self.index, self.pci, self._card, self._clock = index, folder.name.lower(), f"drm/{card}/", clock
+        self.index, self.pci, self._clock = index, folder.name.lower(), clock
         self.files = files = Files(folder, clock)
         told = dict(line.partition("=")[::2] for line in files.text("uevent").splitlines())
         self.driver = told.get("DRIVER", "")
@@ -92,15 +105,14 @@ class KernelGpu:
         self.free_bytes: float | None = None
         self._energy_j: float | None = None
         names = files.names("hwmon/hwmon*/name")
-        self._hwmon = next((name.removesuffix("name") for name in names if files.text(name) == self.driver), "none/")
-        labels = files.names(self._hwmon + "temp*_label")
+        hwmon = next((name.removesuffix("name") for name in names if files.text(name) == self.driver), "none/")
+        labels = files.names(hwmon + "temp*_label")
         inputs = {files.text(name): name.replace("_label", "_input") for name in labels}
         sensors = {name: inputs[label] for label, name in reversed(_TEMPERATURES.items()) if label in inputs}
         # without labels (i915, amdgpu before Linux 5.3) there is one sensor, of the whole chip
-        sensors = sensors or {"temperature_c": f"{self._hwmon}temp1_input"}
+        sensors = sensors or {"temperature_c": f"{hwmon}temp1_input"}
         self._temperatures: list[Row] = [(name, file, 1e-3) for name, file in sensors.items()]
-        self._often: list[Row] = []
-        self._rarely: list[Row] = []
+        self._place = {"hwmon": hwmon, "card": f"drm/{card}/"}
 
     def readings(self) -> dict[str, float]:
         self.files.asleep = False
@@ -116,7 +128,7 @@ class KernelGpu:
         return self._numbers(self._temperatures)
 
     def rare(self) -> dict[str, float]:
-        return self._numbers(self._rarely)
+        return self._numbers(self.rarely)
 
     def energy_j(self) -> float | None:
         """As of the last reading, since some moment; None where the driver does not count it."""
@@ -128,12 +140,177 @@ class KernelGpu:
         return told | {name: values[name] for name in ("memory_total_bytes", "power_limit_w") if name in values}
 
     def _read(self) -> dict[str, float]:
-        return self._numbers(self._often)
+        return self._numbers(self.often)
 
     def _numbers(self, rows: Iterable[Row]) -> dict[str, float]:
         values: dict[str, float] = {}
         for name, file, factor in rows:
-            number = None if name in values else self.files.number(file)
+            number = None if name in values else self.files.number(file.format_map(self._place))
             if number or (number is not None and name in _MAY_BE_ZERO):
                 values[name] = number * factor
         return values
+
+
+_STATUS_AT, _BITS = 112, {"throttle_sw_power_cap_pct": 0xFFFFFF, "throttle_hw_thermal_pct": 0xFFFF << 32}
+"""gpu_metrics 1.3 (MI100, MI200, Radeon): a bit a throttler, in amdgpu_smu.h 0 to 23 of power and current, 32 to 47 of
+heat. Its energy has another unit on each chip."""
+_ENERGY_AT = {4: 24, 5: 88, 6: 88, 7: 24, 8: 24}
+"""gpu_metrics 1.4 to 1.8 (MI300): energy in units of 2**-16 J."""
+_RESIDENCIES = struct.Struct("<6I")
+"""From 1.6 on, 16 bytes behind the energy: cycles, and of them with PROCHOT, at the limit of power, of the heat of the
+socket, of the regulators, of the memory."""
+
+
+class AmdGpu(KernelGpu):
+    vendor = "AMD"
+    often: ClassVar[Sequence[Row]] = (
+        ("utilization_pct", "gpu_busy_percent", 1.0),
+        ("memory_busy_pct", "mem_busy_percent", 1.0),
+        ("memory_used_bytes", "mem_info_vram_used", 1.0),
+        ("memory_total_bytes", "mem_info_vram_total", 1.0),
+        ("power_w", "{hwmon}power1_average", 1e-6),
+        ("power_w", "{hwmon}power1_input", 1e-6),
+        ("sm_clock_mhz", "{hwmon}freq1_input", 1e-6),
+    )
+    rarely: ClassVar[Sequence[Row]] = (
+        ("power_limit_w", "{hwmon}power1_cap", 1e-6),
+        ("memory_clock_mhz", "{hwmon}freq2_input", 1e-6),
+        ("fan_pct", "{hwmon}pwm1", 100 / 255),
+        ("pcie_replays", "pcie_replay_count", 1.0),
+    )
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # in partitions (DPX, CPX ...) each is a device for torch, and the files speak of the whole board
+        self.is_divided = self.files.text("current_compute_partition") not in ("", "SPX")
+        names = [*self.files.names("ras/*_err_count"), *self.files.names("ras/aca_*")]
+        # the newest of each that can be read at all: a sum without one of them would fall, and rise again
+        self._errors = {name: text for name in names if (text := self.files.text(name))}
+        self._residencies: tuple[int, ...] | None = None
+
+    def _read(self) -> dict[str, float]:
+        self._energy_j = None
+        return super()._read() | self._of_metrics(self.files.read("gpu_metrics") or b"")
+
+    def rare(self) -> dict[str, float]:
+        values = super().rare()
+        self._errors |= {name: text for name in self._errors if (text := self.files.text(name))}
+        counts = "\n".join(self._errors.values())
+        for name, kind in (("ecc_uncorrected_volatile", "ue"), ("ecc_corrected_volatile", "ce")):
+            found = re.findall(rf"^{kind}: *(\d+)", counts, re.MULTILINE)
+            if found:
+                values[name] = float(sum(map(int, found)))
+        pages = self.files.read("ras/gpu_vram_bad_pages")
+        if pages is not None:
+            values["retired_pages_double"] = float(sum(page.endswith(b": R") for page in pages.splitlines()))
+        return values
+
+    def _of_metrics(self, table: bytes) -> dict[str, float]:
+        """Throttling, and the energy; nothing for a table of another version."""
+        size, form, content = struct.unpack_from("<HBB", table) if len(table) >= 4 else (0, 0, 0)
+        if form != 1 or not 120 <= size <= len(table):
+            return {}
+        if content == 3:
+            status = int.from_bytes(table[_STATUS_AT : _STATUS_AT + 8], "little")
+            known = status != 2**64 - 1  # what the driver fills in where it does not know
+            return {name: 100.0 if status & bits else 0.0 for name, bits in _BITS.items()} if known else {}
+        at = _ENERGY_AT.get(content)
+        if at is None:
+            return {}
+        energy = int.from_bytes(table[at : at + 8], "little")
+        self._energy_j = None if energy == 2**64 - 1 else energy * 2.0**-16
+        if content < 6 or size < at + 16 + _RESIDENCIES.size:
+            return {}
+        counts = _RESIDENCIES.unpack_from(table, at + 16)
+        before, self._residencies = self._residencies, counts
+        cycles = 0 if before is None else counts[0] - before[0]
+        if before is None or cycles <= 0:
+            return {}
+        hot, power, *heat = (
+            min(100.0, max(0.0, 100.0 * (now - then) / cycles))
+            for now, then in zip(counts[1:], before[1:], strict=True)
+        )
+        return dict(zip(_BITS, (power, max(hot, *heat)), strict=True))
+
+
+_THROTTLES = {
+    "sw_power_cap": ("pl1", "pl2", "pl4", "vr_tdc", "iccmax", "psys_pl1", "psys_pl2"),
+    "hw_thermal": (
+        "thermal", "prochot", "ratl", "vr_thermalert", "soc_thermal", "soc_avg_thermal", "mem_thermal", "vr_thermal",
+    ),
+}  # fmt: skip
+
+
+class IntelGpu(KernelGpu):
+    """Clock and throttling are those of the first tile. Power and its limit are the card's or, where it has none, the
+    package's. How busy the device is the drivers tell through perf events only, which need rights: the utilization is
+    that of this process (drm_clients.py)."""
+
+    vendor = "Intel"
+    often: ClassVar[Sequence[Row]] = (
+        ("sm_clock_mhz", "tile0/gt0/freq0/act_freq", 1.0),
+        ("sm_clock_mhz", "{card}gt/gt0/rps_act_freq_mhz", 1.0),
+        ("sm_clock_mhz", "{card}gt_act_freq_mhz", 1.0),
+    )
+    rarely: ClassVar[Sequence[Row]] = (
+        ("power_limit_w", "{hwmon}power1_max", 1e-6),
+        ("power_limit_w", "{hwmon}power2_max", 1e-6),
+    )
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.is_integrated = self.pci == "0000:00:02.0"
+        card, hwmon = self._place["card"], self._place["hwmon"]
+        reasons = "tile0/gt0/freq0/throttle/" if self.driver == "xe" else f"{card}gt/gt0/throttle_"
+        self._status = reasons + ("status" if self.driver == "xe" else "reason_status")
+        self._reasons = {
+            group: [file for name in names for file in self.files.names(f"{reasons}reason_{name}")]
+            for group, names in _THROTTLES.items()
+        }
+        counters = [f"{hwmon}energy{channel}_input" for channel in (1, 2)]
+        self._counter = next(filter(self.files.number, counters), counters[0])
+        self._sizes = self.files.names("tile*/physical_vram_size_bytes") or [f"{card}lmem_total_bytes"]
+        self._rates = Rates()
+
+    def _read(self) -> dict[str, float]:
+        values = super()._read()
+        count = self.files.number(self._counter)  # microjoules
+        self._energy_j = count * 1e-6 if count else None
+        if count:
+            self._rates.add(values, "power_w", count, self._clock(), 1e-6)
+        # xe tells the size of each tile's memory; Intel's own build of i915 also what is free of it
+        sizes = [self.files.number(file) for file in self._sizes]
+        free = self.files.number(self._place["card"] + "lmem_avail_bytes")
+        if all(sizes):
+            values["memory_total_bytes"] = total = sum(size or 0.0 for size in sizes)
+            if free is not None:
+                values["memory_used_bytes"] = total - free
+        status = self.files.number(self._status)
+        for group, files in self._reasons.items():
+            if status is not None and files:
+                values[f"throttle_{group}_pct"] = 100.0 if status and any(map(self.files.number, files)) else 0.0
+        return values
+
+
+_KINDS: dict[str, type[KernelGpu]] = {"amdgpu": AmdGpu, "i915": IntelGpu, "xe": IntelGpu}
+
+
+def boards(sys: Path = Path("/sys"), **options: Any) -> list[KernelGpu]:
+    """The AMD and Intel GPUs of this node, in the order of their PCI addresses; display adapters (ast, mgag200, virtio) are
+    none. sys, and options of `KernelGpu`: a test passes its own."""
+    found: dict[str, tuple[type[KernelGpu], Path, str]] = {}
+    for card in sorted((sys / "class/drm").glob("card*")):
+        try:
+            folder = (card / "device").resolve(strict=True)
+            lines = (folder / "uevent").read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:  # it is being removed
+            continue
+        kind = next((_KINDS.get(line.removeprefix("DRIVER=")) for line in lines if line.startswith("DRIVER=")), None)
+        if kind is not None and card.name.removeprefix("card").isdigit():  # else a connector of a card
+            found[folder.name] = kind, folder, card.name
+    ordered = [found[pci] for pci in sorted(found)]
+    return [kind(index, folder, card, **options) for index, (kind, folder, card) in enumerate(ordered)]
+
+
+def driver_of(gpus: Sequence[KernelGpu]) -> str:
+    return f"{', '.join(sorted({gpu.driver for gpu in gpus}))} of Linux {os.uname().release}"

@@ -1,4 +1,5 @@
-"""Which board is this rank's: what torch says of its device, compared with what the driver says of its boards.
+"""Which board is this rank's: what torch says of its device, compared with what the driver says of its boards. And which
+the other ranks report: a scheduler may show each its own GPU only.
 
 Where torch tells neither UUID nor PCI address (older builds for XPU), only a machine of one board leaves no doubt. Numbers in
 CUDA_VISIBLE_DEVICES and the like are not followed: they count in orders that only the vendors' runtimes know.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from perfagent.device import accelerator
@@ -16,7 +18,9 @@ from perfagent.samplers.gpu.board import place
 from perfagent.samplers.gpu.device import Gpu
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 
-__all__ = ["Board", "own_board"]
+__all__ = ["Board", "Claims", "own_board"]
+
+_READ_EVERY_S = 10.0
 
 Board = Gpu | KernelGpu
 
@@ -68,3 +72,32 @@ def _of_properties(properties: Any) -> tuple[str, str]:
 
 def _tail(uuid: str) -> str:
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+class Claims:
+    """The boards that the ranks of a job report: a file a board in the job's folder. key: None for a job of one process, which shares with nobody."""
+
+    def __init__(self, folder: Path, key: str | None) -> None:
+        self._folder, self._prefix = folder, f"{key}.gpu-" if key else ""
+        self._taken: frozenset[str] = frozenset()
+        self._read_at = 0.0
+
+    def claim(self, board: str) -> None:
+        """This rank reports that board."""
+        if self._prefix:
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (self._folder / f"{self._prefix}{board}").touch(mode=0o600)
+            except OSError:
+                return  # then it may be told twice
+
+    def taken(self, now: float) -> frozenset[str]:
+        """Boards that some rank reports, as of at most ten seconds ago. now: monotonic seconds."""
+        if self._prefix and now >= self._read_at:
+            self._read_at = now + _READ_EVERY_S
+            try:
+                names = [path.name for path in self._folder.iterdir()]
+            except OSError:
+                names = []
+            self._taken = frozenset(name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix))
+        return self._taken

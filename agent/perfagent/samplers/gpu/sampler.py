@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perfagent.samplers.gpu import sysfs
-from perfagent.samplers.gpu.board import DeviceLost
-from perfagent.samplers.gpu.claims import Claims
+from perfagent.samplers.gpu import kernel_gpu
+from perfagent.samplers.gpu.board import DeviceLost, Interval
 from perfagent.samplers.gpu.device import Gpu, slices, text_of
-from perfagent.samplers.gpu.interval import Interval
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 from perfagent.samplers.gpu.nvml import NO_DRIVER, Door, Library, NotStarted, load
-from perfagent.samplers.gpu.own import Board, own_board
+from perfagent.samplers.gpu.own import Board, Claims, own_board
 from perfagent.samplers.gpu.xid import MEANINGS, Xid, XidEvents
 
 __all__ = ["GpuSampler"]
@@ -58,7 +56,7 @@ class GpuSampler:
         environ: Mapping[str, str],
         claims: Claims,
         library: Callable[[], tuple[Library | None, str]] = load,
-        kernel_gpus: Callable[[], Sequence[KernelGpu]] = sysfs.boards,
+        kernel_gpus: Callable[[], Sequence[KernelGpu]] = kernel_gpu.boards,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._emit, self._tell, self._clock = emit, tell, clock
@@ -135,7 +133,7 @@ class GpuSampler:
         library, reason = self._start()
         if library is None:
             self._found = others = self._kernel_gpus() if reason == NO_DRIVER else []
-            self._describe(others, sysfs.driver_of(others), reason)
+            self._describe(others, kernel_gpu.driver_of(others), reason)
             return
         found: list[Gpu] = []
         door = Door(library)

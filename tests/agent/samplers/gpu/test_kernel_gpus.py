@@ -17,11 +17,9 @@ from kernel_trees import (
     write,
 )
 
-from perfagent.samplers.gpu import sysfs
-from perfagent.samplers.gpu.amd import AmdGpu
+from perfagent.samplers.gpu import kernel_gpu
 from perfagent.samplers.gpu.board import DeviceLost
-from perfagent.samplers.gpu.intel import IntelGpu
-from perfagent.samplers.gpu.kernel_gpu import Files, KernelGpu
+from perfagent.samplers.gpu.kernel_gpu import AmdGpu, Files, IntelGpu, KernelGpu
 from perfagent.wire import CATALOGUE
 
 
@@ -241,12 +239,12 @@ def test_display_adapters_and_connectors_are_no_boards(machine: Machine) -> None
         machine.card(f"0000:02:0{number}.0", driver, "1A03:2000", {"gpu_busy_percent": "3\n"})
     machine.mi300x("0000:0c:00.0")
     machine.battlemage("0000:b4:00.0")
-    boards = sysfs.boards(machine.sys)
+    boards = kernel_gpu.boards(machine.sys)
     assert [(type(gpu), gpu.index, gpu.pci) for gpu in boards] == [
         (AmdGpu, 0, "0000:0c:00.0"),
         (IntelGpu, 1, "0000:b4:00.0"),
     ]
-    assert sysfs.boards(machine.sys / "nothing") == []
+    assert kernel_gpu.boards(machine.sys / "nothing") == []
 
 
 def test_file_that_fails_leaves_the_others(machine: Machine) -> None:
@@ -315,7 +313,7 @@ def test_board_without_its_folder_is_lost(machine: Machine) -> None:
 @pytest.mark.fault
 def test_a22_removed_card_is_told_once_the_other_goes_on(machine: Machine) -> None:
     folders = machine.mi300x("0000:0c:00.0"), machine.mi300x("0000:0d:00.0", unique_id="00ff")
-    watch = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=None)
+    watch = Watch(None, kernel_gpus=lambda: kernel_gpu.boards(machine.sys, clock=Clock()), ordinal=None)
     row = watch.poll(130)
     assert prefixes(row) == {"node_gpu0", "node_gpu1"}
     shutil.rmtree(folders[0])
@@ -325,7 +323,7 @@ def test_a22_removed_card_is_told_once_the_other_goes_on(machine: Machine) -> No
 
 
 def test_machine_without_any_gpu_says_so_and_is_not_asked_again(machine: Machine) -> None:
-    watch = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()))
+    watch = Watch(None, kernel_gpus=lambda: kernel_gpu.boards(machine.sys, clock=Clock()))
     assert watch.sampler.poll() is False
     assert watch.kinds() == [("unavailable", None)]
 
@@ -334,7 +332,7 @@ def test_names_are_those_of_the_catalogue(machine: Machine) -> None:
     write(machine.mi300x("0000:0c:00.0"), {"gpu_metrics": gpu_metrics_1_3(1)})
     machine.arc("0000:0d:00.0")
     machine.battlemage("0000:0e:00.0")
-    watch = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=None)
+    watch = Watch(None, kernel_gpus=lambda: kernel_gpu.boards(machine.sys, clock=Clock()), ordinal=None)
     watch.poll(150)
     names = {"gpu/" + name.partition("/")[2] for row in watch.rows for name in row}
     assert len(names) > 15
@@ -343,7 +341,7 @@ def test_names_are_those_of_the_catalogue(machine: Machine) -> None:
 
 def test_integrated_graphics_are_told_where_a_rank_uses_them(machine: Machine) -> None:
     machine.arc("0000:00:02.0")
-    idle = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=None)
+    idle = Watch(None, kernel_gpus=lambda: kernel_gpu.boards(machine.sys, clock=Clock()), ordinal=None)
     assert idle.poll(150) == {}
-    own = Watch(None, kernel_gpus=lambda: sysfs.boards(machine.sys, clock=Clock()), ordinal=0)
+    own = Watch(None, kernel_gpus=lambda: kernel_gpu.boards(machine.sys, clock=Clock()), ordinal=0)
     assert prefixes(own.poll()) == {"gpu"}

@@ -11,7 +11,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice
 from kernel_trees import Machine
 
-from perfagent.samplers.gpu import sysfs
+from perfagent.samplers.gpu import kernel_gpu
 from perfagent.samplers.gpu.device import Gpu, slices
 from perfagent.samplers.gpu.own import own_board
 
@@ -46,7 +46,7 @@ def nvidia(*gpus: FakeGpu, ordinal: int = 0, chosen: str = "") -> str | None:
 
 
 def kernel(machine: Machine, ordinal: int = 0) -> str | None:
-    own = own_board(sysfs.boards(machine.sys), lambda _: [], ordinal, {})
+    own = own_board(kernel_gpu.boards(machine.sys), lambda _: [], ordinal, {})
     return None if own is None else own.pci
 
 
