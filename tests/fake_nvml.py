@@ -65,7 +65,6 @@ class FakeSlice:
 
     uuid: str
     instance: int
-    compute: int = 0
     memory: tuple[int, int] = (1 << 30, 18 << 30)
     reserved: int = 0
     gpm: dict[int, float] | None = None
@@ -82,8 +81,6 @@ class FakeNvml:
         self.events: deque[tuple[FakeGpu, int]] = deque()
         self.registered: list[FakeGpu] = []
         self.clock = 0
-        self.down = False
-        """Whether the script shut NVML down behind our back."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(pynvml, name)  # a name that pynvml does not have is no name here
@@ -93,13 +90,10 @@ class FakeNvml:
 
     def load(self) -> tuple[Any, str]:
         """As the sampler starts the library."""
-        self.down = False
         return self, ""
 
     def _of(self, name: str, handle: Any) -> Any:
         self.calls[name] += 1
-        if self.down:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         board = handle if isinstance(handle, FakeGpu) else next(gpu for gpu in self.gpus if handle in gpu.slices)
         if board.hanging:
             board.entered.set()
@@ -253,9 +247,6 @@ class FakeNvml:
 
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
         return int(device.instance)
-
-    def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int:
-        return int(device.compute)
 
     def nvmlGpmQueryDeviceSupport(self, device: Any) -> Any:
         found = self._board("nvmlGpmQueryDeviceSupport", device)

@@ -11,51 +11,71 @@ reported by each.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from perfagent.samplers.gpu.gpm import Gpm
 from perfagent.samplers.gpu.nvml import Door, Library
 from perfagent.samplers.gpu.processes import Processes
+from perfagent.samplers.rates import Rates
 
 __all__ = ["FIELDS", "LINK_FIELDS", "THROTTLE_REASONS", "Gpu", "slices", "text_of"]
 
 THROTTLE_REASONS = {
-    "sw_power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal": 0x20,
-    "hw_thermal": 0x40,
-    "power_brake": 0x80,
-}
+    "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10, "sw_thermal": 0x20, "hw_thermal": 0x40, "power_brake": 0x80,
+}  # fmt: skip
 """Bits of nvmlDeviceGetCurrentClocksEventReasons that hold clocks back (idle and set application clocks do not
 count)."""
 
-_ALL_LINKS = 2**32 - 1
 _KIB = 1024
-FIELDS: dict[str, tuple[int, int]] = {  # name -> (field id, scope), NVML_FI_DEV_* in nvml.h
-    "ecc_corrected_volatile": (3, 0),
-    "ecc_uncorrected_volatile": (4, 0),
-    "ecc_corrected_aggregate": (5, 0),
-    "ecc_uncorrected_aggregate": (6, 0),
-    "retired_pages_single": (29, 0),
-    "retired_pages_double": (30, 0),
-    "nvlink_crc_flit_errors": (38, 0),
-    "nvlink_crc_data_errors": (45, 0),
-    "nvlink_replay_errors": (52, 0),
-    "nvlink_recovery_errors": (59, 0),
-    "memory_temperature_c": (82, 0),
-    "pcie_replays": (94, 0),
-    "remapped_rows_corrected": (142, 0),
-    "remapped_rows_uncorrected": (143, 0),
-    "remap_pending": (144, 0),
-    "remap_failed": (145, 0),
-}
-# KiB since the driver was loaded
-LINK_FIELDS = {"nvlink_sent": (138, _ALL_LINKS), "nvlink_received": (139, _ALL_LINKS)}
+FIELDS = {  # name -> field id, NVML_FI_DEV_* in nvml.h
+    "ecc_corrected_volatile": 3, "ecc_uncorrected_volatile": 4, "ecc_corrected_aggregate": 5,
+    "ecc_uncorrected_aggregate": 6, "retired_pages_single": 29, "retired_pages_double": 30,
+    "nvlink_crc_flit_errors": 38, "nvlink_crc_data_errors": 45, "nvlink_replay_errors": 52,
+    "nvlink_recovery_errors": 59, "memory_temperature_c": 82, "pcie_replays": 94,
+    "remapped_rows_corrected": 142, "remapped_rows_uncorrected": 143, "remap_pending": 144,
+    "remap_failed": 145,
+}  # fmt: skip
+LINK_FIELDS = {"nvlink_sent_bytes_per_s": 138, "nvlink_received_bytes_per_s": 139}
+_ALL_LINKS = 2**32 - 1
+"""The scope of those."""
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of nvmlValue_t by nvmlValueType_t."""
 _ZERO_SAYS_NOTHING = frozenset(("memory_temperature_c",))
+
+
+class _Number(NamedTuple):
+    """A value that one function of the library gives. of_board: it belongs to the whole board, and no slice has it."""
+
+    name: str
+    function: str
+    factor: float = 1.0
+    argument: int | None = None
+    of_board: bool = False
+
+
+_OFTEN = (
+    _Number("power_w", "nvmlDeviceGetPowerUsage", 1e-3, of_board=True),
+    _Number("sm_clock_mhz", "nvmlDeviceGetClockInfo", argument=1),
+)
+_EACH_SECOND = (_Number("temperature_c", "nvmlDeviceGetTemperature", argument=0),)
+_RARELY = (
+    _Number("fan_pct", "nvmlDeviceGetFanSpeed"),
+    _Number("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", 1e-3, of_board=True),
+    _Number("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+    _Number("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+    _Number("memory_clock_mhz", "nvmlDeviceGetClockInfo", argument=2),
+)
+_TRAFFIC = (  # each of the two measures for 20 ms
+    _Number("pcie_sent_bytes_per_s", "nvmlDeviceGetPcieThroughput", _KIB, 0, of_board=True),
+    _Number("pcie_received_bytes_per_s", "nvmlDeviceGetPcieThroughput", _KIB, 1, of_board=True),
+)
+_ENERGY = (_Number("energy_j", "nvmlDeviceGetTotalEnergyConsumption", 1e-3, of_board=True),)
+_LIMITS = (
+    _Number("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+    _Number("pcie_link_width_most", "nvmlDeviceGetMaxPcieLinkWidth"),
+    _Number("pcie_link_generation_most", "nvmlDeviceGetMaxPcieLinkGeneration"),
+)
 
 
 class Gpu:
@@ -71,16 +91,13 @@ class Gpu:
         self.name = text_of(self._door.ask("nvmlDeviceGetName", handle))
         pci = self._door.ask("nvmlDeviceGetPciInfo", handle)
         self.pci = text_of(getattr(pci, "busId", "")).lower()
-        self.instance = self._number("nvmlDeviceGetGpuInstanceId", slice_handle) if slice_handle is not None else None
-        self.compute = (
-            self._number("nvmlDeviceGetComputeInstanceId", slice_handle) if slice_handle is not None else None
-        )
-        self.processes = Processes(self._door, slice_handle if slice_handle is not None else handle)
-        whole_or_numbered = slice_handle is None or self.instance is not None
-        self._gpm: Gpm | None = Gpm(self._door, handle, self.instance) if whole_or_numbered else None
+        instance = None if slice_handle is None else self._door.ask("nvmlDeviceGetGpuInstanceId", slice_handle)
+        self.processes = Processes(self._door, handle if slice_handle is None else slice_handle)
+        whole_or_numbered = slice_handle is None or instance is not None
+        self._gpm: Gpm | None = Gpm(self._door, handle, instance) if whole_or_numbered else None
         self._fields = dict(FIELDS)
         self._links = dict(LINK_FIELDS)
-        self._sent: tuple[float, dict[str, float]] | None = None
+        self._rates = Rates()
         self.free_bytes: float | None = None
         """Memory that nobody uses, as of the last reading."""
         version = getattr(library, "nvmlMemory_v2", None)
@@ -98,12 +115,7 @@ class Gpu:
             rates = self._door.ask("nvmlDeviceGetUtilizationRates", self.handle)
             if rates is not None:
                 values["utilization_pct"], values["memory_busy_pct"] = float(rates.gpu), float(rates.memory)
-            power = self._number("nvmlDeviceGetPowerUsage", self.handle)
-            if power is not None:
-                values["power_w"] = power / 1e3
-        clock = self._number("nvmlDeviceGetClockInfo", self.handle, 1, what="SM clock")
-        if clock is not None:
-            values["sm_clock_mhz"] = clock
+        values |= self._numbers(_OFTEN)
         reasons = self._door.ask("nvmlDeviceGetCurrentClocksEventReasons", self.handle)
         if reasons is None and self._door.refuses("nvmlDeviceGetCurrentClocksEventReasons"):
             # its name before driver 535
@@ -115,68 +127,34 @@ class Gpu:
 
     def second(self, now: float) -> dict[str, float]:
         """Once a second: temperature and GPM, which is itself a mean since the last call. now: monotonic seconds."""
-        values: dict[str, float] = {}
-        temperature = self._number("nvmlDeviceGetTemperature", self.handle, 0, what="temperature")
-        if temperature is not None:
-            values["temperature_c"] = temperature
+        values = self._numbers(_EACH_SECOND)
         if self._gpm is not None:
-            told = self._gpm.read(now)
+            told = self._gpm.read()
             if told is None:
                 self._gpm = None
             else:
                 values.update(told)
-        if self._gpm is None and self._links:
-            self._link_traffic(values, now)
+        if self._gpm is None:
+            for name, count in self._ask_fields(self._links, _ALL_LINKS).items():
+                self._rates.add(values, name, count, now, _KIB)
         return values
 
     def energy_j(self) -> float | None:
         """Energy since the driver was loaded, J; None on a slice and on devices before Volta."""
-        if self._slice is not None:
-            return None
-        energy = self._number("nvmlDeviceGetTotalEnergyConsumption", self.handle)
-        return None if energy is None else energy / 1e3
+        return self._numbers(_ENERGY).get("energy_j")
 
     def rare(self) -> dict[str, float]:
         """Every ten seconds: fan, limits, links, and the counters of errors (since the driver was loaded, or ever:
         aggregate)."""
-        values: dict[str, float] = {}
-        plain = (
-            ("fan_pct", "nvmlDeviceGetFanSpeed", 1.0),
-            *((("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", 1e-3),) if self._slice is None else ()),
-            ("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", 1.0),
-            ("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", 1.0),
-        )
-        for name, function, factor in plain:
-            value = self._number(function, self.handle)
-            if value is not None:
-                values[name] = value * factor
-        clock = self._number("nvmlDeviceGetClockInfo", self.handle, 2, what="memory clock")
-        if clock is not None:
-            values["memory_clock_mhz"] = clock
-        values.update(self._ask_fields(self._fields))
-        if self._gpm is None and self._slice is None:  # each of the two measures for 20 ms
-            for name, counter in (("pcie_sent_bytes_per_s", 0), ("pcie_received_bytes_per_s", 1)):
-                kib = self._number("nvmlDeviceGetPcieThroughput", self.handle, counter, what=name)
-                if kib is not None:
-                    values[name] = kib * _KIB
-        return values
+        values = self._numbers(_RARELY) | self._ask_fields(self._fields)
+        return values if self._gpm is not None else values | self._numbers(_TRAFFIC)
 
     def describe(self) -> dict[str, Any]:
         """What does not change while training runs; for people to read."""
         memory = self._memory(*self._versioned)
-        told = {
-            "index": self.index,
-            "uuid": self.uuid,
-            "name": self.name,
-            "pci": self.pci,
-            "memory_total_bytes": None if memory is None else int(memory.total),
-            "power_limit_w": self._number("nvmlDeviceGetEnforcedPowerLimit", self.handle, factor=1e-3),
-            "pcie_link_width_most": self._number("nvmlDeviceGetMaxPcieLinkWidth", self.handle),
-            "pcie_link_generation_most": self._number("nvmlDeviceGetMaxPcieLinkGeneration", self.handle),
-            "mig": self._slice is not None,
-            "gpm": self._gpm is not None and self._gpm.supported,
-        }
-        return {key: value for key, value in told.items() if value is not None}
+        told = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci, **self._numbers(_LIMITS)}
+        told |= {"mig": self._slice is not None, "gpm": self._gpm is not None and self._gpm.supported}
+        return told if memory is None else told | {"memory_total_bytes": int(memory.total)}
 
     def _memory(self, *version: int) -> Any:
         """total, free and used: in the second version what processes hold, as nvidia-smi tells it. The first, all that
@@ -184,22 +162,13 @@ class Gpu:
         handle = self._slice if self._slice is not None else self.handle
         return self._door.ask("nvmlDeviceGetMemoryInfo", handle, *version, what=f"memory {version}")
 
-    def _link_traffic(self, values: dict[str, float], now: float) -> None:
-        """Rates over NVLink from its counters; a counter that went back (a reset) leaves a gap."""
-        counts = self._ask_fields(self._links)
-        before, self._sent = self._sent, (now, counts)
-        if before is None or now <= before[0]:
-            return
-        for name, count in counts.items():
-            grown = count - before[1].get(name, math.inf)
-            if grown >= 0:
-                values[f"{name}_bytes_per_s"] = grown * _KIB / (now - before[0])
-
-    def _ask_fields(self, fields: dict[str, tuple[int, int]]) -> dict[str, float]:
+    def _ask_fields(self, fields: dict[str, int], scope: int = 0) -> dict[str, float]:
         """Several counters in one call; one that this device does not have is taken out of `fields`."""
         if not fields:
             return {}
-        answers = self._door.ask("nvmlDeviceGetFieldValues", self.handle, list(fields.values()))
+        answers = self._door.ask(
+            "nvmlDeviceGetFieldValues", self.handle, [(number, scope) for number in fields.values()]
+        )
         if answers is None:
             if self._door.refuses("nvmlDeviceGetFieldValues"):
                 fields.clear()
@@ -214,9 +183,15 @@ class Gpu:
                 del fields[name]
         return values
 
-    def _number(self, name: str, *arguments: Any, factor: float = 1.0, what: str = "") -> float | None:
-        value = self._door.ask(name, *arguments, what=what)
-        return None if value is None else float(value) * factor
+    def _numbers(self, rows: Sequence[_Number]) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for name, function, factor, argument, of_board in rows:
+            if not (of_board and self._slice is not None):
+                arguments = () if argument is None else (argument,)
+                value = self._door.ask(function, self.handle, *arguments, what=f"{function} {argument}")
+                if value is not None:
+                    values[name] = float(value) * factor
+        return values
 
 
 def slices(library: Library, gpu: Gpu) -> list[Gpu]:

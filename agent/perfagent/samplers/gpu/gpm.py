@@ -30,35 +30,36 @@ METRICS: dict[int, tuple[str, float]] = {  # NVML_GPM_METRIC_*: name here, facto
 class Gpm:
     """instance: the GPU instance of a MIG slice; None for a whole GPU."""
 
-    def __init__(self, door: Door, handle: Any, instance: float | None) -> None:
-        self._door, self._handle, self._instance = door, handle, instance
+    def __init__(self, door: Door, handle: Any, instance: int | None) -> None:
+        self._door = door
+        self._sample = (
+            ("nvmlGpmSampleGet", handle)
+            if instance is None
+            else ("nvmlGpmMigSampleGet", handle, ctypes.c_uint(int(instance)))
+        )
         support = door.ask("nvmlGpmQueryDeviceSupport", handle)
         self.supported = support is not None and bool(support.isSupportedDevice)
         self._before: Any = None
         self._after: Any = None
         self._request: Any = None
-        self._taken = 0.0
+        self._is_first = True
 
-    def read(self, now: float) -> dict[str, float] | None:
+    def read(self) -> dict[str, float] | None:
         """Means since the last call, empty at the first; None when this device has no GPM (any more)."""
-        if not self.supported:
+        if not self.supported or (self._request is None and not self._prepare()):
             return None
-        if self._request is None and not self._prepare():
-            return None
-        sample = self._take(self._after)
-        if sample is None:
-            return None if self._refused() else {}
+        if self._door.ask(*self._sample, self._after) is None:
+            return None if self._door.refuses(self._sample[0]) else {}
         self._before, self._after = self._after, self._before
-        first, self._taken = not self._taken, now
-        if first:
+        if self._is_first:
+            self._is_first = False
             return {}
         request = self._request
         request.sample1, request.sample2 = self._after, self._before
         if self._door.ask("nvmlGpmMetricsGet", request) is None:
-            return None if self._refused() else {}
+            return None if self._door.refuses("nvmlGpmMetricsGet") else {}
         values: dict[str, float] = {}
-        for place in range(len(METRICS)):
-            metric = request.metrics[place]
+        for metric in request.metrics[: len(METRICS)]:
             name, factor = METRICS[metric.metricId]
             if metric.nvmlReturn == 0 and math.isfinite(metric.value):
                 values[name] = metric.value * factor
@@ -76,12 +77,3 @@ class Gpm:
             request.metrics[place].metricId = number
         self._request = request
         return True
-
-    def _take(self, sample: Any) -> Any:
-        if self._instance is None:
-            return self._door.ask("nvmlGpmSampleGet", self._handle, sample)
-        return self._door.ask("nvmlGpmMigSampleGet", self._handle, ctypes.c_uint(int(self._instance)), sample)
-
-    def _refused(self) -> bool:
-        asked = ("nvmlGpmSampleGet" if self._instance is None else "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet")
-        return any(self._door.refuses(name) for name in asked)

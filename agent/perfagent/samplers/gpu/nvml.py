@@ -3,7 +3,6 @@
 A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per
 device and never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only
 that. A call that hangs hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py).
-Where the script itself shut NVML down, once more than it had started it, NotStarted says so: it can be started again.
 
 Error codes are NVML's own and part of its ABI: nvmlReturn_t in nvml.h.
 """
@@ -18,23 +17,20 @@ from typing import Any
 
 from perfagent.samplers.gpu.board import DeviceLost
 
-__all__ = ["NO_DRIVER", "Door", "Library", "NotStarted", "load"]
+__all__ = ["NO_DRIVER", "Door", "Library", "load"]
 
 NO_DRIVER = "no NVIDIA driver on this machine"
 
-_FOR_GOOD = frozenset((2, 3, 4, 13, 25, 26))
-"""Invalid argument, not supported, no permission, function not found, argument version mismatch, deprecated."""
-_NOT_STARTED, _NOT_FOUND = 1, 6
+_FOR_GOOD = frozenset((1, 2, 3, 4, 13, 25, 26))
+"""NVML shut down by the script, invalid argument, not supported, no permission, function not found, argument version
+mismatch, deprecated."""
+_NOT_FOUND = 6
 _GONE = frozenset((9, 15, 16, 18, 28))
 """Driver not loaded, GPU is lost, reset required, library and driver differ, GPU not found."""
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 
 Library = Any
 """The module `pynvml`, or what stands for it in a test."""
-
-
-class NotStarted(DeviceLost):
-    """The library is not started (any more): no device of it can be asked."""
 
 
 class Door:
@@ -63,8 +59,6 @@ class Door:
             return function(*arguments)
         except self._error as error:
             code = getattr(error, "value", 0)
-            if code == _NOT_STARTED:
-                raise NotStarted(str(error)) from None
             if code in _GONE:
                 raise DeviceLost(str(error)) from None
             if code == _NOT_FOUND:

@@ -75,7 +75,8 @@ def _tail(uuid: str) -> str:
 
 
 class Claims:
-    """The boards that the ranks of a job report: a file a board in the job's folder. key: None for a job of one process, which shares with nobody."""
+    """The boards that the ranks of a job report: a file a board in the job's folder. key: None for a job of one process, which
+    shares with nobody."""
 
     def __init__(self, folder: Path, key: str | None) -> None:
         self._folder, self._prefix = folder, f"{key}.gpu-" if key else ""

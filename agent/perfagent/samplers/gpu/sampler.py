@@ -18,7 +18,7 @@ from perfagent.samplers.gpu import kernel_gpu
 from perfagent.samplers.gpu.board import DeviceLost, Interval
 from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
-from perfagent.samplers.gpu.nvml import NO_DRIVER, Door, Library, NotStarted, load
+from perfagent.samplers.gpu.nvml import NO_DRIVER, Door, Library, load
 from perfagent.samplers.gpu.own import Board, Claims, own_board
 from perfagent.samplers.gpu.xid import MEANINGS, Xid, XidEvents
 
@@ -73,8 +73,7 @@ class GpuSampler:
         self._events: XidEvents | None = None
         self._energy: dict[str, float] = {}
         self._energy_mark: tuple[float, float, int] | None = None
-        self._next = self._next_rare = self._not_before = 0.0
-        self._described = False
+        self._next = self._next_rare = 0.0
         self.free_bytes: float | None = None
         """Memory of the own device that nobody uses, as of the last reading."""
 
@@ -82,13 +81,7 @@ class GpuSampler:
         """False where there is no GPU that could be asked: it need not be polled again."""
         now = self._clock()
         if self._found is None:
-            if now < self._not_before:
-                return True
-            try:
-                self._probe()
-            except NotStarted:
-                self._begin_again(now)
-                return True
+            self._probe()
         if not self._found:
             return False
         if self._own is None:
@@ -111,9 +104,6 @@ class GpuSampler:
                 continue
             try:
                 self._read(gpu, prefix, values, now, report=report, rare=rare)
-            except NotStarted:  # whoever shut it down did so for all of this process
-                self._begin_again(now)
-                return True
             except DeviceLost as error:
                 self._lost.add(gpu.board)
                 if gpu is self._own:
@@ -128,7 +118,6 @@ class GpuSampler:
         return True
 
     def _probe(self) -> None:
-        """Raises NotStarted where somebody shut NVML down in the midst of it."""
         self._found = []
         library, reason = self._start()
         if library is None:
@@ -137,12 +126,9 @@ class GpuSampler:
             return
         found: list[Gpu] = []
         door = Door(library)
-        try:
+        count = 0
+        with contextlib.suppress(DeviceLost):
             count = int(door.ask("nvmlDeviceGetCount") or 0)
-        except NotStarted:
-            raise
-        except DeviceLost:
-            count = 0
         for index in range(count):
             try:
                 handle = door.ask("nvmlDeviceGetHandleByIndex", index, what=f"device {index}")
@@ -150,8 +136,6 @@ class GpuSampler:
                     gpu = Gpu(library, index, handle)
                     self._slices[gpu.board] = slices(library, gpu)
                     found.append(gpu)
-            except NotStarted:
-                raise
             except DeviceLost as error:  # one device that is gone must not hide the others
                 self._tell({"what": "lost", "index": index, "reason": str(error)})
         self._events = XidEvents(library)
@@ -164,24 +148,12 @@ class GpuSampler:
         self._describe(shown, text_of(driver), "the NVIDIA driver shows no device")
 
     def _describe(self, shown: Sequence[Board], driver: str, why_none: str) -> None:
-        """Once, also where NVML was started again."""
-        if self._described:
-            return
         described = []
         for gpu in shown:
             with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
-        self._described = bool(shown)
         found = {"what": "found", "driver": driver, "gpus": described}
         self._tell(found if shown else {"what": "unavailable", "reason": why_none})
-
-    def _begin_again(self, now: float) -> None:
-        """NVML counts who started it: a script that shuts it down more often than it started it takes ours along.
-        Handles and the set of events are of no use then."""
-        self._found, self._own, self._events, self.free_bytes = None, None, None, None
-        self._slices.clear()
-        self._intervals.clear()
-        self._not_before = now + RARE_EVERY_S
 
     def _slices_of(self, gpu: Board) -> list[Gpu]:
         return self._slices.get(gpu.board, [])

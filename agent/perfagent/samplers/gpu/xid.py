@@ -22,30 +22,15 @@ from perfagent.samplers.gpu.nvml import Door, Library
 __all__ = ["MEANINGS", "KernelLog", "Xid", "XidEvents"]
 
 MEANINGS = {
-    13: "graphics engine exception",
-    31: "memory page fault",
-    32: "invalid or corrupted push buffer",
-    43: "GPU stopped processing",
-    45: "preemptive cleanup after an earlier error",
-    48: "double-bit ECC error",
-    61: "internal micro-controller breakpoint",
-    62: "internal micro-controller halt",
-    63: "row remapping or page retirement",
-    64: "row remapping or page retirement failed",
-    68: "video processor exception",
-    69: "graphics engine class error",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    92: "high rate of single-bit ECC errors",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    109: "context switch timeout",
-    119: "GSP does not answer",
-    120: "GSP error",
-    121: "chip-to-chip link error",
-    140: "unrecovered ECC error",
-    149: "NVLink error",
-}
+    13: "graphics engine exception", 31: "memory page fault", 32: "invalid or corrupted push buffer",
+    43: "GPU stopped processing", 45: "preemptive cleanup after an earlier error", 48: "double-bit ECC error",
+    61: "internal micro-controller breakpoint", 62: "internal micro-controller halt",
+    63: "row remapping or page retirement", 64: "row remapping or page retirement failed",
+    68: "video processor exception", 69: "graphics engine class error", 74: "NVLink error",
+    79: "GPU has fallen off the bus", 92: "high rate of single-bit ECC errors", 94: "contained ECC error",
+    95: "uncontained ECC error", 109: "context switch timeout", 119: "GSP does not answer", 120: "GSP error",
+    121: "chip-to-chip link error", 140: "unrecovered ECC error", 149: "NVLink error",
+}  # fmt: skip
 _XID_EVENT = 0x8
 _MOST_A_POLL = 16
 _LINE = rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)"

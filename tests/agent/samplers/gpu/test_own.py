@@ -16,7 +16,7 @@ from perfagent.samplers.gpu.device import Gpu, slices
 from perfagent.samplers.gpu.own import own_board
 
 UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(4)]
-FIRST, SECOND = FakeSlice("MIG-11111111", instance=1), FakeSlice("MIG-22222222", instance=5, compute=1)
+FIRST, SECOND = FakeSlice("MIG-11111111", instance=1), FakeSlice("MIG-22222222", instance=5)
 
 
 @pytest.fixture
