@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.process.descriptors import Descriptor, opened
 from perfagent.samplers import folders, worker_memory
@@ -25,6 +25,7 @@ from perfagent.signals.memory import allocator, device_in_use
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source
     from perfagent.samplers.gpu.nvml import Library
+    from perfagent.samplers.gpu.sampler import GpuSampler
     from perfagent.samplers.host import HostReader
     from perfagent.samplers.process import ProcessReader, WorkerReader
     from perfagent.samplers.training_thread import TrainingThreadReader
@@ -56,12 +57,9 @@ class _Readers(NamedTuple):
 
 
 class Sampler:
-    """`Sampler(sender, step=lambda: current_step).install()`.
-
-    step: the step that a sample belongs to. begun: whether one has ended. thread: the training thread's number in the
-    kernel, and how many steps it has completed. device: ordinal of this rank's CUDA device,
-    or None while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host).
-    proc: where psutil is used if it is not there.
+    """step: the step that a sample belongs to. begun: whether one has ended. thread: the training thread's number in the
+    kernel, and how many steps it has completed. device: index of this rank's device, None while it has none; asked on both
+    threads. library: starts NVML (a test passes its own, and its own host). proc: where psutil is used if it is not there.
     """
 
     def __init__(
@@ -81,9 +79,7 @@ class Sampler:
         self._sender, self._step, self._begun, self._clock = sender, step, begun, clock
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
-        self._thread = thread
-        self._device = device
-        self._library, self._host, self._proc = library, host, proc
+        self._thread, self._device, self._library, self._host, self._proc = thread, device, library, host, proc
         self._readers: _Readers | None = None
         self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir)
         self.period_s = self._config.sample_s
@@ -91,11 +87,10 @@ class Sampler:
         self._next = 0.0
         self._source: Source | None = None
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._started = clock()
         self._lock: Descriptor | None = None
-        self._elected = self._identity.joining is None and self._elect(late=False)
-        self._joining = self._identity.joining is not None
-        self._gpus: Any = None
+        self._elected = False
+        self._elect_at = 0.0
+        self._gpus: GpuSampler | None = None
         self._gpu_since = 0.0
         self._gpu_hung = False
         self._stopped = False
@@ -128,11 +123,9 @@ class Sampler:
         values = readers.process.read(now)
         values.update(readers.workers.read(now))
         values.update(readers.thread.read(now))
-        if self._joining and self._identity.joining is None:
-            self._joining, self._elected = False, self._elect(late=False)
-        if not self._elected and not self._joining and now - self._started > ELECTION_S:
-            self._started = now
-            self._elected = self._elect(late=True)
+        if not self._elected and self._identity.joining is None and now > self._elect_at:
+            self._elected = self._elect(late=self._elect_at > 0.0)
+            self._elect_at = now + ELECTION_S
         if self._elected:
             values.update(readers.host.read(now))
         self._tell_if_hung(now)
@@ -161,8 +154,8 @@ class Sampler:
         device = self._device()
         if device is None:
             return {}
-        known = self._gpus is not None and not self._gpu_hung
-        return allocator(device, free_bytes=self._gpus.free_bytes if known else None)
+        gpus = None if self._gpu_hung else self._gpus
+        return allocator(device, free_bytes=None if gpus is None else gpus.free_bytes)
 
     def _tell_if_hung(self, now: float) -> None:
         hung = 0.0 < self._gpu_since < now - HUNG_S
@@ -175,7 +168,7 @@ class Sampler:
         """On the courier's thread, twice a second. False where this machine has no GPU that could be asked."""
         if self._stopped:
             return False
-        if self._joining:
+        if self._identity.joining is not None:
             return True
         if self._gpus is None:
             from perfagent.samplers.gpu.nvml import load
@@ -197,7 +190,7 @@ class Sampler:
             )
         self._gpu_since = self._clock()
         try:
-            return bool(self._gpus.poll())
+            return self._gpus.poll()
         finally:
             self._gpu_since = 0.0
 
