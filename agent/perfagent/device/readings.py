@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from perfagent.device.backends import Backend, Event, Stream, backend_of, reached
 
@@ -83,7 +83,7 @@ _device: torch.device | None = None
 _listening = threading.local()
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Also while another thread is importing torch, which has no tensors yet."""
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from perfagent.media.snapshot import RefusedError, numpy
 from perfagent.wire.media import MAX_MEDIA_BYTES
+
+if TYPE_CHECKING:
+    from perfagent.media.snapshot import Array
 
 __all__ = ["fitting_png", "pixels", "wav"]
 
@@ -21,7 +24,7 @@ _GAP = 2
 """Pixels between the images of a batch."""
 
 
-def pixels(array: Any) -> Any:
+def pixels(array: Array) -> Array:
     """uint8 (height, width, channels) of an image or a batch of them. Floats are 0 to 1, whole numbers 0 to 255; what lies
     beyond is cut there, and what is not a number is black."""
     np = numpy()
@@ -35,33 +38,36 @@ def pixels(array: Any) -> Any:
     return _grid(array) if array.ndim == 4 else array
 
 
-def _grid(images: Any) -> Any:
+def _grid(images: Array) -> Array:
     count, height, width, channels = images.shape
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
-    sheet = numpy().zeros((down * (height + _GAP) - _GAP, across * (width + _GAP) - _GAP, channels), images.dtype)
+    sheet: Array = numpy().zeros(
+        (down * (height + _GAP) - _GAP, across * (width + _GAP) - _GAP, channels), images.dtype
+    )
     for at, image in enumerate(images):
         top, left = at // across * (height + _GAP), at % across * (width + _GAP)
         sheet[top : top + height, left : left + width] = image
     return sheet
 
 
-def fitting_png(image: Any) -> bytes:
+def fitting_png(image: Array) -> bytes:
     """Halved until it fits."""
     while len(data := _png(image)) > MAX_MEDIA_BYTES:
         image = _halved(image)
     return data
 
 
-def _halved(image: Any) -> Any:
+def _halved(image: Array) -> Array:
     height, width, channels = image.shape
     if min(height, width) < 2:
         raise RefusedError(f"of {width} by {height} pixels is too large: {MAX_MEDIA_BYTES >> 20} MiB are allowed")
     even = image[: height // 2 * 2, : width // 2 * 2].reshape(height // 2, 2, width // 2, 2, channels)
-    return even.mean(axis=(1, 3), dtype="float32").astype("uint8")
+    smaller: Array = even.mean(axis=(1, 3), dtype="float32").astype("uint8")
+    return smaller
 
 
-def _png(image: Any) -> bytes:
+def _png(image: Array) -> bytes:
     height, width, channels = image.shape
     rows = image.reshape(height, width * channels)
     lines = numpy().empty((height, 1 + width * channels), "uint8")
@@ -75,7 +81,7 @@ def _png(image: Any) -> bytes:
     )
 
 
-def wav(array: Any, sample_rate_hz: int) -> bytes:
+def wav(array: Array, sample_rate_hz: int) -> bytes:
     """16-bit PCM of (frames, channels). Floats are -1 to 1, whole numbers those of 16 bits."""
     np = numpy()
     if array.dtype.kind == "f":

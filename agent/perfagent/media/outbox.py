@@ -81,6 +81,10 @@ class Outbox:
         if not found:
             return
         rarer = 1 << max(self._taken_items // RUN_ITEMS, self._taken_bytes // RUN_BYTES)
+        too_many = (
+            f"this process has logged {RUN_ITEMS:,} media, or {RUN_BYTES >> 30} GiB of them: of each name, one log() in {rarer} "
+            "keeps its media from now on"
+        )
         for key, media in found.items():
             name = clean_name(key)
             if name is None:
@@ -88,19 +92,11 @@ class Outbox:
                 continue
             self._calls[name] += 1
             if (self._calls[name] - 1) % rarer:
-                self._leave_out(
-                    f"run {rarer}",
-                    f"this process has logged {RUN_ITEMS:,} media, or {RUN_BYTES >> 30} GiB of them: of each name, one log() in "
-                    f"{rarer} keeps its media from now on",
-                    len(media),
-                )
+                self._leave_out(f"run {rarer}", too_many, len(media))
                 continue
             if len(media) > MOST_OF_CALL:
-                self._leave_out(
-                    "call",
-                    f"{name!r:.80} has {len(media)} items in one log(); the first {MOST_OF_CALL} are kept",
-                    len(media) - MOST_OF_CALL,
-                )
+                sentence = f"{name!r:.80} has {len(media)} items in one log(); the first {MOST_OF_CALL} are kept"
+                self._leave_out("call", sentence, len(media) - MOST_OF_CALL)
             for place, one in enumerate(media[:MOST_OF_CALL]):
                 self._add(_Waiting(name, place, one, step))
         if self.source is not None:
@@ -115,8 +111,7 @@ class Outbox:
             self._leave_out(media.problem[:40], f"{item.name!r:.80}: {media.problem}; left out")
         elif len(self.waiting) >= WAITING_ITEMS or self._added_bytes - self._sent_bytes + media.nbytes > WAITING_BYTES:
             self._leave_out(
-                "fast",
-                "images and other media come faster than they can be sent; log fewer, or smaller ones; some are left out",
+                "fast", "media come faster than they can be sent; log fewer, or smaller ones; some are left out"
             )
         else:
             self._added_bytes += media.nbytes
@@ -154,10 +149,7 @@ class Outbox:
     def _send(self, item: _Waiting) -> None:
         config, spool = self._sender.config, self._sender.spool
         if spool.error is not None or (config.record is None and spool.on_disk > config.max_spool_bytes // SPOOL_SHARE):
-            self._leave_out(
-                "spool",
-                "the spool has no room for media while the server is away: they are left out, and samples go on",
-            )
+            self._leave_out("spool", "the spool has no room for media while the server is away: they are left out")
             return
         try:
             payload = item.media.encoded()

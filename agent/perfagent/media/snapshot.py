@@ -6,9 +6,16 @@ A tensor on a device is copied there and fetched by the sender's thread once the
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.device import duplicate, fetched, is_captured, is_tensor
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    View = Array | torch.Tensor
 
 __all__ = ["RefusedError", "Snapshot", "numpy", "viewed"]
 
@@ -22,8 +29,9 @@ class Snapshot:
 
     __slots__ = ("_copy", "_event", "nbytes")
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view: View) -> None:
         self.nbytes = int(view.nbytes)
+        self._copy: View
         if is_tensor(view):
             self._copy, self._event = duplicate(view)
         else:
@@ -36,19 +44,19 @@ class Snapshot:
         except RuntimeError:
             return True
 
-    def array(self) -> Any:
+    def array(self) -> Array:
         """In host memory. On the sender's thread, once it is ready."""
-        if not is_tensor(self._copy):
-            return self._copy
-        copy = fetched(self._copy)
-        return (copy.float() if copy.is_floating_point() and copy.itemsize < 4 else copy).numpy()
+        if is_tensor(self._copy):
+            copy = fetched(self._copy)
+            return (copy.float() if copy.is_floating_point() and copy.itemsize < 4 else copy).numpy()
+        return numpy().asarray(self._copy)  # type: ignore[no-any-return]
 
 
-def viewed(data: Any) -> Any:
+def viewed(data: object) -> View:
     """A tensor without its graph, or what NumPy makes of anything else; nothing is copied yet. Raises RefusedError for
     what holds no real numbers."""
     if not is_tensor(data):
-        array = numpy().asarray(data)
+        array: Array = numpy().asarray(data)
         if array.dtype.kind not in "biuf":
             raise RefusedError(f"takes real numbers, not {type(data).__name__} of {array.dtype}")
         return array

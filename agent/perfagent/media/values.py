@@ -7,28 +7,26 @@ None of them raises for what it is given: a wrong shape after ten hours of train
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from perfagent.boundary import guard
+from perfagent.device import is_tensor
 from perfagent.media.encoding import fitting_png, pixels, wav
 from perfagent.media.snapshot import RefusedError, Snapshot, numpy, viewed
 from perfagent.redaction import redacted
-from perfagent.wire.media import (
-    MAX_BINS,
-    MAX_CAPTION_CHARACTERS,
-    MAX_MEDIA_BYTES,
-    MAX_TABLE_COLUMNS,
-    MAX_TABLE_ROWS,
-    MediaKind,
-    media_type,
-)
+from perfagent.wire import media as limits
+from perfagent.wire.media import MAX_BINS, MAX_MEDIA_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS, MediaKind, media_type
+
+if TYPE_CHECKING:
+    from perfagent.media.snapshot import Array, View
 
 __all__ = ["Audio", "Histogram", "Image", "Media", "Table"]
 
@@ -39,6 +37,7 @@ _LOOKED_AT = 2**20
 _MOST_IMAGES = 64
 _MOST_CHANNELS = 8
 _CELL_CHARACTERS = 500
+Cell = str | int | float | bool | None
 _ALLOWED = {"image": "PNG, JPEG, WebP or GIF", "audio": "WAV, MP3 or OGG"}
 
 
@@ -49,9 +48,9 @@ class Media:
     kind: ClassVar[MediaKind]
     __slots__ = ("_content", "caption", "left_out", "problem")
 
-    def __init__(self, caption: Any, take: Callable[[], Snapshot | bytes], foreign: Iterable[str] = ()) -> None:
+    def __init__(self, caption: object, take: Callable[[], Snapshot | bytes], foreign: Iterable[str] = ()) -> None:
         self.left_out = tuple(foreign)
-        self.caption = "" if caption is None else str(caption)[:MAX_CAPTION_CHARACTERS]
+        self.caption = "" if caption is None else str(caption)[: limits.MAX_CAPTION_CHARACTERS]
         self.problem = ""
         self._content: Snapshot | bytes = b""
         self._fill(take)
@@ -82,7 +81,7 @@ class Media:
         """On the sender's thread, once it is ready. Raises RefusedError for what cannot be sent."""
         return self._content if isinstance(self._content, bytes) else self._encode(self._content.array())
 
-    def _encode(self, array: Any) -> bytes:
+    def _encode(self, array: Array) -> bytes:
         raise NotImplementedError
 
 
@@ -117,11 +116,11 @@ class Image(Media):
             raise RefusedError(f"takes no image of shape {tuple(data.shape)}")
         return Snapshot(view)
 
-    def _encode(self, array: Any) -> bytes:
+    def _encode(self, array: Array) -> bytes:
         return fitting_png(pixels(array))
 
 
-def _channels_last(view: Any) -> Any:
+def _channels_last(view: View) -> View:
     """(..., height, width, channels). Where both ends may be the channels, those of a tensor come first."""
     shape = tuple(view.shape)
     if len(shape) == 2:
@@ -133,11 +132,10 @@ def _channels_last(view: Any) -> Any:
         )
     if len(shape) == 4 and shape[0] > _MOST_IMAGES:
         raise RefusedError(f"takes a batch of up to {_MOST_IMAGES} images, not {shape[0]}: log batch[:{_MOST_IMAGES}]")
-    is_tensor = hasattr(view, "permute")
-    if last and not (first and is_tensor):
+    if last and not (first and is_tensor(view)):
         return view
     order = (*range(len(shape) - 3), -2, -1, -3)
-    return view.permute(order) if is_tensor else view.transpose(order)
+    return view.permute(order) if is_tensor(view) else numpy().transpose(view, order)
 
 
 class Audio(Media):
@@ -181,7 +179,7 @@ class Audio(Media):
             self.caption = f"{self.caption} (the first {most / rate:.1f} of {view.shape[0] / rate:.1f} s)".strip()
         return Snapshot(view[:most])
 
-    def _encode(self, array: Any) -> bytes:
+    def _encode(self, array: Array) -> bytes:
         return wav(array, self._sample_rate_hz or 0)
 
 
@@ -193,7 +191,7 @@ class Table(Media):
     """
 
     kind = "table"
-    __slots__ = ("_columns", "_count", "_rows")
+    __slots__ = ("_count", "columns", "data")
 
     def __init__(
         self,
@@ -205,12 +203,12 @@ class Table(Media):
         dataframe: Any = None,
         **foreign: Any,
     ) -> None:
-        self._columns: list[str] = []
-        self._rows: list[list[Any]] = []
+        self.columns: list[str] = []
+        self.data: list[list[Cell]] = []
+        """The rows that are kept."""
         self._count = 0
         data = rows if data is None else data
-        if hasattr(data, "itertuples"):
-            dataframe = data
+        dataframe = data if hasattr(data, "itertuples") else dataframe
         super().__init__(caption, lambda: self._take(columns, data, dataframe), foreign)
 
     def _take(self, columns: Sequence[str] | None, rows: Any, dataframe: Any) -> bytes:
@@ -219,7 +217,7 @@ class Table(Media):
         columns = ("Input", "Output", "Expected") if columns is None else columns  # as in W&B
         if isinstance(columns, str) or not 0 < len(columns) <= MAX_TABLE_COLUMNS:
             raise RefusedError(f"takes a list of 1 to {MAX_TABLE_COLUMNS} names as columns, not {columns!r:.60}")
-        self._columns = [str(name)[:_CELL_CHARACTERS] for name in columns]
+        self.columns = [str(name)[:_CELL_CHARACTERS] for name in columns]
         for row in rows:
             self._add(row)
         return b""
@@ -228,55 +226,39 @@ class Table(Media):
         """Adds a row. What was logged before stays as it was."""
         self._fill(lambda: self._add(cells))
 
-    @property
-    def columns(self) -> list[str]:
-        return self._columns
-
-    @property
-    def data(self) -> list[list[Any]]:
-        """The rows that are kept."""
-        return self._rows
-
-    def get_column(self, name: str, convert_to: str | None = None) -> Any:
-        """The cells that are kept; convert_to: "numpy" for an array. Raises ValueError for a name that is no column."""
-        at = self._columns.index(name)
-        cells = [row[at] for row in self._rows]
-        return numpy().array(cells) if convert_to == "numpy" else cells
-
     def add_column(self, name: str, data: Sequence[Any], **_: Any) -> None:
         """Adds a cell to each row. What was logged before stays as it was."""
         self._fill(lambda: self._add_column(str(name)[:_CELL_CHARACTERS], data))
 
     def _add_column(self, name: str, data: Sequence[Any]) -> bytes:
-        if not self._columns:
+        if not self.columns:
             self.problem, self._count = "", len(data)
-            self._rows = [[] for _ in range(min(self._count, MAX_TABLE_ROWS))]
-        if len(data) != self._count or len(self._columns) >= MAX_TABLE_COLUMNS:
+            self.data = [[] for _ in range(min(self._count, MAX_TABLE_ROWS))]
+        if len(data) != self._count or len(self.columns) >= MAX_TABLE_COLUMNS:
             raise RefusedError(
                 f"has {self._count} rows and up to {MAX_TABLE_COLUMNS} columns, and a column of {len(data)} cells"
             )
-        self._columns.append(name)
-        for row, cell in zip(self._rows, data, strict=False):
+        self.columns.append(name)
+        for row, cell in zip(self.data, data, strict=False):
             row.append(_cell(cell))
         return b""
 
     def _add(self, row: Iterable[Any]) -> bytes:
         self._count += 1
-        if len(self._rows) < MAX_TABLE_ROWS:
+        if len(self.data) < MAX_TABLE_ROWS:
             cells = [_cell(cell) for cell in row]
-            if len(cells) != len(self._columns):
-                raise RefusedError(f"has {len(self._columns)} columns, and a row of {len(cells)} cells")
-            self._rows.append(cells)
+            if len(cells) != len(self.columns):
+                raise RefusedError(f"has {len(self.columns)} columns, and a row of {len(cells)} cells")
+            self.data.append(cells)
         return b""
 
     def frozen(self) -> Media:
-        copy = Table.__new__(Table)
-        copy.caption, copy.problem, copy.left_out = self.caption, self.problem, self.left_out
-        copy._content = self._now()
-        return copy
+        frozen = copy.copy(self)
+        frozen._content = self._now()
+        return frozen
 
     def _now(self) -> bytes:
-        return msgspec.json.encode({"columns": self._columns, "rows": self._rows, "count": self._count})
+        return msgspec.json.encode({"columns": self.columns, "rows": self.data, "count": self._count})
 
     def encoded(self) -> bytes:
         """Without secrets: what its columns are called, and what its cells look like, tells of them."""
@@ -333,18 +315,15 @@ class Histogram(Media):
             raise RefusedError("takes at least one number")
         return Snapshot(flat[:: math.ceil(self._count / _LOOKED_AT)])
 
-    def _encode(self, array: Any) -> bytes:
+    def _encode(self, array: Array) -> bytes:
         np = numpy()
         finite = array[np.isfinite(array)].astype("float64")
         counts, edges = np.histogram(finite, self._bins) if len(finite) else ([0] * self._bins, (0.0, 1.0))
         return self._told(counts, edges, len(array) - len(finite))
 
     def _told(self, counts: Any, edges: Any, nonfinite: int) -> bytes:
-        found = {
-            "low": float(edges[0]), "high": float(edges[-1]), "counts": [int(count) for count in counts],
-            "nonfinite": nonfinite, "count": self._count,
-        }  # fmt: skip
-        return msgspec.json.encode(found)
+        found = {"low": float(edges[0]), "high": float(edges[-1]), "counts": [int(count) for count in counts]}
+        return msgspec.json.encode(found | {"nonfinite": nonfinite, "count": self._count})
 
 
 def _given(data: Any, foreign: dict[str, Any]) -> Any:
@@ -353,7 +332,7 @@ def _given(data: Any, foreign: dict[str, Any]) -> Any:
     return named[0] if data is None and named else data
 
 
-def _file(kind: MediaKind, data: Any) -> bytes | None:
+def _file(kind: MediaKind, data: object) -> bytes | None:
     """The checked bytes of a file; None for what is none. Read now, for it may be another one later."""
     if isinstance(data, (str, os.PathLike)):
         with Path(data).open("rb") as file:
@@ -370,7 +349,7 @@ def _checked(kind: MediaKind, data: bytes) -> bytes:
     return data
 
 
-def _cell(value: Any) -> str | int | float | bool | None:
+def _cell(value: Any) -> Cell:
     """As it is now. A tensor on a device would have to be waited for: its type stands for it."""
     if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 2**63):
         return value  # type: ignore[no-any-return]
