@@ -4,8 +4,8 @@ Most need none for their steps: the Transformers Trainer, Accelerate, DDP and FS
 optimizers, call `torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md
 has the table.
 
-An adapter is a module with `install(library, patch)`; `patch(owner, name, watch)` replaces an attribute until the run
-ends. What adapters may call is in api.py.
+An adapter is a module with `install(library, patch)`. What adapters may call is in api.py. Where wrapping a function is all
+that a library needs, it is a row of functions.py.
 
 Scripts import from here the classes by which trainers know a logger: `PerfagentCallback` of Transformers
 (`report_to="perfagent"`), `PerfagentLogger` and `PerfagentLightningCallback` of Lightning, `PerfagentTracker` of Accelerate
@@ -16,52 +16,32 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.errors import ResourceError
 
-__all__ = [
-    "ADAPTERS", "Patch", "PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker",
-    "install", "install_adapters",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from perfagent.integrations.functions import Patch, WhenImported
 
-Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
+__all__ = ["PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker", "install"]
 
-ADAPTERS = {
-    "deepspeed.runtime.engine": "perfagent.integrations.deepspeed",
-    "fastai.optimizer": "perfagent.integrations.fastai",
-    "lightning.pytorch.strategies.strategy": "perfagent.integrations.lightning",
-    "poutyne.framework.model": "perfagent.integrations.poutyne",
-    "pytorch_lightning.strategies.strategy": "perfagent.integrations.lightning",
-    "timm.utils.agc": "perfagent.integrations.timm",
-    "torch.distributed.fsdp.fully_sharded_data_parallel": "perfagent.integrations.fsdp1",
-    "torch.distributed.pipelining.stage": "perfagent.integrations.pipelining",
-    "transformers.trainer_callback": "perfagent.integrations.huggingface",
+_ADAPTERS = {
+    "deepspeed.runtime.engine": "deepspeed",
+    "lightning.pytorch.strategies.strategy": "lightning",
+    "pytorch_lightning.strategies.strategy": "lightning",
+    "transformers.trainer_callback": "huggingface",
 }
-"""Module of the framework -> module of ours that adapts it."""
+"""Module of the framework -> module here that adapts it."""
 
 
-def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
+def install(patch: Patch, when_imported: WhenImported) -> None:
     """Each adapter now if its framework is there, else when the script's own import of it is complete."""
-    install_adapters(ADAPTERS, patch, when_imported, then=keep_out_of_frames)
+    for library, name in _ADAPTERS.items():
 
-
-def install_adapters(
-    adapters: Mapping[str, str],
-    patch: Patch,
-    when_imported: Callable[[str, Callable[[], None]], None],
-    *,
-    then: Callable[[], None],
-) -> None:
-    """adapters: module of a library -> module of ours whose `install(library, patch)` adapts it. then: called after
-    each."""
-    for library, adapter in adapters.items():
-
-        def adapt(library: str = library, adapter: str = adapter) -> None:
-            importlib.import_module(adapter).install(sys.modules[library], patch)
-            then()
+        def adapt(library: str = library, name: str = name) -> None:
+            importlib.import_module(f"{__name__}.{name}").install(sys.modules[library], patch)
+            keep_out_of_frames()
 
         when_imported(library, adapt)
 

@@ -6,9 +6,10 @@ Each function is for the training thread, and does nothing where no run is activ
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,12 +35,48 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "OpenPass", "OpenStep", "WatchedForward", "add_norm", "are_gradients_due", "backward", "begin_clipping", "begin_step",
+    "Function", "OpenPass", "OpenStep", "Watch", "WatchedForward", "add_norm", "after", "are_gradients_due", "backward", "before",
+    "begin_clipping", "begin_step",
     "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
     "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "primary_optimizer",
     "resumed_after", "scaled_loss", "silent_hooks", "stop_due", "trains", "unwatched", "watch_clear", "watch_environment",
     "watch_generation", "watch_optimizer_step", "watch_phase", "watch_save", "world_size",
 ]  # fmt: skip
+
+Function = Callable[..., Any]
+Watch = Callable[[Function], Function]
+"""Returns what takes the place of a function."""
+
+
+def before(note: Callable[..., object]) -> Watch:
+    """`note` gets the arguments of each call, before it. What goes wrong in it ends there."""
+    guarded_note = guarded(note)
+
+    def watch(original: Function) -> Function:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            guarded_note(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return call
+
+    return watch
+
+
+def after(note: Callable[..., object]) -> Watch:
+    """`note` gets the result of each call, and its arguments. What goes wrong in it ends there."""
+    guarded_note = guarded(note)
+
+    def watch(original: Function) -> Function:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            guarded_note(result, *args, **kwargs)
+            return result
+
+        return call
+
+    return watch
 
 
 def is_active() -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +22,10 @@ from perfagent.boundary.guard import guarded
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
+    import torch
+
     from perfagent.device import Value
-    from perfagent.integrations import Patch
+    from perfagent.integrations.functions import Patch
 
 __all__ = ["install"]
 
@@ -37,9 +38,9 @@ def install(framework: ModuleType, patch: Patch) -> None:
         patch(engine, "_take_model_step", _watch_step)
     patch(engine, "backward", _watch_backward)
     if hasattr(engine, "scale"):
-        patch(engine, "scale", _watch_scale)
+        patch(engine, "scale", api.after(_note_scaled))
     if hasattr(framework, "clip_grad_norm_"):
-        patch(framework, "clip_grad_norm_", _watch_clip)
+        patch(framework, "clip_grad_norm_", api.after(_note_norm))
 
 
 class _Before(NamedTuple):
@@ -51,7 +52,7 @@ class _Before(NamedTuple):
     scale: Value | None
 
 
-def _watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_step(original: api.Function) -> api.Function:
     """The optimizer phase where it ends an accumulation window, nothing where it does not."""
 
     @functools.wraps(original)
@@ -117,7 +118,7 @@ def _choose(engine: Any) -> None:
     api.trains(best.optimizer, best)
 
 
-def _shards(optimizer: Any) -> list[tuple[Any, Any]] | None:
+def _shards(optimizer: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Returns (parameter, this rank's shard of its gradient) of ZeRO-1, 2 and 3, before the optimizer steps.
 
     The shards still carry the loss scale, and no two ranks hold the same shard. Returns None if they are kept on the
@@ -131,7 +132,7 @@ def _shards(optimizer: Any) -> list[tuple[Any, Any]] | None:
     together = set(counts) if isinstance(counts, list) else {counts}
     if not isinstance(pieces, dict) or not groups or together != {api.world_size()}:
         return None
-    found: list[tuple[Any, Any]] = []
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for place, parameters in enumerate(groups):
         mine = pieces.get(place)
         if mine is None:
@@ -141,11 +142,11 @@ def _shards(optimizer: Any) -> list[tuple[Any, Any]] | None:
     return found
 
 
-def _watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_backward(original: api.Function) -> api.Function:
     """The reduction of gradients at its end is part of the backward pass."""
 
     @functools.wraps(original)
-    def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(self: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         with api.backward(loss) as begun:
             result = original(self, loss, *args, **kwargs)
             api.loss(begun, result)
@@ -154,33 +155,13 @@ def _watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
+def _note_scaled(scaled: torch.Tensor, _engine: object, loss: torch.Tensor) -> None:
     """For loops that call `engine.scale(loss).backward()`."""
-
-    @functools.wraps(original)
-    def scale(self: Any, loss: Any) -> Any:
-        scaled = original(self, loss)
-        api.scaled_loss(loss, scaled)
-        return scaled
-
-    return scale
+    api.scaled_loss(loss, scaled)
 
 
-def _watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The engine's own clipping, which it uses without ZeRO: when the optimizer steps, the gradients are clipped
-    ones."""
-
-    @functools.wraps(original)
-    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-        total = original(*args, **kwargs)
-        _note_norm(total)
-        return total
-
-    return clip_grad_norm_
-
-
-@guarded
-def _note_norm(total: Any) -> None:
+def _note_norm(total: torch.Tensor | float, *_: object, **__: object) -> None:
+    """The engine's own clipping, which it uses without ZeRO: when the optimizer steps, the gradients are clipped ones."""
     norm = api.number(total) if api.is_training_thread() else None
     if norm is not None:
         api.add_norm(norm)  # of all the engine's parameters

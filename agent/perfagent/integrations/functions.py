@@ -1,25 +1,33 @@
-"""Functions of torch and of libraries that save, evaluate, act, generate or search: each is wrapped when its module is
-imported, and restored when the run ends."""
+"""Functions of torch and of libraries that save, evaluate, act, generate, search, clip or divide: each is wrapped when its
+module is imported, and restored when the run ends."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
-    from perfagent.integrations import Patch
+    import torch
 
-__all__ = ["FUNCTIONS", "install"]
+    from perfagent.integrations.api import Function, Watch
 
-_Functions = Mapping[str, tuple[str, ...]]
+__all__ = ["FUNCTIONS", "Functions", "Patch", "Table", "WhenImported", "install"]
+
+Patch = Callable[[Any, str, "Watch"], None]
+"""`patch(owner, name, watch)` replaces an attribute until the run ends."""
+WhenImported = Callable[[str, Callable[[], None]], None]
+Functions = Mapping[str, tuple[str, ...]]
 """Module -> names of its functions, and of methods (`Class.name`)."""
+Table = Iterable[tuple["Watch", Functions]]
 
-_SAVERS: _Functions = {
+_SAVERS: Functions = {
     "torch": ("save",),
     # scripts that imported the outer function by name before us still call this inner function
     "torch.serialization": ("save", "_save", "_legacy_save"),
@@ -34,22 +42,22 @@ _SAVERS: _Functions = {
     "lightning.fabric.fabric": ("Fabric.save",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
 }
-_EVALUATORS: _Functions = {
+_EVALUATORS: Functions = {
     "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
     "lightning.pytorch.loops.evaluation_loop": ("_EvaluationLoop.run",),
     "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
     "stable_baselines3.common.evaluation": ("evaluate_policy",),
     "ultralytics.engine.validator": ("BaseValidator.__call__",),
 }
-_ENVIRONMENTS: _Functions = {
+_ENVIRONMENTS: Functions = {
     "gymnasium.wrappers.common": ("OrderEnforcing.step",),  # `gymnasium.make` wraps nearly every environment in it
     "gymnasium.vector.sync_vector_env": ("SyncVectorEnv.step",),
     "gymnasium.vector.async_vector_env": ("AsyncVectorEnv.step",),
     "gym.wrappers.order_enforcing": ("OrderEnforcing.step",),
     "stable_baselines3.common.vec_env.base_vec_env": ("VecEnv.step",),
 }
-_GENERATORS: _Functions = {"transformers.generation.utils": ("GenerationMixin.generate",)}
-_SEARCHES: _Functions = {
+_GENERATORS: Functions = {"transformers.generation.utils": ("GenerationMixin.generate",)}
+_SEARCHES: Functions = {
     "lightning.pytorch.callbacks.lr_finder": ("LearningRateFinder.lr_find",),
     "lightning.pytorch.callbacks.batch_size_finder": ("BatchSizeFinder.scale_batch_size",),
     "pytorch_lightning.callbacks.lr_finder": ("LearningRateFinder.lr_find",),
@@ -61,7 +69,7 @@ _SEARCHES: _Functions = {
 afterward. Their steps are not the training's, and their loss diverges on purpose."""
 
 
-def _hide(original: Callable[..., Any]) -> Callable[..., Any]:
+def _hide(original: Function) -> Function:
     @functools.wraps(original)
     def search(*args: Any, **kwargs: Any) -> Any:
         with api.unwatched():
@@ -70,34 +78,89 @@ def _hide(original: Callable[..., Any]) -> Callable[..., Any]:
     return search
 
 
-FUNCTIONS = (
-    (_SAVERS, api.watch_save),
-    (_EVALUATORS, api.watch_phase("eval")),
-    (_ENVIRONMENTS, api.watch_environment),
-    (_GENERATORS, api.watch_generation),
-    (_SEARCHES, _hide),
-)
+def _clip_of_fsdp1(original: Function) -> Function:
+    """FSDP1's own method for clipping, whose norm covers the gradients of all ranks. torch's functions, called with its
+    shards, return a norm of this rank's alone, which means nothing (hooks/grad_clipping.py leaves it out)."""
+
+    @functools.wraps(original)
+    def clip_grad_norm_(model: torch.nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        clip = api.begin_clipping(model.parameters()) if api.is_training_thread() else None
+        total: torch.Tensor = original(model, max_norm, norm_type)
+        if norm_type == 2.0:
+            api.end_clipping(clip, total)
+        return total
+
+    return clip_grad_norm_
 
 
-def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
-    """Watches the modules that are imported now, and the others once they are."""
-    for functions, watch in FUNCTIONS:
+def _clip_of_timm(original: Function) -> Function:
+    """timm's adaptive clipping (`--clip-mode agc`) changes gradients unit by unit. Its other two ways are torch's own."""
+
+    @functools.wraps(original)
+    def adaptive_clip_grad(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if api.is_training_thread():
+            is_one = isinstance(parameters, sys.modules["torch"].Tensor)
+            parameters = [parameters] if is_one else list(parameters)  # a generator can be asked once
+            api.begin_clipping(parameters)
+        return original(parameters, *args, **kwargs)
+
+    return adaptive_clip_grad
+
+
+def _divides_losses(_model: object, examples_in_step: int) -> None:
+    """poutyne: with `batches_per_step` it backpropagates the sum over each batch and divides the gradients of all at the end.
+    So the losses are divided, too: then they are what the optimizer minimizes."""
+    api.divide_losses(examples_in_step)
+
+
+def _scales_gradients(_stage: object, grad_scale_factor: int) -> None:
+    """torch's pipelining: a schedule backpropagates the loss of each micro-batch as it is, and divides the gradients by their
+    number once its backward passes are over, unless it was made with `scale_grads=False`."""
+    if grad_scale_factor != 1:
+        api.divides_later()
+
+
+FUNCTIONS: Table = (
+    (api.watch_save, _SAVERS),
+    (api.watch_phase("eval"), _EVALUATORS),
+    (api.watch_environment, _ENVIRONMENTS),
+    (api.watch_generation, _GENERATORS),
+    (_hide, _SEARCHES),
+    (_clip_of_fsdp1, {
+        "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel.clip_grad_norm_",),
+    }),
+    (_clip_of_timm, dict.fromkeys(("timm.utils.agc", "timm.utils.clip_grad", "timm.utils"), ("adaptive_clip_grad",))),
+    (api.before(_divides_losses), {"poutyne.framework.model": ("Model._adjust_step_size",)}),
+    (api.before(_scales_gradients), {"torch.distributed.pipelining.stage": ("_PipelineStageBase.scale_grads",)}),
+    # of fastai's optimizers, a class of their own; those that it wraps, by `OptimWrapper`, are torch's
+    (api.watch_optimizer_step, {"fastai.optimizer": ("Optimizer.step",)}),
+    (api.watch_clear, {"fastai.optimizer": ("Optimizer.zero_grad",)}),
+)  # fmt: skip
+
+
+def install(
+    patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS, then: Callable[[], None] = keep_out_of_frames
+) -> None:
+    """Watches the modules that are imported now, and the others once they are. then: called after each."""
+    by_module: dict[str, list[tuple[str, Watch]]] = defaultdict(list)
+    for watch, functions in table:
         for module, names in functions.items():
+            by_module[module] += [(name, watch) for name in names]
+    for module, watches in by_module.items():
 
-            def replace(
-                module: str = module, names: tuple[str, ...] = names, watch: Callable[..., Any] = watch
-            ) -> None:
-                for name in names:
-                    _replace(sys.modules[module], name, watch, patch)
-                keep_out_of_frames()
+        def replace(module: str = module, watches: list[tuple[str, Watch]] = watches) -> None:
+            for name, watch in watches:
+                _replace(sys.modules[module], name, watch, patch)
+            then()
 
-            when_imported(module, replace)
+        when_imported(module, replace)
 
 
-def _replace(module: Any, name: str, watch: Callable[..., Any], patch: Patch) -> None:
+def _replace(module: ModuleType, name: str, watch: Watch, patch: Patch) -> None:
     """Skips functions that a version does not have."""
-    owner, (*classes, attribute) = module, name.split(".")
+    owner: object = module
+    *classes, attribute = name.split(".")
     for one in classes:
         owner = getattr(owner, one, None)
-    if owner is not None and attribute in vars(owner):
+    if hasattr(owner, attribute):
         patch(owner, attribute, watch)

@@ -7,54 +7,30 @@ callback of the user's may be what attaches.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.guard import guarded
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
-    from perfagent.integrations import Patch
+    from perfagent.integrations.functions import Patch
 
 __all__ = ["install"]
 
 
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: transformers.trainer_callback."""
-    patch(framework.CallbackHandler, "on_epoch_begin", _watch_epoch)
-    patch(framework.CallbackHandler, "on_step_end", _watch_step)
+    patch(framework.CallbackHandler, "on_epoch_begin", api.before(_begins))
+    patch(framework.CallbackHandler, "on_step_end", api.after(_stop_if_due))
 
 
-def _watch_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def on_epoch_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _begins(*args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    return on_epoch_begin
-
-
-@guarded
-def _begins(_arguments: Any, state: Any, *_: Any, **__: Any) -> None:
+def _begins(_handler: object, _arguments: object, state: Any, *_: object, **__: object) -> None:
     """state: the trainer's, which has the steps of the checkpoint."""
     api.resumed_after(int(state.global_step))
     api.stop_due()  # before its first step ends
 
 
-def _watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def on_step_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        control = original(self, *args, **kwargs)
-        _stop_if_due(control, *args, **kwargs)
-        return control
-
-    return on_step_end
-
-
-@guarded
-def _stop_if_due(control: Any, arguments: Any, *_: Any, **__: Any) -> None:
+def _stop_if_due(control: Any, _handler: object, arguments: Any, *_: object, **__: object) -> None:
     """Ends as at `max_steps`, with a checkpoint where the trainer writes any and it may be written."""
     stop = api.stop_due()
     if stop is not None:

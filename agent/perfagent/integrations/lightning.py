@@ -13,16 +13,16 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.guard import guarded
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
-    from perfagent.integrations import Patch
+    import torch
+
+    from perfagent.integrations.functions import Patch
 
 __all__ = ["install"]
 
@@ -30,12 +30,12 @@ __all__ = ["install"]
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: lightning.pytorch.strategies.strategy, or the same under the package's older name."""
     patch(framework.Strategy, "training_step", _watch_training_step)
-    patch(framework.Strategy, "on_train_start", _watch_start)
-    patch(framework.Strategy, "optimizer_step", _watch_optimizer_step)
-    patch(framework.Strategy, "on_train_end", _watch_end)
+    patch(framework.Strategy, "on_train_start", api.after(_starts))
+    patch(framework.Strategy, "optimizer_step", api.after(_stop_if_due))
+    patch(framework.Strategy, "on_train_end", api.before(_save_at_stop))
 
 
-def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_training_step(original: api.Function) -> api.Function:
     calls: weakref.WeakKeyDictionary[Any, api.WatchedForward] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original)
@@ -54,45 +54,12 @@ def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:
     return training_step
 
 
-def _watch_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Called once a training, when all of a checkpoint is restored."""
-
-    @functools.wraps(original)
-    def on_train_start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _starts(self)
-        return result
-
-    return on_train_start
-
-
-def _watch_optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def optimizer_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _stop_if_due(self)
-        return result
-
-    return optimizer_step
-
-
-@guarded
-def _stop_if_due(strategy: Any) -> None:
+def _stop_if_due(_result: object, strategy: Any, *_: object, **__: object) -> None:
     if api.stop_due() is not None:
         strategy.lightning_module.trainer.should_stop = True
 
 
-def _watch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def on_train_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _save_at_stop(self)
-        return original(self, *args, **kwargs)
-
-    return on_train_end
-
-
-@guarded
-def _save_at_stop(strategy: Any) -> None:
+def _save_at_stop(strategy: Any, *_: object, **__: object) -> None:
     """Where the trainer keeps checkpoints, under a name of its own: none of them makes room for it, none is the best."""
     trainer, stop = strategy.lightning_module.trainer, api.stop_due()
     if stop is not None and stop.saves and trainer.checkpoint_callback is not None:
@@ -100,13 +67,13 @@ def _save_at_stop(strategy: Any) -> None:
         trainer.save_checkpoint(Path(folder, f"stopped-step={trainer.global_step}.ckpt"))
 
 
-@guarded
-def _starts(strategy: Any) -> None:
+def _starts(_result: object, strategy: Any, *_: object, **__: object) -> None:
+    """Called once a training, when all of a checkpoint is restored."""
     api.stop_due()
     api.resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
 
 
-def _steps_made(optimizers: list[Any], all_steps: int) -> int:
+def _steps_made(optimizers: list[torch.optim.Optimizer], all_steps: int) -> int:
     """Lightning adds up the steps of all optimizers, of which one may step more often than another (a GAN): the main
     one's own count, where it keeps one that can be read without waiting for a device."""
     if len(optimizers) < 2:

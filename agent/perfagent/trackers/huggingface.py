@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfagent.integrations.loggers.capture import Logs, captured
-from perfagent.integrations.loggers.transformers import logs_of
+from perfagent.integrations.loggers.libraries import logs_of
 from perfagent.session import current, join
 
 __all__ = ["PerfagentCallback"]

@@ -12,8 +12,11 @@ from agent.hooks.loops import nap, sgd, step
 from torch.utils.data import DataLoader
 
 from perfagent.integrations.functions import FUNCTIONS
+from perfagent.integrations.loggers.libraries import LOGGERS
 
-NAMES = [(module, name) for functions, _ in FUNCTIONS for module, names in functions.items() for name in names]
+NAMES = [
+    (module, name) for _, functions in (*FUNCTIONS, *LOGGERS) for module, names in functions.items() for name in names
+]
 X = torch.ones(2, 4)
 
 
@@ -25,7 +28,7 @@ def test_functions_that_are_recognised_exist(module, name):
     *classes, attribute = name.split(".")
     for one in classes:
         owner = getattr(owner, one)
-    assert attribute in vars(owner)
+    assert hasattr(owner, attribute)
 
 
 @pytest.fixture
