@@ -196,6 +196,8 @@ Known limits:
 - **Several devices in one process.** Where the layers of a model lie on several devices, a phase lasts until the last of them is done.
   Where a process trains on one device after another, `gpu/*` stays with the board of the first. The step in which the loss moves to
   another device has no phases that lie on both.
+- **NVML that a script shuts down.** A script that calls `nvmlShutdown` more often than `nvmlInit` ends it for the whole process, and
+  with it the figures of the GPUs.
 - **Several processes on one GPU.** NVML tells how busy the device is, not with whose work. `host_bound` and the bound in a verdict
   may then speak of work that another process gave it.
 - **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from

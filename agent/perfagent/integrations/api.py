@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.boundary.gc_instances import living as instances_of
 from perfagent.boundary.guard import guarded
@@ -33,6 +33,8 @@ from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, OPTI
 
 if TYPE_CHECKING:
     import torch
+
+    from perfagent.device.backends import Event
 
 __all__ = [
     "Function", "OpenPass", "OpenStep", "Watch", "WatchedForward", "add_norm", "after", "are_gradients_due", "backward", "before",
@@ -98,6 +100,12 @@ def number(value: torch.Tensor | float | None) -> Value | None:
 # ---- steps of a library that steps torch's optimizers in a way of its own
 
 
+class HasGroups(Protocol):
+    """torch's optimizers, and what a library has in their place."""
+
+    param_groups: list[dict[str, Any]]
+
+
 class OpenStep(NamedTuple):
     """A step of the library that has begun. trace, at: the trace of the step in progress, and how many items it had."""
 
@@ -105,11 +113,11 @@ class OpenStep(NamedTuple):
     trace: Trace
     at: int
     began: int
-    event: Any
-    lr: Any
+    event: Event | None
+    lr: object
 
 
-def begin_step(optimizer: Any) -> OpenStep | None:
+def begin_step(optimizer: HasGroups) -> OpenStep | None:
     """None where a step of another optimizer is running, and on another thread. The first thread to step is the training
     thread."""
     p = state.current
@@ -125,7 +133,7 @@ def begin_step(optimizer: Any) -> OpenStep | None:
 
 
 @contextlib.contextmanager
-def silent_hooks(optimizer: Any) -> Iterator[None]:
+def silent_hooks(optimizer: object) -> Iterator[None]:
     """Within, the hooks of the optimizers inside do nothing."""
     p = state.current
     if p is None:
@@ -145,7 +153,9 @@ def discard_step(step: OpenStep) -> None:
         step.progress.clock.release([step.event])
 
 
-def end_step(step: OpenStep, optimizer: Any, *, skipped: bool | None, norm: Value | None, scale: Value | None) -> None:
+def end_step(
+    step: OpenStep, optimizer: HasGroups, *, skipped: bool | None, norm: Value | None, scale: Value | None
+) -> None:
     """skipped: the gradients overflowed; None in a precision in which they cannot. norm: of all gradients. scale: that of
     the loss, in this step."""
     p = step.progress
@@ -160,13 +170,13 @@ def end_step(step: OpenStep, optimizer: Any, *, skipped: bool | None, norm: Valu
     finish_step(p, optimizer, skipped, None if p.clock is None else p.clock.mark(), step.lr)
 
 
-def primary_optimizer() -> Any:
+def primary_optimizer() -> object:
     """The optimizer whose steps are counted; None before there is one."""
     p = state.current
     return None if p is None or p.selection.primary is None else p.selection.primary()
 
 
-def trains(optimizer: Any, model: Any) -> None:
+def trains(optimizer: HasGroups, model: object) -> None:
     """The steps of this optimizer count from now on, and it trains this model."""
     p = state.current
     if p is not None:
@@ -183,7 +193,9 @@ def are_gradients_due() -> bool:
     return p is not None and p.completed >= p.measure_at and p.gradients is None
 
 
-def measure_shards(shards: list[tuple[Any, Any]], model: Any, scale: Value | None) -> None:
+def measure_shards(
+    shards: list[tuple[torch.Tensor, torch.Tensor]], model: torch.nn.Module, scale: Value | None
+) -> None:
     """shards: (parameter, this rank's part of its gradient). scale: of the loss, which they still contain."""
     p = state.current
     if p is not None:
@@ -198,7 +210,7 @@ def add_norm(norm: Value) -> None:
 
 
 @guarded
-def begin_clipping(parameters: Iterable[Any]) -> Clip | None:
+def begin_clipping(parameters: Iterable[torch.Tensor]) -> Clip | None:
     """The library is about to change the gradients of these parameters. Returns what `end_clipping` takes."""
     p = state.current
     if p is None or p.thread != get_ident():
@@ -225,7 +237,7 @@ class OpenPass(NamedTuple):
 
 
 @contextlib.contextmanager
-def backward(tensor: Any) -> Iterator[OpenPass | None]:
+def backward(tensor: torch.Tensor) -> Iterator[OpenPass | None]:
     """Times a backward pass that begins with this tensor. Yields what `loss` takes."""
     p = state.current
     if p is None or p.backward_depth or p.thread != get_ident():
@@ -241,7 +253,7 @@ def backward(tensor: Any) -> Iterator[OpenPass | None]:
 
 
 @guarded
-def _begin_backward(p: StepState, tensor: Any, began: int) -> OpenPass:
+def _begin_backward(p: StepState, tensor: torch.Tensor, began: int) -> OpenPass:
     event = begin_pass(p, tensor)
     p.trace.extend((began, event, None, False, BACKWARD))
     return OpenPass(p.trace, len(p.trace) - FIELDS[BACKWARD])
@@ -256,7 +268,7 @@ def loss(begun: OpenPass | None, value: torch.Tensor | float | None) -> None:
         p.roots += 1
 
 
-def scaled_loss(unscaled: Any, scaled: Any) -> None:
+def scaled_loss(unscaled: torch.Tensor, scaled: torch.Tensor) -> None:
     """A backward pass from `scaled` is one of the loss `unscaled`."""
     p = state.current
     if p is not None and scaled is not unscaled and p.thread == get_ident():

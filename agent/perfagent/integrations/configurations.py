@@ -12,12 +12,12 @@ OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
 """Classes of configurations that belong to a model and are told with it."""
 
 
-def attributes_of(value: Any) -> Mapping[str, Any]:
+def attributes_of(value: object) -> Mapping[str, Any]:
     own = getattr(value, "__dict__", None)
     return own if isinstance(own, dict) else {}
 
 
-def _flags(values: Any) -> dict[str, Any] | None:
+def _flags(values: object) -> dict[str, object] | None:
     """What absl parsed of the script's flags; those of its own modules are left out."""
     by_module = attributes_of(values).get("__flags_by_module")
     if not isinstance(by_module, dict):
@@ -26,7 +26,7 @@ def _flags(values: Any) -> dict[str, Any] | None:
     return {str(attributes_of(flag).get("name")): attributes_of(flag).get("_value") for flag in every}
 
 
-def settings_of_dataclasses(parser: Any, namespace: Any) -> dict[str, Any]:
+def settings_of_dataclasses(parser: Any, namespace: object) -> dict[str, object]:
     """What a parser of Transformers has for the script's dataclasses. Now: it takes out of the namespace what it makes
     them of. The trainer's own, a hundred and more, are told as its."""
     trainers = [
@@ -36,11 +36,11 @@ def settings_of_dataclasses(parser: Any, namespace: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(namespace).items() if name not in theirs}
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: object) -> object:
     return value
 
 
-CONFIGURATIONS: dict[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = {
+CONFIGURATIONS: dict[str, tuple[tuple[str, ...], str, Callable[[Any], object]]] = {
     "Namespace": (("argparse",), "argparse", _itself),
     "TrainingArguments": (("transformers",), "huggingface", _itself),
     "Context": (("click", "typer"), "click", lambda context: attributes_of(context).get("params")),

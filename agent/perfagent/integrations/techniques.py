@@ -12,7 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["elements", "of_model", "of_process", "of_variable"]
 
@@ -22,7 +25,7 @@ _DALI, _WEBDATASET = "nvidia.dali", "webdataset"
 _MOST_MASKS = 2**24  # numbers of masks that are counted: tens of milliseconds
 
 
-def elements(parameter: Any) -> int:
+def elements(parameter: torch.Tensor) -> int:
     """How many weights a parameter stands for: 4-bit tensors are packed, ZeRO-3 leaves an empty one and its number.
 
     Raises ValueError for one of a lazy module that was not called yet.
@@ -37,7 +40,7 @@ def elements(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
-def of_model(model: Any) -> dict[str, Any]:
+def of_model(model: torch.nn.Module) -> dict[str, object]:
     """technique -> what is known of it; empty for a model that trains all of its weights as they are."""
     parameters = list(model.parameters())
     found = {
@@ -49,7 +52,7 @@ def of_model(model: Any) -> dict[str, Any]:
     return {name: told for name, told in found.items() if told}
 
 
-def of_process(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def of_process(variables: Mapping[str, str] | None = None) -> dict[str, object]:
     """What runs round this process: Nsight Systems or Compute, which set these variables for what they start."""
     known = os.environ if variables is None else variables
     if "NSYS_PROFILING_SESSION_ID" in known:
@@ -59,13 +62,13 @@ def of_process(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {}
 
 
-def of_variable(name: str, value: Any) -> dict[str, Any]:
+def of_variable(name: str, value: Any) -> dict[str, object]:
     """What a variable of the training script shows: a teacher beside the model, a loader of another library."""
     kinds = [f"{base.__module__}.{base.__name__}" for base in type(value).__mro__]
     if "torch.nn.modules.module.Module" in kinds:
         if "teacher" not in name.lower():
             return {}
-        told: dict[str, Any] = {"teacher": type(value).__name__}
+        told: dict[str, object] = {"teacher": type(value).__name__}
         with contextlib.suppress(Exception):  # parameters that are not made yet have no size
             told["teacher_parameters"] = sum(map(elements, value.parameters()))
         return {"distillation": told}
@@ -77,17 +80,17 @@ def of_variable(name: str, value: Any) -> dict[str, Any]:
     return {}
 
 
-def _adapters(model: Any) -> dict[str, Any]:
+def _adapters(model: torch.nn.Module) -> dict[str, object]:
     configurations: Any = next(
         (found for module in _around(model) if isinstance(found := module.__dict__.get("peft_config"), dict) and found),
         None,
     )
     if configurations is None:
         return {}
-    told: dict[str, Any] = {"library": "peft"}
+    told: dict[str, object] = {"library": "peft"}
     for name, configuration in list(configurations.items())[:8]:
         kind = getattr(configuration, "peft_type", None)
-        one: dict[str, Any] = {"method": str(getattr(kind, "value", kind))}
+        one: dict[str, object] = {"method": str(getattr(kind, "value", kind))}
         for option, key in (("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")):
             if (value := getattr(configuration, option, None)) is not None:
                 one[key] = value
@@ -98,7 +101,7 @@ def _adapters(model: Any) -> dict[str, Any]:
     return told
 
 
-def _around(model: Any) -> Iterator[Any]:
+def _around(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The model, and what it is or wraps: DDP, torch.compile, peft's own layers of wrapping."""
     for _ in range(8):
         yield model
@@ -111,7 +114,7 @@ def _around(model: Any) -> Iterator[Any]:
         model = inner
 
 
-def _frozen(parameters: list[Any]) -> dict[str, Any]:
+def _frozen(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     if not frozen or len(frozen) == len(parameters):
         return {}
@@ -128,7 +131,7 @@ def _frozen(parameters: list[Any]) -> dict[str, Any]:
     }
 
 
-def _quantization(parameters: list[Any]) -> dict[str, Any]:
+def _quantization(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
     packed = [(one, bits) for one in parameters if (bits := _bits(one))]
     if not packed:
         return {}
@@ -142,7 +145,7 @@ def _quantization(parameters: list[Any]) -> dict[str, Any]:
     return told | ({"type": kind} if kind else {})
 
 
-def _bits(parameter: Any) -> int | None:
+def _bits(parameter: torch.Tensor) -> int | None:
     kind = type(parameter)
     if kind.__name__ == "Params4bit":
         return 4
@@ -151,7 +154,7 @@ def _bits(parameter: Any) -> int | None:
     return 8 if kind.__module__.startswith("torchao.") else None
 
 
-def _pruning(model: Any) -> dict[str, Any]:
+def _pruning(model: torch.nn.Module) -> dict[str, object]:
     """Tensors with a mask of torch.nn.utils.prune; the share of zeros of those on the CPU, where counting waits for
     nobody."""
     methods, masks = set(), []
@@ -163,7 +166,7 @@ def _pruning(model: Any) -> dict[str, Any]:
                 masks += [mask] if mask is not None else []
     if not methods:
         return {}
-    told: dict[str, Any] = {"library": "torch.nn.utils.prune", "methods": sorted(methods), "tensors": len(masks)}
+    told: dict[str, object] = {"library": "torch.nn.utils.prune", "methods": sorted(methods), "tensors": len(masks)}
     size = sum(mask.numel() for mask in masks)
     if masks and size <= _MOST_MASKS and all(mask.device.type == "cpu" for mask in masks):
         told["pruned_pct"] = round(100 * (1 - sum(int(mask.count_nonzero()) for mask in masks) / size), 2)

@@ -72,17 +72,15 @@ class Row:
 
 
 def _one(
-    family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object
+    family: str, name: str, module: str, function: str, absent: dict[str, str] = _NO_TOKENS | _FULL, **more: object
 ) -> Row:
-    less = _NO_TOKENS | _FULL if absent is None else absent
-    return Row(family=family, name=name, module=module, function=function, absent=less | _ALONE, **more)  # type: ignore[arg-type]
+    return Row(family=family, name=name, module=module, function=function, absent=absent | _ALONE, **more)  # type: ignore[arg-type]
 
 
 def _two(
-    family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object
+    family: str, name: str, module: str, function: str, absent: dict[str, str] = _NO_TOKENS | _FULL, **more: object
 ) -> Row:
-    less = _NO_TOKENS | _FULL if absent is None else absent
-    return Row(family=family, name=name, module=module, function=function, absent=less, ranks=2, **more)  # type: ignore[arg-type]
+    return Row(family=family, name=name, module=module, function=function, absent=absent, ranks=2, **more)  # type: ignore[arg-type]
 
 
 PLAIN, COMPILE, PRECISION, SEVERAL = "Plain torch", "torch.compile", "Mixed precision", "Several models or optimizers"
@@ -98,13 +96,8 @@ ROWS = (
     _one(PLAIN, "DataLoader with two workers", "plain", "loader_with_workers"),
     _one(PLAIN, "back to a checkpoint and on from there", "plain", "back_to_a_checkpoint"),
     _one(PLAIN, "a loss that becomes NaN", "plain", "becomes_nan"),
-    _one(
-        PLAIN,
-        "no gradients (evolution strategy)",
-        "plain",
-        "without_gradients",
-        _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING,
-    ),
+    _one(PLAIN, "no gradients (evolution strategy)", "plain", "without_gradients",
+         _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING),
     _one(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
     _one(SEVERAL, "Muon and AdamW, clipping", "several", "muon", since=(2, 9)),
     _one(SEVERAL, "two models, one optimizer", "several", "several_models"),
@@ -116,13 +109,8 @@ ROWS = (
     _one(COMPILE, "Inductor", "compiled", "attached_before", options={"backend": "inductor"}),
     _one(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
     _one(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
-    _one(
-        TRAINERS,
-        "Lightning, accumulation, clipping",
-        "with_lightning",
-        "automatic",
-        options={"accumulate": "4", "clip": "0.5"},
-    ),
+    _one(TRAINERS, "Lightning, accumulation, clipping", "with_lightning", "automatic",
+         options={"accumulate": "4", "clip": "0.5"}),
     _one(TRAINERS, "Lightning, accumulation", "with_lightning", "automatic", options={"accumulate": "2"}),
     _one(TRAINERS, "Lightning, manual", "with_lightning", "manual"),
     _one(TRAINERS, "Accelerate, accumulate()", "with_accelerate", "accumulate"),
@@ -130,40 +118,15 @@ ROWS = (
     _two(PARALLEL, "DDP, no_sync, clipping", "parallel", "data_parallel_accumulation"),
     _two(PARALLEL, "DDP, torch.compile", "parallel", "data_parallel", options={"compiled": "yes"}),
     _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True, since=(2, 7)),
-    _two(
-        PARALLEL,
-        "FSDP2, clipping",
-        "parallel",
-        "fully_sharded",
-        options={"clip": "0.5"},
-        sharded=True,
-        norm_from=2,
-        since=(2, 7),
-    ),
+    _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded",
+         options={"clip": "0.5"}, sharded=True, norm_from=2, since=(2, 7)),
     _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True, since=(2, 7)),
-    _two(
-        PARALLEL,
-        "FSDP2, two optimizers, one of replicated parameters",
-        "parallel",
-        "fully_sharded_beside_replicated",
-        sharded=True,
-        since=(2, 7),
-    ),
-    _two(
-        PARALLEL,
-        "FSDP (first version), sharded gradients",
-        "parallel",
-        "first_version",
-        options={"strategy": "SHARD_GRAD_OP"},
-        sharded=True,
-    ),
-    _two(
-        PARALLEL,
-        "FSDP (first version), its clipping",
-        "parallel",
-        "first_version",
-        options={"strategy": "FULL_SHARD", "clip": "0.5"},
-    ),
+    _two(PARALLEL, "FSDP2, two optimizers, one of replicated parameters", "parallel", "fully_sharded_beside_replicated",
+         sharded=True, since=(2, 7)),
+    _two(PARALLEL, "FSDP (first version), sharded gradients", "parallel", "first_version",
+         options={"strategy": "SHARD_GRAD_OP"}, sharded=True),
+    _two(PARALLEL, "FSDP (first version), its clipping", "parallel", "first_version",
+         options={"strategy": "FULL_SHARD", "clip": "0.5"}),
     _two(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
     _two(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
     _two(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),
@@ -171,4 +134,4 @@ ROWS = (
     _two(DEEPSPEED, "ZeRO-2, bfloat16, its scheduler", "zero", "zero_brain_float"),
     _two(DEEPSPEED, "ZeRO-1, float16, overflows", "zero", "zero_half", _NO_TOKENS),
     _two(DEEPSPEED, "ZeRO-1, GAN of two engines", "zero", "zero_adversarial"),
-)
+)  # fmt: skip

@@ -3,15 +3,11 @@ Lightning."""
 
 from __future__ import annotations
 
-import json
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
+from agent.frameworks.running import printed
 from agent_recorded import Recording
-from builders import job_environment
-from preloaded import run
 
 HUGGINGFACE = """
     import json
@@ -125,20 +121,65 @@ LIGHTNING = """
 """
 
 
-def went_on(folder: Path, script: str) -> Any:
-    """What it printed in its last line."""
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(script), encoding="utf-8")
-    [done] = run([str(path)], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")])
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "perfagent" not in done.stderr, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+SEARCHES = """
+    import json, logging, warnings
+    import perfagent, torch
+    import lightning.pytorch as pl
+    from lightning.pytorch.tuner import Tuner
+    from torch.utils.data import DataLoader, TensorDataset
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    losses = []
+
+    class Task(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.lr, self.batch_size = 0.01, 4
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, index):
+            loss = self.layer(batch[0]).square().mean()
+            losses.append(loss.item())
+            return loss
+
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=self.batch_size)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    task = Task()
+    perfagent.attach(task, record="record")
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    tuner = Tuner(trainer)
+    tuner.scale_batch_size(task, mode="power", steps_per_trial=2, init_val=2, max_trials=2)
+    searched = [len(losses)]
+    tuner.lr_find(task, min_lr=1e-3, max_lr=100.0, num_training=20, early_stop_threshold=None, update_attr=False)
+    searched.append(len(losses))
+    trainer.fit(task)
+    perfagent.finish()
+    print(json.dumps([searched, losses[searched[1]:]]))
+"""
+
+
+@pytest.mark.real
+def test_searches_of_lightning_are_no_steps_of_the_run(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    searched, losses = printed(tmp_path, SEARCHES)
+    assert 0 < searched[0] < searched[1] - 10
+    recorded = Recording(tmp_path / "record").series("loss")
+    assert recorded == [(step, pytest.approx(loss)) for step, loss in enumerate(losses, start=1)]
 
 
 @pytest.mark.long
 def test_a_resumed_trainer_counts_on(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    told = went_on(tmp_path, HUGGINGFACE)
+    told = dict(printed(tmp_path, HUGGINGFACE))
     for how in ("after", "in a callback"):
         record = Recording(tmp_path / how)
         assert record.series("loss") == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in told[how]]
@@ -151,7 +192,7 @@ def test_a_resumed_trainer_counts_on(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_resumed_lightning_training_counts_on(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    losses = went_on(tmp_path, LIGHTNING)
+    losses = printed(tmp_path, LIGHTNING)
     told = Recording(tmp_path / "automatic").series("loss")
     assert told == [(step, pytest.approx(loss)) for step, loss in enumerate(losses, start=5)]
     for how, steps in {"in a hook": [5, 6, 7, 8], "pair": [5, 6, 7, 8], "accumulated": [3, 4]}.items():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
-from builders import job_environment
-from preloaded import run
+from agent.frameworks.running import printed
 
 HUGGINGFACE = """
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -86,17 +83,6 @@ def at_call():
 """
 
 
-def last_step(folder: Path, script: str, *, saves: bool) -> tuple[int, list[str]]:
-    """Its last step, and the checkpoints that it left."""
-    file = folder / "train.py"
-    whole = SCRIPT.replace("SAVES", str(saves)) + textwrap.dedent(script) + "\nprint(json.dumps([step, saved]))\n"
-    file.write_text(whole)
-    [done] = run([str(file)], folder, [job_environment(folder)])
-    assert done.returncode == 0, done
-    told: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told[0], told[1]
-
-
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("script", "saves", "left"),
@@ -108,4 +94,5 @@ def last_step(folder: Path, script: str, *, saves: bool) -> tuple[int, list[str]
     ],
 )
 def test_a_trainer_ends_after_the_named_step(tmp_path: Path, script: str, saves: bool, left: list[str]) -> None:
-    assert last_step(tmp_path, script, saves=saves) == (6, left)
+    whole = SCRIPT.replace("SAVES", str(saves)) + textwrap.dedent(script) + "\nprint(json.dumps([step, saved]))\n"
+    assert printed(tmp_path, whole) == [6, left]

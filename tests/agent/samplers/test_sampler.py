@@ -8,12 +8,10 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
 from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
@@ -33,24 +31,14 @@ class Rank:
     def __init__(
         self,
         folder: Path,
-        *boards: FakeGpu,
-        environ: dict[str, str] | None = None,
         host: HostReader | None = None,
-        device: Callable[[], int | None] = lambda: 0,
         **who: Any,
     ) -> None:
         self.now = 100.0
         identity = Identity(project="p", run="r", attempt=1, **who)
         self.sender = Sender(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
-        library = FakeNvml(*boards).load if boards else load
         self.sampler = Sampler(
-            self.sender,
-            step=lambda: 7,
-            device=device,
-            library=library,
-            environ=environ or {},
-            host=host,
-            clock=lambda: self.now,
+            self.sender, step=lambda: 7, device=lambda: 0, library=load, environ={}, host=host, clock=lambda: self.now
         )
 
     def poll(self, times: int = 1, every_s: float = 1.0) -> dict[str, float]:
@@ -77,9 +65,7 @@ def test_a_row_a_second_with_the_step_in_progress(tmp_path: Path) -> None:
     assert len(rows) == 5
     assert (rows[-1][0], rows[-1][2]) == (7, pytest.approx(104.0))
     shapes = [row[3] for row in rows]
-    assert all(one is other for one in shapes for other in shapes if one == other), (
-        "rows of one shape share their names"
-    )
+    assert all(one is other for one in shapes for other in shapes if one == other), "shapes are shared"
 
 
 def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ class Logs(NamedTuple):
     of these. forwarded:
     the values under the names by which the library forwards them, where these may be others."""
 
-    values: Mapping[Any, Any]
-    step: Any = None
+    values: Mapping[str, object]
+    step: object = None
     own_step: int | None = None
     joint: str = ""
-    forwarded: Mapping[Any, Any] = {}
+    forwarded: Mapping[str, object] = {}
 
 
 _inside: dict[int, Sequence[Logs]] = {}
@@ -102,7 +102,7 @@ def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
         capture(p, metrics, step, logs.own_step)
 
 
-def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
+def _add(metrics: dict[str, Any], name: str, value: Any, joint: str) -> None:
     """What is no number of Python's own: if it holds one, that."""
     if (
         type(value) is getattr(sys.modules.get("torch"), "Tensor", None) and value.is_cpu and not value.ndim
@@ -128,7 +128,7 @@ def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
         metrics[name] = value  # an array of another library: the sender's thread reads it, and may wait for its device
 
 
-def _is_forwarded(name: Any, value: Any, outer: Sequence[Logs]) -> bool:
+def _is_forwarded(name: object, value: object, outer: Sequence[Logs]) -> bool:
     """Whether it is one of the values that the outermost logger was given, maybe with something before its name:
     `train/loss` is the Trainer's `loss`."""
     for given, number in (item for logs in outer for part in (logs.values, logs.forwarded) for item in part.items()):
@@ -139,7 +139,7 @@ def _is_forwarded(name: Any, value: Any, outer: Sequence[Logs]) -> bool:
     return False
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: object, b: object) -> bool:
     """Whether these are numbers for sure, and two of them; what is on a device is not known."""
     return type(a) is float and type(b) is float and a != b and not (math.isnan(a) and math.isnan(b))
 

@@ -15,10 +15,10 @@ __all__ = ["forget", "given", "note"]
 
 MOST = 500
 """Settings of one logger."""
-_noted: dict[str, dict[Any, Any]] = {}
+_noted: dict[str, dict[str, object]] = {}
 
 
-def note(logger: str, settings: Mapping[Any, Any]) -> None:
+def note(logger: str, settings: Mapping[str, object]) -> None:
     """Adds settings of one logger; the newest value of a name counts."""
     known = _noted.setdefault(logger, {})
     known.update({name: value for name, value in settings.items() if name in known or len(known) < MOST})
@@ -29,7 +29,7 @@ def forget() -> None:
     _noted.clear()
 
 
-def given() -> dict[str, dict[Any, Any]]:
+def given() -> dict[str, dict[str, object]]:
     """All settings so far. Of W&B those of the run in progress, whose config scripts also change without a call."""
     config: Any = getattr(getattr(sys.modules.get("wandb"), "run", None), "config", None)
     if config is not None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from agent.frameworks.running import logged_once, ran
 from agent_recorded import Recording
 from builders import job_environment
-from preloaded import run
 
 import perfagent
 
@@ -26,10 +24,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 def trained(which: str) -> Path:
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
-    environment = job_environment(folder / "environment", OMP_NUM_THREADS="1")
-    [ended] = run([str(SCRIPTS / "by_name.py"), str(folder), which], folder, [environment])
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
-    assert "perfagent:" not in ended.stdout + ended.stderr, ended.stderr[-3000:]
+    ran(folder, SCRIPTS / "by_name.py", str(folder), which)
     return folder
 
 
@@ -42,11 +37,7 @@ def trained(which: str) -> Path:
     ],
 )
 def test_a_logger_by_name_has_each_value_once_at_its_step(which: str) -> None:
-    folder = trained(which)
-    told = Counter({(name, step, value) for name, step, value in json.loads((folder / "logged.json").read_text())})
-    names = {name for name, _, _ in told}
-    recording = Recording(folder / "record")
-    assert Counter((name, step, value) for name in names for step, value in recording.series(name)) == told
+    recording, _ = logged_once(trained(which))
     assert len({step for step, _ in recording.series("loss")}) == len(recording.series("loss")) >= 6
     states = recording.events("state")
     assert {state["name"] for state in states if state.get("name")} == {"by name"}

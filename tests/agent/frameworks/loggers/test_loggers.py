@@ -4,18 +4,15 @@ step."""
 from __future__ import annotations
 
 import functools
-import json
 import math
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from agent.frameworks.running import logged_once, ran
 from agent_recorded import Recording
-from builders import job_environment
 from judging import make_evaluator
-from preloaded import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from perfagent.wire import loss_kind, metric
@@ -32,18 +29,8 @@ def trained(script: str) -> Path:
     """Where a script has left what it logged and recorded; it runs once."""
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
-    [ended] = run(
-        [str(SCRIPTS / script), str(folder)], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")]
-    )
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
-    said = [line for line in (ended.stdout + ended.stderr).splitlines() if "perfagent:" in line]
-    assert all("the loss is NaN" in line for line in said), said
+    ran(folder, SCRIPTS / script, str(folder))
     return folder
-
-
-def logged(folder: Path) -> Counter[tuple[str, int, float]]:
-    """Each scalar once, however often and to however many loggers it was given under one name for one step."""
-    return Counter({(name, step, value) for name, step, value in json.loads((folder / "logged.json").read_text())})
 
 
 def is_logged(name: str) -> bool:
@@ -61,12 +48,7 @@ def is_logged(name: str) -> bool:
     ],
 )  # fmt: skip
 def test_every_logged_scalar_is_in_the_run_once_at_its_step(script, part):
-    folder = trained(script) / part
-    told = logged(folder)
-    assert told
-    names = {name for name, _, _ in told}
-    recording = Recording(folder / "record")
-    assert Counter((name, step, value) for name in names for step, value in recording.series(name)) == told
+    recording, names = logged_once(trained(script) / part)
     assert {name for name in recording.names() if is_logged(name)} <= names
     steps = [step for step, _ in recording.series("loss")]
     assert steps == sorted(set(steps)), "measured or logged, and never both"

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import builders
 import pytest
-from agent_recorded import Recording
+from agent.frameworks.running import logged_once
 from builders import job_environment
 
 SCRIPT = Path(__file__).with_name("scripts") / "trackers.py"
@@ -45,11 +43,7 @@ def test_scalars_and_settings_of_a_tracker_are_in_the_run_once(tracker):
     if importlib.util.find_spec(tracker) is None:
         pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
     for part in [tracker, *(["untrained"] if tracker in ("wandb", "trackio") else [])]:
-        folder = trained(tracker) / part
-        told = Counter({(name, step, value) for name, step, value in json.loads((folder / "logged.json").read_text())})
-        names = {name for name, _, _ in told}
-        recording = Recording(folder / "record")
-        assert Counter((name, step, value) for name in names for step, value in recording.series(name)) == told
+        recording, names = logged_once(trained(tracker) / part)
         assert {name for name in recording.names() if name.startswith("logged/")} <= names
         assert not {"note", "image", "text"} & recording.names()
         if tracker != "tensorboardX":

@@ -88,8 +88,6 @@ def test_memory_is_what_processes_hold_and_free_is_free(version_2: str, used: in
     for _ in range(3):
         assert gpu.readings()["memory_used_bytes"] == float(used)
     assert gpu.free_bytes == float((132 << 30) - reserved)
-    if version_2 == "refused":
-        assert library.calls["nvmlDeviceGetMemoryInfo_v2"] == 1, "at the start"
 
 
 def test_counters_come_in_one_call_and_missing_ones_once() -> None:
@@ -102,12 +100,8 @@ def test_counters_come_in_one_call_and_missing_ones_once() -> None:
 
     fake = FakeGpu(fields={3: 5, 4: 1, 94: 17, 52: 2, 82: 0})
     gpu = Gpu(Noting(fake), 0, fake)
-    counters = {
-        "ecc_corrected_volatile": 5.0,
-        "ecc_uncorrected_volatile": 1.0,
-        "pcie_replays": 17.0,
-        "nvlink_replay_errors": 2.0,
-    }
+    counters = {"ecc_corrected_volatile": 5.0, "ecc_uncorrected_volatile": 1.0}
+    counters |= {"pcie_replays": 17.0, "nvlink_replay_errors": 2.0}
     for _ in range(2):
         told = gpu.rare()
         assert {name: value for name, value in told.items() if name in FIELDS} == counters

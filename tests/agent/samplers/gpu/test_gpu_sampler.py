@@ -89,15 +89,6 @@ def test_boards_that_no_rank_names_are_told_after_a_minute() -> None:
     assert prefixes(watch.poll(30)) == {"node_gpu0", "node_gpu1"}
 
 
-def test_the_devices_are_described_once() -> None:
-    watch = Watch(FakeNvml(*boards(2)))
-    watch.poll(3)
-    (told,) = watch.told
-    assert (told["what"], told["driver"]) == ("found", "580.65.06")
-    assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-0", "GPU-1"]
-    assert told["gpus"][0]["pcie_link_width_most"] == 16
-
-
 def test_an_xid_is_a_value_of_its_moment_and_an_event() -> None:
     library = FakeNvml(gpu := FakeGpu())
     watch = Watch(library)
@@ -119,6 +110,8 @@ def test_a22_lost_gpu_is_told_once_with_its_xid_others_go_on() -> None:
     library = FakeNvml(lost, other)
     watch = Watch(library, environ={"CUDA_VISIBLE_DEVICES": "GPU-a"})
     watch.poll(2)
+    assert [gpu["uuid"] for gpu in watch.told[0]["gpus"]] == ["GPU-a", "GPU-b"]
+    assert (watch.told[0]["driver"], watch.told[0]["gpus"][0]["pcie_link_width_most"]) == ("580.65.06", 16)
     assert watch.sampler.free_bytes == 5.0
     lost.lost = True
     for _ in range(6):
