@@ -28,11 +28,8 @@ def ended(monkeypatch):
 
 def sent(folder) -> list[tuple[int, str, int, str]]:
     events = [event for _, events in Recording(folder).frames() for event in events if event.kind == "media"]
-    return [
-        (one.step, one.data["name"], one.data["index"], one.data.get("caption", ""))
-        for one in events
-        if "name" in one.data
-    ]
+    named = [one for one in events if "name" in one.data]
+    return [(one.step, one.data["name"], one.data["index"], one.data.get("caption", "")) for one in named]
 
 
 def test_media_have_the_step_and_the_place_of_their_call(tmp_path):
@@ -40,12 +37,8 @@ def test_media_have_the_step_and_the_place_of_their_call(tmp_path):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(1, 4):
-        run.log(
-            {
-                "early" if step == 1 else "samples": [perfagent.Image(GRAY, f"a {step}"), perfagent.Image(GRAY, "b")],
-                "x": 1.0,
-            }
-        )
+        images = [perfagent.Image(GRAY, f"a {step}"), perfagent.Image(GRAY, "b")]
+        run.log({"early" if step == 1 else "samples": images, "x": 1.0})
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     run.log({"named": perfagent.Histogram([1, 2])}, step=70)

@@ -42,25 +42,13 @@ def png(picture: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        PICTURE,
-        torch.tensor(PICTURE),
-        torch.tensor(PICTURE).permute(2, 0, 1),
-        PICTURE.transpose(2, 0, 1),
-        PICTURE / 255.0,
-        torch.tensor(PICTURE).permute(2, 0, 1).long(),
-        Pillow.fromarray(PICTURE),
-        png(PICTURE),
-    ],
-    ids=["HWC", "tensor HWC", "tensor CHW", "CHW", "floats", "whole numbers", "Pillow", "PNG"],
-)
-def test_an_image_is_sent_as_it_was_given(given: object) -> None:
-    assert (shown(perfagent.Image(given)) == PICTURE).all()
-
-
-def test_gray_bool_and_transparent_images_keep_their_channels() -> None:
+def test_an_image_is_sent_as_it_was_given() -> None:
+    tensor = torch.tensor(PICTURE)
+    arrays = (PICTURE, PICTURE.transpose(2, 0, 1), PICTURE / 255.0)
+    tensors = (tensor, tensor.permute(2, 0, 1), tensor.permute(2, 0, 1).long())
+    for given in (*arrays, *tensors, Pillow.fromarray(PICTURE), png(PICTURE)):
+        assert (shown(perfagent.Image(given)) == PICTURE).all()
+    # gray, boolean, transparent; and what is no number
     assert (shown(perfagent.Image(PICTURE[..., 0])) == PICTURE[..., 0]).all()
     assert (shown(perfagent.Image(PICTURE[..., 0] > 99)) == 255 * (PICTURE[..., 0] > 99)).all()
     assert shown(perfagent.Image(np.dstack([PICTURE, PICTURE[..., :1]]))).shape == (12, 20, 4)
@@ -99,19 +87,9 @@ def test_what_could_run_in_a_browser_is_refused_with_a_reason(given: bytes, tmp_
     assert "takes WAV, MP3 or OGG" in perfagent.Audio(given).problem
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        None,
-        "no-such-file.png",
-        object(),
-        np.zeros((2, 5, 5)),
-        np.zeros((0, 4, 3)),
-        torch.zeros(3, 4, dtype=torch.complex64),
-    ],
-)
-def test_nothing_raises_for_what_is_no_image(given: object) -> None:
-    assert perfagent.Image(given).problem
+def test_nothing_raises_for_what_is_no_image() -> None:
+    arrays = np.zeros((2, 5, 5)), np.zeros((0, 4, 3)), torch.zeros(3, 4, dtype=torch.complex64)
+    assert all(perfagent.Image(given).problem for given in (None, "no-such-file.png", object(), *arrays))
 
 
 def test_a_large_image_is_made_smaller_until_it_fits() -> None:

@@ -28,12 +28,7 @@ TWO_RANKS = {"world_size": 2, "job_key": "job"}
 class Rank:
     """A sampler with a clock of the test's, and what it hands to its sender."""
 
-    def __init__(
-        self,
-        folder: Path,
-        host: HostReader | None = None,
-        **who: Any,
-    ) -> None:
+    def __init__(self, folder: Path, host: HostReader | None = None, **who: Any) -> None:
         self.now = 100.0
         identity = Identity(project="p", run="r", attempt=1, **who)
         self.sender = Sender(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
