@@ -11,7 +11,7 @@ from typing import Any
 from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Sender
+from perfagent.delivery.handoff import Handoff
 from perfagent.identity import Identity
 from perfagent.wire import Frame
 
@@ -39,7 +39,7 @@ class Driven:
     ) -> None:
         self.now = self.start = 1000.0
         self.transport = transport if transport is not None else RecordingTransport()
-        self.sender = Sender(
+        self.sender = Handoff(
             AgentConfig(
                 state_dir=folder / "state", **{"server": "http://127.0.0.1:9", "spool_tick_s": TICK_S, **settings}
             ),
@@ -62,7 +62,7 @@ class Driven:
         given = iter(rows)
         if not self.begun:
             self.begun = True
-            self.sender.dispatcher.begin()
+            self.sender.send_loop.begin()
         for _ in range(round(seconds / TICK_S)):
             self.sender.rows.extend([one for one in (next(given, None),) if one is not None])
             self.turn(waits=waits)
@@ -71,7 +71,7 @@ class Driven:
 
     def turn(self, *, waits: bool = True) -> None:
         """What is due now, and what its answers make due."""
-        loop, sent = self.sender.dispatcher, self.counters["sent_frames"]
+        loop, sent = self.sender.send_loop, self.counters["sent_frames"]
         loop.step(rung=self.sender.wake.wait(0))
         if self.counters["sent_frames"] > sent:
             self.sent_at.append(self.now - self.start)
@@ -85,7 +85,7 @@ class Driven:
         """The end of its process, with a server that answers."""
         self.ending = True
         self.sender.closing_at = self.now + 1.5
-        self.sender.dispatcher.step(rung=True)
+        self.sender.send_loop.step(rung=True)
         self.sender.disabled = True
 
     def told(self, name: str) -> list[float]:

@@ -23,15 +23,15 @@ def main(run_id: str) -> None:
     step = 0
     if TICKS is not None:
         ticks = os.open(f"{TICKS}/{run_id}", os.O_WRONLY | os.O_CREAT, 0o600)
-        dispatcher = run._sender.dispatcher
-        drain = dispatcher._drain
+        send_loop = run._sender.send_loop
+        drain = send_loop._drain
 
         def drained(*arguments: Any, **more: Any) -> None:
             newest = step
             drain(*arguments, **more)
             os.write(ticks, b"%d\n" % newest)
 
-        dispatcher._drain = drained  # type: ignore[method-assign]
+        send_loop._drain = drained  # type: ignore[method-assign]
     while True:
         step += 1
         os.write(1, b"%d %.6f\n" % (step, time.monotonic()))

@@ -38,7 +38,7 @@ def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 1
     """Logs until the proxy has made so many cuts, then until all is delivered. Returns how many steps were logged."""
     # no real pauses after so many failures
     sender = books.sender(proxy.url, flush_s=0.01, spool_tick_s=0.01, pause_s=lambda _: 0.001)
-    dispatcher = sender.dispatcher
+    send_loop = sender.send_loop
     step = 0
     until_at = time.monotonic() + within_s
     while proxy.cuts < cuts and time.monotonic() < until_at:
@@ -46,9 +46,7 @@ def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 1
         step += 1
         time.sleep(0.002)
     proxy.calm = True
-    until(
-        lambda: sender.spool.waiting == 0 and dispatcher.busy is None, within_s=60, why="the rest was never delivered"
-    )
+    until(lambda: sender.spool.waiting == 0 and send_loop.busy is None, within_s=60, why="the rest was never delivered")
     return step
 
 
@@ -203,15 +201,15 @@ STARTER = """
 import sys, time
 from pathlib import Path
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Sender
+from perfagent.delivery.handoff import Handoff
 from perfagent.identity import Identity
-sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
+sender = Handoff(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
 sender.start()
 sys.stdin.readline()
 sender.rows.append((1, time.time(), time.monotonic(), ("own",), (1.0,)))
-dispatcher = sender.dispatcher
+send_loop = sender.send_loop
 until = time.monotonic() + 20
-while time.monotonic() < until and (not dispatcher.orphans.done or sender.spool.waiting):
+while time.monotonic() < until and (not send_loop.orphans.done or sender.spool.waiting):
     time.sleep(0.01)
 sender.close("finished")
 """

@@ -25,8 +25,8 @@ from typing import Any
 import numpy
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Sender
-from perfagent.delivery.send_loop import Dispatcher
+from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.send_loop import SendLoop
 from perfagent.identity import Identity
 
 NAMES = (
@@ -79,7 +79,7 @@ def peak() -> int:
     return int(line.split()[1]) * 1024
 
 
-def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, shape: Shape, first_step: int) -> int:
+def pass_time(sender: Handoff, send_loop: SendLoop, seconds: int, shape: Shape, first_step: int) -> int:
     """So many seconds of training; the step after them."""
     global _offset
     per_tick, gap_s = round(shape.steps_a_second * TICK_S), 1.0 / shape.steps_a_second
@@ -94,10 +94,10 @@ def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, shape: Shape
                 now = float(time.monotonic() + gap_s * (index - start) + jitter[index])
                 sender.rows.append((step, 0.0, now, dict(zip(shape.names, rows[index], strict=True))))
             _offset += TICK_S
-            dispatcher.step(rung=True)
-            while dispatcher.busy is not None:  # the clock stands while a request is refused
+            send_loop.step(rung=True)
+            while send_loop.busy is not None:  # the clock stands while a request is refused
                 sender.wake.wait(0.05)
-                dispatcher.step(rung=True)
+                send_loop.step(rung=True)
     return step
 
 
@@ -105,20 +105,20 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     global _offset
     time.monotonic = lambda: _monotonic() + _offset
     time.time = lambda: _wall() + _offset
-    sender = Sender(
+    sender = Handoff(
         AgentConfig(server=server, state_dir=state),
         Identity(project="faults", run="outage", attempt=1),
         clock=lambda: time.monotonic(),
     )
-    dispatcher = sender.dispatcher
-    dispatcher.begin()
-    step = pass_time(sender, dispatcher, WARM_S, shape, 0)
+    send_loop = sender.send_loop
+    send_loop.begin()
+    step = pass_time(sender, send_loop, WARM_S, shape, 0)
     gc.collect()
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     begin = _monotonic()
-    step = pass_time(sender, dispatcher, int(hours * 3600) - WARM_S, shape, step)
-    spool = dispatcher.spool
+    step = pass_time(sender, send_loop, int(hours * 3600) - WARM_S, shape, step)
+    spool = send_loop.spool
     result = {
         "steps": step,
         "seconds": _monotonic() - begin,
@@ -132,7 +132,7 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     _offset += 30.0  # the pause after the last failure is over
     begin = _monotonic()
     sender.start()
-    while spool.waiting or dispatcher.busy is not None:
+    while spool.waiting or send_loop.busy is not None:
         time.sleep(0.05)
     took = _monotonic() - begin
     sender.close("finished")

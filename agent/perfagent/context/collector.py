@@ -21,7 +21,7 @@ from perfagent.integrations.techniques import elements, of_model, of_process
 
 if TYPE_CHECKING:
     from perfagent.context.git import ChangedFiles
-    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.delivery.handoff import Handoff, Source
 
 __all__ = ["Context"]
 
@@ -41,7 +41,7 @@ class Context:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: Handoff,
         config: dict[str, Any],
         model: Callable[[], Any],
         optimizer: Callable[[], Any],

@@ -19,7 +19,7 @@ from perfagent.context.terminal import STATE_S, Screen
 from perfagent.wire.quantities import some
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.delivery.handoff import Handoff, Source
 
 __all__ = ["Console"]
 
@@ -39,7 +39,7 @@ class Console:
     more.
     """
 
-    def __init__(self, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sender: Handoff, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._sender, self._clock = sender, clock
         self._streams: list[_Stream] = []
         self._source: Source | None = None
@@ -156,7 +156,7 @@ class _Stream:
         self._before: Any = None
         self._seen: Any = None
 
-    def watch(self, sender: Sender, source: Source) -> bool:
+    def watch(self, sender: Handoff, source: Source) -> bool:
         """source: made due by each write. False where the target cannot be watched; then it is as it was.
 
         Our write goes straight into the target's own dict: an assignment may go to another object (tqdm's DummyTqdmFile
@@ -174,7 +174,7 @@ class _Stream:
         self.release()
         return False
 
-    def _watched(self, write: Callable[..., Any], sender: Sender, source: Source) -> Callable[..., Any]:
+    def _watched(self, write: Callable[..., Any], sender: Handoff, source: Source) -> Callable[..., Any]:
         written, pieces, inside = self.written, self.written.pieces, 0
 
         def seen(*args: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ from perfagent.step.captured_log import CapturedLog
 from perfagent.wire import CATALOGUE, FAMILIES, LOGGED
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
 
 __all__ = ["EARLY_S", "CapturedRows"]
 
@@ -47,7 +47,7 @@ _Undecided = tuple[int, float, float, dict[str, float]]
 class CapturedRows:
     """Of one sender."""
 
-    def __init__(self, sender: Sender, columns: Columns) -> None:
+    def __init__(self, sender: Handoff, columns: Columns) -> None:
         self._sender, self._columns = sender, columns
         self._packer = Packer(columns)
         self._delivered: set[str] = set()

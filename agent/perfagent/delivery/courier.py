@@ -1,6 +1,6 @@
 """The thread that waits for the network, so that no one else has to: one request at a time, and NVML between requests.
 
-If a call never returns (a lost GPU's driver), the thread is left where it is and replaced; see Dispatcher.
+If a call never returns (a lost GPU's driver), the thread is left where it is and replaced; see SendLoop.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from perfagent.step.row import Note, StepRow
 from perfagent.step.trace import entry_count
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
 
 __all__ = ["Collector", "Taken"]
 
@@ -70,7 +70,7 @@ class Collector:
     """
 
     def __init__(
-        self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]
+        self, sender: Handoff, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]
     ) -> None:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
         self._captured = CapturedRows(sender, columns)

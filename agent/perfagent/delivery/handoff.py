@@ -40,14 +40,14 @@ from perfagent.device import immortal, waiting
 if TYPE_CHECKING:
     from perfagent.agent_config import AgentConfig
     from perfagent.delivery.columns import AnyRow
-    from perfagent.delivery.send_loop import Dispatcher
+    from perfagent.delivery.send_loop import SendLoop
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
     from perfagent.step.state import StepState
     from perfagent.wire import Group
 
-__all__ = ["Deferred", "Mirror", "Sender", "Source"]
+__all__ = ["Deferred", "Handoff", "Mirror", "Source"]
 
 MAX_ROWS = 50_000
 MAX_EVENTS = 10_000
@@ -96,7 +96,7 @@ class _Flush:
     delivered: bool = False
 
 
-class Sender:
+class Handoff:
     """Delivers the samples and events of one process.
 
     rows: the training thread appends and does nothing else. A row is `(step, Unix time, monotonic, names, values)` with
@@ -150,7 +150,7 @@ class Sender:
         later."""
         self.flushes: deque[_Flush] = deque()
         self._transport = transport
-        self._dispatcher: Dispatcher | None = None
+        self._send_loop: SendLoop | None = None
         self._making = threading.Lock()  # never taken by the training thread's hooks, nor in a forked child
         self.wake, self.closed = Bell(), threading.Event()
         self.closing_at: float | None = None
@@ -258,7 +258,7 @@ class Sender:
     @property
     def spool(self) -> Spool:
         """What was measured and is not acknowledged yet."""
-        return self.dispatcher.spool
+        return self.send_loop.spool
 
     def tell(self, topic: str, level: int, message: str) -> None:
         """Logs a message, once a topic."""
@@ -277,28 +277,28 @@ class Sender:
         self.events.clear()
         self.sources.clear()
         self.slow_sources.clear()
-        if self._dispatcher is not None:
-            self._dispatcher.forked()
+        if self._send_loop is not None:
+            self._send_loop.forked()
 
     # ---- the sender thread
 
     @property
-    def dispatcher(self) -> Dispatcher:
+    def send_loop(self) -> SendLoop:
         """What the sender's thread does. A test may drive it instead of `start`, by the clock that it gave."""
         with self._making:
-            if self._dispatcher is None:
+            if self._send_loop is None:
                 # not with this module: `import perfagent` is to be quick
-                from perfagent.delivery.send_loop import Dispatcher
+                from perfagent.delivery.send_loop import SendLoop
 
-                self._dispatcher = Dispatcher(self, self._transport)
-            return self._dispatcher
+                self._send_loop = SendLoop(self, self._transport)
+            return self._send_loop
 
     def _run(self) -> None:
         """The one place where this thread's own errors end: counted, logged once, begun again once, then the agent is
         off."""
         for attempt in (1, 2):
             try:
-                self.dispatcher.run()
+                self.send_loop.run()
                 break
             except BaseException as error:  # noqa: BLE001 - the training must go on whatever is wrong with us, SystemExit included
                 self.counters["errors"] += 1

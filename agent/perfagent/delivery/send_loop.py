@@ -34,11 +34,11 @@ from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Mirror, Sender
+    from perfagent.delivery.handoff import Handoff, Mirror
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
 
-__all__ = ["Dispatcher", "jittered"]
+__all__ = ["SendLoop", "jittered"]
 
 HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
@@ -66,11 +66,11 @@ MOST_LEFT_BEHIND = 4
 take."""
 
 
-class Dispatcher:
+class SendLoop:
     """What the sender's thread does, tick by tick: drain, spool, cut frames, hand them to the courier, settle its
     answers."""
 
-    def __init__(self, sender: Sender, transport: Transport | None) -> None:
+    def __init__(self, sender: Handoff, transport: Transport | None) -> None:
         self.sender = sender
         config = sender.config
         self._columns = Columns()

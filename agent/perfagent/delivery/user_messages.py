@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from perfagent.delivery.columns import Columns
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Answer
     from perfagent.wire import Event
@@ -77,7 +77,7 @@ TEXTS = {
 class Messages:
     """Those of one sender."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Handoff) -> None:
         self._sender = sender
         self._unreachable_at = 0.0
         self._left_out = 0

@@ -13,7 +13,7 @@ from perfagent.hooks.optimizer_step import make_primary
 from perfagent.signals.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
     from perfagent.step.state import StepState
 
 __all__ = ["Trained"]
@@ -24,7 +24,7 @@ class Trained:
 
     watching: Watching
 
-    def __init__(self, progress: StepState, sender: Sender) -> None:
+    def __init__(self, progress: StepState, sender: Handoff) -> None:
         self._progress, self._sender = progress, sender
         self._named: weakref.ref[Any] | None = None
         who = sender.identity

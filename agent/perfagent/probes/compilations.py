@@ -20,7 +20,7 @@ from perfagent.hooks import compile_time
 from perfagent.signals.source_lines import short
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
     from perfagent.step.state import StepState
 
 __all__ = ["Compilations"]
@@ -50,7 +50,7 @@ class _Frame(NamedTuple):
 class Compilations:
     """`Compilations(sender, progress).install()`. What was compiled before is left out."""
 
-    def __init__(self, sender: Sender, progress: StepState) -> None:
+    def __init__(self, sender: Handoff, progress: StepState) -> None:
         self._sender, self._progress = sender, progress
         self._reading = threading.Lock()  # the end of the run reads, too
         self._frames: dict[str, _Frame] = {}

@@ -23,7 +23,7 @@ from perfagent.signals.sharding import local
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, numbers_in, tensors_in
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.delivery.handoff import Handoff, Source
     from perfagent.step.state import StepState
 
 __all__ = ["MemoryTable", "table"]
@@ -52,7 +52,7 @@ class MemoryTable:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: Handoff,
         progress: StepState,
         model: Callable[[], Any],
         device: Callable[[], int | None],

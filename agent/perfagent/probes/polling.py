@@ -10,7 +10,7 @@ from perfagent.decode.step_decoder import interned
 from perfagent.hooks.model_discovery import has_optimizer
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.delivery.handoff import Handoff, Source
     from perfagent.hooks.trained import Trained
     from perfagent.probes.scheduler import Looks
     from perfagent.rootcause.investigator import Investigator
@@ -30,7 +30,7 @@ class Polling:
     """Of one run. sampler: stops where this process turns out to be a launcher's, whose ranks are sampled."""
 
     def __init__(
-        self, progress: StepState, sender: Sender, governor: Governor, trained: Trained, investigator: Investigator
+        self, progress: StepState, sender: Handoff, governor: Governor, trained: Trained, investigator: Investigator
     ) -> None:
         self._progress, self._sender, self._governor = progress, sender, governor
         self._trained, self._investigator = trained, investigator

@@ -22,7 +22,7 @@ from perfagent.signals.synchronization import SynchronizingLines
 from perfagent.signals.value_reads import ValueReads
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
     from perfagent.rootcause.investigator import Investigator
     from perfagent.step.state import StepState
 
@@ -46,7 +46,7 @@ class Looks:
     def __init__(
         self,
         investigator: Investigator,
-        sender: Sender,
+        sender: Handoff,
         model: Callable[[], Any],
         device: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,

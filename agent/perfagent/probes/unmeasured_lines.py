@@ -21,7 +21,7 @@ from perfagent.signals.source_lines import is_ours, short
 from perfagent.step.trace import BACKWARD_END, CLEARED, DATA, EVALUATED, FIELDS, OPTIMIZER_END, PHASE, Trace
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
     from perfagent.step.state import StepState
 
 __all__ = ["UnmeasuredLines", "is_unmeasured"]
@@ -40,7 +40,11 @@ class UnmeasuredLines:
     """`UnmeasuredLines(sender, progress, model).install()`. model: returns the root module or None."""
 
     def __init__(
-        self, sender: Sender, progress: StepState, model: Callable[[], Any], clock: Callable[[], float] = time.monotonic
+        self,
+        sender: Handoff,
+        progress: StepState,
+        model: Callable[[], Any],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender, self._progress, self._model, self._clock = sender, progress, model, clock
         self._looks = 0

@@ -25,7 +25,7 @@ from perfagent.step.stop import Stop
 
 if TYPE_CHECKING:
     from perfagent.delivery.drain import Taken
-    from perfagent.delivery.handoff import Sender
+    from perfagent.delivery.handoff import Handoff
     from perfagent.rootcause.commands import Commands
     from perfagent.rootcause.nonfinite import Inquiry
     from perfagent.step.state import StepState
@@ -70,7 +70,7 @@ class Investigator:
     def __init__(
         self,
         progress: StepState,
-        sender: Sender,
+        sender: Handoff,
         model: Callable[[], Any],
         *,
         clock: Callable[[], float] = time.perf_counter,

@@ -23,7 +23,7 @@ from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.signals.memory import allocator, device_in_use
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Sender, Source
+    from perfagent.delivery.handoff import Handoff, Source
     from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.gpu.sampler import GpuSampler
     from perfagent.samplers.host import HostReader
@@ -64,7 +64,7 @@ class Sampler:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: Handoff,
         *,
         step: Callable[[], int],
         begun: Callable[[], bool] = lambda: True,

@@ -172,7 +172,7 @@ WRITTEN = """
 import threading
 from perfagent import session
 sender, written = session.current()._sender, threading.Event()
-collector = sender.dispatcher._collector
+collector = sender.send_loop._collector
 sender.add_source(lambda: sender.events or collector.waits or written.set())  # what an earlier tick took, it wrote
 written.wait(60)
 """

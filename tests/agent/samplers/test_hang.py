@@ -12,7 +12,7 @@ from fake_nvml import FakeGpu, FakeNvml
 from ingest_server import IngestServer
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Sender
+from perfagent.delivery.handoff import Handoff
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler
 
@@ -32,9 +32,9 @@ def server() -> Iterator[IngestServer]:
         yield running
 
 
-def started(folder: Path, server: IngestServer, library: FakeNvml) -> Sender:
+def started(folder: Path, server: IngestServer, library: FakeNvml) -> Handoff:
     config = AgentConfig(state_dir=folder, server=server.url, sample_s=0.2)
-    sender = Sender(config, Identity(project="p", run="r", attempt=1))
+    sender = Handoff(config, Identity(project="p", run="r", attempt=1))
     Sampler(sender, step=lambda: 1, device=lambda: 0, library=library.load, environ={}).install()
     sender.start()
     return sender
