@@ -325,7 +325,7 @@ class RecordingSender:
         self.rows: deque[Any] = deque()
         self.events: list[tuple[str, dict[str, Any], int | None]] = []
         self.counters: dict[str, int] = {}
-        self.logged, self.stepped = (0, 0, 0, 0), (0, 0)
+        self.logged, self.stepped = [0, 0, 0, 0], [0, 0]
         self.progress: Any = None
         self.sources: list[Callable[[], None]] = []
         self.imports: list[str] = []

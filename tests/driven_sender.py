@@ -11,7 +11,7 @@ from typing import Any
 from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.wire import Frame
 
@@ -39,7 +39,7 @@ class Driven:
     ) -> None:
         self.now = self.start = 1000.0
         self.transport = transport if transport is not None else RecordingTransport()
-        self.sender = Handoff(
+        self.sender = Sender(
             AgentConfig(
                 state_dir=folder / "state", **{"server": "http://127.0.0.1:9", "spool_tick_s": TICK_S, **settings}
             ),
@@ -76,7 +76,7 @@ class Driven:
         if self.counters["sent_frames"] > sent:
             self.sent_at.append(self.now - self.start)
         end = time.monotonic() + 20.0
-        while waits and loop.busy is not None:
+        while waits and loop.exchange.busy is not None:
             assert time.monotonic() < end, "no answer came"
             self.sender.wake.wait(1.0)
             loop.step(rung=True)

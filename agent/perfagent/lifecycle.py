@@ -22,7 +22,7 @@ from perfagent.context.console import Console
 from perfagent.context.environment import describe
 from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.delivery.user_messages import Messages
 from perfagent.hooks.evaluation import after_last_step
 from perfagent.hooks.multi_optimizer import Together
@@ -70,13 +70,13 @@ class Lifecycle:
         start_step: int | None,
         notes: str | None = None,
         start: launched.Start = _NO_START,
-        sender: Handoff | None = None,
+        sender: Sender | None = None,
     ) -> None:
         self.settings, self.config = settings, RunConfig(config)
         self._name, self._tags, self.group, self._notes = name, tags, group, notes
         self._pid = os.getpid()
         self.ended = False
-        sender = sender or Handoff(
+        sender = sender or Sender(
             settings, Identity.from_environment(settings, name=name, start_step=start_step, start=start)
         )
         self._sender, self._identity = sender, sender.identity

@@ -21,7 +21,7 @@ from typing import Any
 from ingest_server import IngestServer, Scripted
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.delivery.spool import Outgoing, Spool
 from perfagent.identity import Identity
 from perfagent.wire import Frame
@@ -41,7 +41,7 @@ class Accounts:
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
         self.servers: list[IngestServer] = []
-        self.senders: list[Handoff] = []
+        self.senders: list[Sender] = []
 
     def server(
         self, *script: Scripted, port: int = 0, rule: Callable[[Frame], Scripted | None] | None = None
@@ -58,11 +58,11 @@ class Accounts:
         start: bool = True,
         pause_s: Callable[[int], float] | None = None,
         **settings: Any,
-    ) -> Handoff:
+    ) -> Sender:
         """A sender with its threads running. pause_s: until it tries again after so many failures."""
         url = server if isinstance(server, str) else server.url
         config = AgentConfig(server=url, **({"state_dir": self.state} | settings))
-        sender = Handoff(config, Identity(project="p", run="r", attempt=1), transport=transport, pause_s=pause_s)
+        sender = Sender(config, Identity(project="p", run="r", attempt=1), transport=transport, pause_s=pause_s)
         self.senders.append(sender)
         if start:
             sender.start()
@@ -81,7 +81,7 @@ class Accounts:
         for sender in self.senders:
             self._audit(sender)
 
-    def _audit(self, sender: Handoff) -> None:
+    def _audit(self, sender: Sender) -> None:
         source, spool = sender.identity.source, sender.spool
         stored = {seq: frame for server in self.servers for (of, seq), frame in server.stored.items() if of == source}
         # I2: the server's ledger holds (source, seq) once by its nature; what must not be is one sample under two
@@ -111,7 +111,7 @@ class Accounts:
 
 
 @contextmanager
-def ends_in_time(sender: Handoff) -> Iterator[None]:
+def ends_in_time(sender: Sender) -> Iterator[None]:
     """I7: closing the sender inside this block takes at most EXIT_S. A wait that a busy machine ends late counts as its
     timeout."""
     late = 0.0
@@ -132,7 +132,7 @@ def ends_in_time(sender: Handoff) -> Iterator[None]:
     assert took <= EXIT_S, f"I7: the end took {took:.2f} s"
 
 
-def lost(sender: Handoff) -> dict[str, int]:
+def lost(sender: Sender) -> dict[str, int]:
     """Samples that were taken and will never be stored, by the counter that tells of them."""
     ours, spools = sender.counters, sender.spool.counters
     found = {

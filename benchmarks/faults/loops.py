@@ -46,7 +46,11 @@ def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 1
         step += 1
         time.sleep(0.002)
     proxy.calm = True
-    until(lambda: sender.spool.waiting == 0 and send_loop.busy is None, within_s=60, why="the rest was never delivered")
+    until(
+        lambda: sender.spool.waiting == 0 and send_loop.exchange.busy is None,
+        within_s=60,
+        why="the rest was never delivered",
+    )
     return step
 
 
@@ -201,15 +205,15 @@ STARTER = """
 import sys, time
 from pathlib import Path
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
-sender = Handoff(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
+sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
 sender.start()
 sys.stdin.readline()
 sender.rows.append((1, time.time(), time.monotonic(), ("own",), (1.0,)))
 send_loop = sender.send_loop
 until = time.monotonic() + 20
-while time.monotonic() < until and (not send_loop.orphans.done or sender.spool.waiting):
+while time.monotonic() < until and (not send_loop.exchange.orphans.done or sender.spool.waiting):
     time.sleep(0.01)
 sender.close("finished")
 """

@@ -25,8 +25,8 @@ from typing import Any
 import numpy
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
 from perfagent.delivery.send_loop import SendLoop
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 
 NAMES = (
@@ -79,7 +79,7 @@ def peak() -> int:
     return int(line.split()[1]) * 1024
 
 
-def pass_time(sender: Handoff, send_loop: SendLoop, seconds: int, shape: Shape, first_step: int) -> int:
+def pass_time(sender: Sender, send_loop: SendLoop, seconds: int, shape: Shape, first_step: int) -> int:
     """So many seconds of training; the step after them."""
     global _offset
     per_tick, gap_s = round(shape.steps_a_second * TICK_S), 1.0 / shape.steps_a_second
@@ -95,7 +95,7 @@ def pass_time(sender: Handoff, send_loop: SendLoop, seconds: int, shape: Shape, 
                 sender.rows.append((step, 0.0, now, dict(zip(shape.names, rows[index], strict=True))))
             _offset += TICK_S
             send_loop.step(rung=True)
-            while send_loop.busy is not None:  # the clock stands while a request is refused
+            while send_loop.exchange.busy is not None:  # the clock stands while a request is refused
                 sender.wake.wait(0.05)
                 send_loop.step(rung=True)
     return step
@@ -105,7 +105,7 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     global _offset
     time.monotonic = lambda: _monotonic() + _offset
     time.time = lambda: _wall() + _offset
-    sender = Handoff(
+    sender = Sender(
         AgentConfig(server=server, state_dir=state),
         Identity(project="faults", run="outage", attempt=1),
         clock=lambda: time.monotonic(),
@@ -132,7 +132,7 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     _offset += 30.0  # the pause after the last failure is over
     begin = _monotonic()
     sender.start()
-    while spool.waiting or send_loop.busy is not None:
+    while spool.waiting or send_loop.exchange.busy is not None:
         time.sleep(0.05)
     took = _monotonic() - begin
     sender.close("finished")

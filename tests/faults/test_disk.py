@@ -127,7 +127,7 @@ def test_a15_what_no_disk_ever_took_is_counted_and_told(tmp_path, monkeypatch, t
 def drive(one: Driven) -> None:
     """Until everything that dead processes left was sent or passed by."""
     one.goes_on(1, [row(1)])
-    until(lambda: one.goes_on(0.3).sender.send_loop.orphans.done, why="orphans were never looked for")
+    until(lambda: one.goes_on(0.3).sender.send_loop.exchange.orphans.done, why="orphans were never looked for")
     one.end()
 
 

@@ -112,9 +112,8 @@ class StepReader:
             values.update(note.rare)
         if self.investigator is not None:
             self.investigator.judged(note.step, values)
-        names = interned(tuple(values))
-        self.delivers(names)
-        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, names, [*values.values()]
+        self.delivers((*values,))
+        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, values
 
     def _seconds(self, note: Note, clock: DeviceClock | None) -> float:
         """From the end of the step before, 0.0 if that is not known: by the device's clock if it has marked both ends. The
@@ -140,7 +139,7 @@ class StepReader:
     def delivers(self, names: tuple[str, ...], steps: int = 1) -> None:
         """So many steps of these series were read."""
         self.steps += steps
-        if names is not self._names:
+        if names != self._names:
             self._names = names
             self.delivered.update(names)
 

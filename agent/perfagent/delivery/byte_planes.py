@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from perfagent.delivery.segments import MAX_RECORD
-from perfagent.delivery.wakeup import give_way
+from perfagent.delivery.wakeup import yield_gil
 from perfagent.wire import Group
 
 __all__ = ["columns", "deflated", "inflated", "planes"]
@@ -125,7 +125,7 @@ def _in_ticks(clock: Sequence[float], times: Sequence[float]) -> tuple[float | N
         found[1].append(struct.pack(f"<{len(seconds)}q", *aside))
         last = counts[-1]
         if begin:
-            give_way()
+            yield_gil()
     return offset, [*map(b"".join, found)]
 
 

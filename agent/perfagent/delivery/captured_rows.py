@@ -2,16 +2,15 @@
 run.
 
 Then it becomes `logged/NAME`, which no rule reads. What the agent delivers is known here: from the rows of
-`perfagent.log` and of the samplers, and from the steps that were read. Under a name of the catalogue the agent may be
-about to deliver, so such a value waits until the first steps have said whether it does. So does a row whose step lies
-ahead of the run's, until the server has seen that this process counts steps of its own: it would take the logger's step
-for the run's. All others are written at once. A value that two loggers were given under one name for one step counts
-once.
+`perfagent.log` and of the samplers, and from the steps that were read. A catalogue name waits until two steps have
+shown whether the agent sends that series itself. So does a row whose step lies ahead of the run's, until the server has
+seen that this process counts steps of its own: it would take the logger's step for the run's. All others are written at
+once. A value that two loggers were given under one name for one step counts once.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.delivery.columns import Columns, clean_name, number
 from perfagent.delivery.row_packing import Packed, Packer
-from perfagent.step.captured_log import CapturedLog
 from perfagent.wire import CATALOGUE, FAMILIES, LOGGED
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff
+    from perfagent.step.captured_log import CapturedLog
 
 __all__ = ["EARLY_S", "CapturedRows"]
 
@@ -41,14 +40,14 @@ _MAY_LACK = frozenset(
 _STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
 """Series by which the server knows that the process counts steps itself (the server's store/appending.py)."""
 _SAMPLED = ("agent/", "cuda/", "disk/", "gpu/", "host/", "memory/", "node_gpu", "process/")
-_Undecided = tuple[int, float, float, dict[str, float]]
+_Row = tuple[int, float, float, dict[str, float]]
 
 
 class CapturedRows:
-    """Of one sender."""
+    """The rows of other loggers on their way to the tick that can name them."""
 
-    def __init__(self, sender: Handoff, columns: Columns) -> None:
-        self._sender, self._columns = sender, columns
+    def __init__(self, handoff: Handoff, columns: Columns) -> None:
+        self._handoff, self._columns = handoff, columns
         self._packer = Packer(columns)
         self._delivered: set[str] = set()
         """Names of the agent's own series so far, those of steps aside."""
@@ -56,8 +55,8 @@ class CapturedRows:
         """Name -> that under which it is written, as far as that follows from what the agent has delivered so far."""
         self._series = 0
         self._on_device: list[CapturedLog] = []
-        self._undecided: list[_Undecided] = []
-        self._written: dict[str, tuple[int, float]] = {}
+        self._undecided: list[_Row] = []
+        self._written: dict[str, tuple[int, float | None]] = {}
         """Name -> step and value that were written last."""
 
     @property
@@ -71,29 +70,28 @@ class CapturedRows:
     def add(self, log: CapturedLog) -> None:
         self._on_device.append(log)
 
-    def take(self, rows: list[Any], read_steps: Callable[[], None], *, last: bool) -> tuple[list[Packed], int]:
-        """What can be written down, packed or among the rows, and how many rows that are. read_steps: has all steps
-        read that were taken so far, so that their names are known. last: nothing is waited for."""
-        now = time.monotonic()
+    def take(self, rows: list[Any], read_steps: Callable[[], None], *, last: bool) -> list[Packed]:
+        """What can be written down, packed or among the rows. read_steps: has all steps read that were taken so far, so
+        that their names are known. last: nothing is waited for."""
+        if not self.waits:
+            return []
+        now, reader, p = time.monotonic(), self._handoff.reader, self._handoff.progress
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
-        if not waiting:
-            return [], 0
-        if self._steps_decide():
+        if waiting and p is not None and p.last is not None and reader.steps < _DECISIVE_STEPS:
             read_steps()
-        series = len(self._delivered) + len(self._sender.reader.delivered)
+        series = len(self._delivered) + len(reader.delivered)
         if series != self._series or len(self._names) > 2 * self._columns.max_series:
             self._series = series
             self._names.clear()
-        written = 0
-        for row in waiting:
-            step, wall, monotonic, metrics = row
-            if self._runs_ahead(step, now - monotonic, last=last):
-                self._undecided.append(row)
+        for step, wall, monotonic, metrics in waiting:
+            age_s = now - monotonic
+            if self._runs_ahead(step, age_s, last=last):
+                self._undecided.append((step, wall, monotonic, metrics))
                 continue
             named: dict[str, float] = {}
             later: dict[str, float] = {}
             for name, value in metrics.items():
-                written_name = self._names.get(name) or self._name(name, now - monotonic, last=last)
+                written_name = self._names.get(name) or self._name(name, age_s, last=last)
                 if written_name is None:
                     later[name] = value
                     continue
@@ -103,27 +101,21 @@ class CapturedRows:
             if later:
                 self._undecided.append((step, wall, monotonic, later))
             if named:
-                written += 1
                 self._write((step, wall, monotonic, named), rows)
-        return self._packer.take(), written
+        return self._packer.take()
 
-    def _steps_decide(self) -> bool:
-        p = self._sender.progress
-        return p is not None and p.last is not None and self._sender.reader.steps < _DECISIVE_STEPS
-
-    def _arrived(self, now: float, *, last: bool) -> Iterable[_Undecided]:
+    def _arrived(self, now: float, *, last: bool) -> Iterable[_Row]:
         logs, self._on_device = self._on_device, []
         for log in logs:
-            try:
+            with contextlib.suppress(Exception):  # a device that was lost answers every query with its own error
                 if log.ready():
                     step, wall, monotonic, metrics = log.row()
                     yield step, wall, monotonic, self._numbers(metrics.items())
-                elif log.age_s(now) < DEFERRED_S and not last:
+                    continue
+                if log.age_s(now) < DEFERRED_S and not last:
                     self._on_device.append(log)
-                else:
-                    self._sender.counters["dropped"] += 1
-            except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
-                self._sender.counters["dropped"] += 1
+                    continue
+            self._handoff.counters["dropped"] += 1
 
     def _numbers(self, metrics: Iterable[tuple[Any, Any]]) -> dict[str, float]:
         """What can be stored, under names that can be; all else is no scalar of ours to count."""
@@ -137,51 +129,42 @@ class CapturedRows:
 
     def _name(self, name: str, age_s: float, *, last: bool) -> str | None:
         """The name under which it is written; None while that is not known."""
-        reader, p = self._sender.reader, self._sender.progress
+        reader, p = self._handoff.reader, self._handoff.progress
         if name in self._delivered or name in reader.delivered or name.startswith(_SAMPLED):
             return LOGGED + name
         if name not in CATALOGUE and name.partition("/")[0] + "/" not in FAMILIES:
             return name
         if p is None or p.last is None:
-            return name if last or p is None or not self._may_step(age_s) else None
+            return name if last or not self._may_step(age_s) else None
         if name not in _MAY_LACK:
             return LOGGED + name
         return name if last or reader.steps >= _DECISIVE_STEPS else None
 
     def _runs_ahead(self, step: int, age_s: float, *, last: bool) -> bool:
         """Whether the server would take this step for the run's, which it may not be."""
-        p = self._sender.progress
-        if (
-            p is None
-            or last
-            or step <= p.in_progress() + 1
-            or not _STEP_MARKS.isdisjoint(self._sender.reader.delivered)
-        ):
+        p, delivered = self._handoff.progress, self._handoff.reader.delivered
+        if p is None or last or step <= p.in_progress() + 1 or not _STEP_MARKS.isdisjoint(delivered):
             return False
         return age_s < DEFERRED_S if p.last is not None else self._may_step(age_s)
 
     def _may_step(self, age_s: float) -> bool:
         """Whether an optimizer may soon make the first step of this process."""
-        p = self._sender.progress
+        p = self._handoff.progress
         if p is None or p.logs.by_log or "torch" not in sys.modules:
             return False
         return age_s < (DEFERRED_S if p.losses.seen_backward else EARLY_S)
 
     def _is_new(self, name: str, step: int, value: float) -> bool:
-        before = self._written.get(name)
-        if (
-            before is not None
-            and before[0] == step
-            and (before[1] == value or (math.isnan(before[1]) and math.isnan(value)))
-        ):
+        written = step, None if value != value else value  # one NaN is like another
+        if self._written.get(name) == written:
             return False
-        if before is not None or len(self._written) < self._columns.max_series:
-            self._written[name] = step, value
+        if name in self._written or len(self._written) < self._columns.max_series:
+            self._written[name] = written
         return True
 
-    def _write(self, row: _Undecided, rows: list[Any]) -> None:
+    def _write(self, row: _Row, rows: list[Any]) -> None:
         step, wall, monotonic, metrics = row
-        p = self._sender.progress
+        p = self._handoff.progress
         if p is not None and p.last is None and step > p.logs.captured_step:
             p.logs.captured_step = step
         if self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):

@@ -1,17 +1,15 @@
-"""Turns the rows of a tick into columns: the one place where values from outside are checked before they are stored or
-sent.
+"""Turns rows into columns: the one place where values from outside are checked before they are stored or sent.
 
-Runs on the sender thread only. The training thread appends rows as they are; here they are grouped by the names they
-hold, converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.
+Runs on the sender thread. The training thread appends rows as they are; here they are grouped by the names they hold,
+converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
@@ -19,23 +17,31 @@ from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MOST_LEFT_OUT, room_of
 
 __all__ = [
-    "DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "must_be_finite",
-    "narrowed", "number", "pack",
-]  # fmt: skip
+    "DROPPED",
+    "INT64",
+    "AnyRow",
+    "Columns",
+    "Row",
+    "clean_name",
+    "is_urgent",
+    "merge",
+    "must_be_finite",
+    "number",
+    "pack",
+]
 
-Row = tuple[int, float, float, tuple[str, ...], Sequence[float]]
-"""step, Unix time, monotonic, names (one tuple object per shape of row), values."""
-UserRow = tuple[int, float, float, Mapping[str, Any]]
-"""step, Unix time, monotonic, what the user logged; checked here."""
-AnyRow = Row | UserRow
+Row = tuple[int, float, float, Mapping[str, Any]]
+"""step, Unix time, monotonic, values by name"""
+AnyRow = Row | tuple[int, float, float, tuple[str, ...], Sequence[float]]
+"""As it is handed in: names and values may stand apart."""
 
 INT64 = 2**63
-_FLOAT, _DOUBLE = Struct("f"), Struct("<d")
+_FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 DROPPED = "agent/dropped"
 _MOST_NAMED = 10
 """Of the names that are left out; thousands may be."""
-NUMBERS = frozenset((float, int, bool))
-_BIG_ENDIAN = sys.byteorder == "big"
+_MOST_SHAPES = 4096
+_NUMBERS = frozenset((float, int, bool))
 
 
 class Columns:
@@ -43,9 +49,9 @@ class Columns:
 
     max_series: how many names one run may have in each room but the catalogue's (wire/limits.py); samples of further
     names are counted in `refused["series"]` and left out. left_out: the first of those names; left_out_count: how many
-    they are. refused: samples that
-    could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step". no_number: name and
-    type of the first one of "kind". renamed: a sentence of each kind of name that is stored under another.
+    they are. refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too
+    many), "step". no_number: name and type of the first one of "kind". renamed: a sentence of each kind of name that is
+    stored under another.
     """
 
     def __init__(self, max_series: int = MAX_NAMES_PER_RUN) -> None:
@@ -55,83 +61,29 @@ class Columns:
         self.refused: Counter[str] = Counter()
         self.no_number = ""
         self.renamed: dict[str, str] = {}
-        self._names: dict[Any, str | None] = {}
+        self._names: dict[str, str] = {}
         self._series: set[str] = set()
-        self._taken: Counter[str] = Counter()
+        self._series_of_room: Counter[str] = Counter()
         self._shapes: dict[tuple[str, ...], bool] = {}
 
-    def groups(self, rows: Iterable[tuple[Any, ...]]) -> list[Group]:
+    @property
+    def left_out_count(self) -> int:
+        return len(self._left_out)
+
+    def groups(self, rows: Iterable[Row]) -> list[Group]:
         """The groups of some rows, in the order in which each shape of row first appeared."""
-        shapes: dict[tuple[str, ...], list[tuple[int, float, float, Collection[float]]]] = {}
+        shapes: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
-            if len(row) == 5:
-                step, time, monotonic, names, values = row
-                if self.knows(names):
-                    shapes.setdefault(names, []).append((step, time, monotonic, values))
-                    continue
-                metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
-            else:
-                step, time, monotonic, metrics = row
-                names = tuple(metrics)
-                if self._shapes.get(names) and type(step) is int:
-                    shapes.setdefault(names, []).append((step, time, monotonic, metrics.values()))
-                    continue
-            checked = self._checked(step, time, monotonic, metrics)
+            values = row[3]
+            usual = _NUMBERS.issuperset(map(type, values.values())) and self.knows((*values,)) and type(row[0]) is int
+            checked = row if usual and -INT64 <= row[0] < INT64 else self.checked(row)
             if checked is not None:
-                self.knows(checked[0])
-                shapes.setdefault(checked[0], []).append(checked[1])
-        groups = []
-        for names, same in shapes.items():
-            group = _group(names, same)
-            if group is None:  # somewhere a value that is no number of Python's own: look at each
-                for step, time, monotonic, values in same:
-                    checked = self._checked(step, time, monotonic, dict(zip(names, values, strict=False)))
-                    slow = checked and _group(checked[0], [checked[1]])
-                    if slow:
-                        groups.append(slow)
-            else:
-                groups.append(group)
-        return merge(groups) if len(groups) > len(shapes) else groups
+                shapes.setdefault((*checked[3],), []).append(checked)
+        return [_group(names, same) for names, same in shapes.items()]
 
-    def checked(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
-        if len(row) == 5:
-            step, time, monotonic, names, values = row
-            if self.knows(names) and NUMBERS.issuperset(map(type, values)):
-                return row
-            metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
-        else:
-            step, time, monotonic, metrics = row
-            names = tuple(metrics)
-            if self._plain(names, metrics) and type(step) is int:
-                return row
-        found = self._checked(step, time, monotonic, metrics)
-        if found is None:
-            return None
-        self.knows(found[0])
-        (step, time, monotonic, values), names = found[1], found[0]
-        return step, time, monotonic, names, values
-
-    def _plain(self, names: tuple[Any, ...], metrics: Mapping[Any, Any]) -> bool:
-        """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the
-        time."""
-        return self._shapes.get(names, False) and NUMBERS.issuperset(map(type, metrics.values()))
-
-    def knows(self, names: tuple[str, ...]) -> bool:
-        """Whether these are names as they may be stored, of series that the run has or has room for."""
-        known = self._shapes.get(names)
-        if known is None:
-            known = len(set(names)) == len(names) and all(
-                isinstance(name, str) and clean_name(name) == name and self._admits(name) for name in names
-            )
-            if len(self._shapes) > 4096:  # shapes that change all the time: start over rather than grow
-                self._shapes.clear()
-            self._shapes[names] = known
-        return known
-
-    def _checked(
-        self, step: Any, time: float, monotonic: float, metrics: Mapping[Any, Any]
-    ) -> tuple[tuple[str, ...], tuple[int, float, float, list[float]]] | None:
+    def checked(self, row: Row) -> Row | None:
+        """What of a row may be stored, as plain data; None where nothing may. The rest is counted."""
+        step, time, monotonic, metrics = row
         values: dict[str, float] = {}
         for key, value in metrics.items():
             converted = number(value)
@@ -147,24 +99,27 @@ class Columns:
         if not isinstance(step, int) or not -INT64 <= step < INT64:
             self.refused["step"] += len(values)
             return None
-        return tuple(values), (step, time, monotonic, list(values.values()))
+        return step, time, monotonic, values
 
-    @property
-    def left_out_count(self) -> int:
-        return len(self._left_out)
+    def knows(self, names: tuple[Any, ...]) -> bool:
+        """Whether these are names as they may be stored, of series that the run has or has room for."""
+        known = self._shapes.get(names)
+        if known is None:
+            known = len(set(names)) == len(names) and all(
+                isinstance(name, str) and clean_name(name) == name and self._admits(name) for name in names
+            )
+            if len(self._shapes) > _MOST_SHAPES:  # shapes that change all the time: start over rather than grow
+                self._shapes.clear()
+            self._shapes[names] = known
+        return known
 
     def name(self, key: Any) -> str | None:
         """The name under which samples of `key` are stored; None (and counted) where they are not."""
-        try:
+        if isinstance(key, str) and key in self._names:
             return self._names[key]
-        except (KeyError, TypeError):
-            pass
         name = clean_name(key)
-        if name is None:
-            self.refused["name"] += 1
-            return None
-        if not self._admits(name):
-            self.refused["series"] += 1
+        if name is None or not self._admits(name):
+            self.refused["name" if name is None else "series"] += 1
             return None
         if name != key:
             kind, sentence = _change_of(key, name)
@@ -178,13 +133,13 @@ class Columns:
         if name in self._series:
             return True
         room = room_of(name)
-        if room != "catalogue" and self._taken[room] >= self.max_series:
+        if room != "catalogue" and self._series_of_room[room] >= self.max_series:
             if len(self.left_out) < _MOST_NAMED and name not in self.left_out:
                 self.left_out.append(name)
             if len(self._left_out) < MOST_LEFT_OUT:
                 self._left_out.add(hash(name))
             return False
-        self._taken[room] += 1
+        self._series_of_room[room] += 1
         self._series.add(name)
         return True
 
@@ -193,18 +148,14 @@ def _change_of(key: Any, name: str) -> tuple[str, str]:
     """The kind of a name that is stored under another, and what to say of it."""
     if not isinstance(key, str):
         kind = type(key).__name__
-        return (
-            f"name of type {kind}",
-            f"log({{{key!r:.40}: value}}): names are text, not {kind}; it is stored as {name!r:.40}",
-        )
+        said = f"log({{{key!r:.40}: value}}): names are text, not {kind}; it is stored as {name!r:.40}"
+        return f"name of type {kind}", said
     size = len(key.encode("utf-8", "replace"))
     if size > MAX_NAME_BYTES:
         said = f"the name {key[:40]!r}... of log() has {size} bytes, and {MAX_NAME_BYTES} are allowed; it is cut there"
         return "long name", f"{said}: names that differ only behind are one series; shorten it"
-    return (
-        "characters of a name",
-        f"the name {key[:80]!r} of log() has control characters; it is stored as {name[:80]!r}",
-    )
+    said = f"the name {key[:80]!r} of log() has control characters; it is stored as {name[:80]!r}"
+    return "characters of a name", said
 
 
 def _described(key: Any, value: Any) -> str:
@@ -232,62 +183,46 @@ def number(value: Any) -> float | None:
     infinity of its sign. A tensor on a device is refused: reading it would wait for the device (the session reads
     those).
     """
-    kind = type(value)
-    if kind is float:
-        return value  # type: ignore[no-any-return]
-    if kind is int or kind is bool:
-        return _int(value)
+    if isinstance(value, (int, float)):
+        return _float(value)
     if isinstance(value, (str, bytes, complex)) or value is None:
         return None
-    if isinstance(value, (int, float)):
-        return _int(value)
-    device = getattr(value, "device", None)
-    if device is not None and getattr(device, "type", "cpu") != "cpu":
+    if getattr(getattr(value, "device", None), "type", "cpu") != "cpu" or getattr(value, "ndim", None) != 0:
         return None
-    if getattr(value, "ndim", None) != 0 or getattr(getattr(value, "dtype", None), "is_complex", False):
+    if getattr(getattr(value, "dtype", None), "is_complex", False):
         return None
     try:  # numpy and torch scalars; a hostile object may raise anything from its own methods
         item = value.item()
-        return _int(item) if isinstance(item, (int, float)) else None
+        return _float(item) if isinstance(item, (int, float)) else None
     except Exception:  # noqa: BLE001
         return None
 
 
-def _int(value: float) -> float:
+def _float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 
 
-def _group(names: tuple[str, ...], rows: Sequence[tuple[int, float, float, Collection[float]]]) -> Group | None:
-    """None where a value is not one of Python's own numbers, or does not fit."""
-    try:
-        steps, times, monotonics, values = zip(*rows, strict=True)
-        columns = [*zip(*values, strict=True)]
-        if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
-            return None
-        return _of_columns(names, steps, times, monotonics, columns)
-    except (TypeError, OverflowError, ValueError):
-        return None
-
-
-def _of_columns(
-    names: tuple[str, ...], steps: Sequence[int], times: Sequence[float], monotonics: Sequence[float],
-    columns: Sequence[Sequence[float]],
-) -> Group:  # fmt: skip
-    """Raises TypeError, OverflowError or ValueError for what does not fit."""
+def _group(names: tuple[str, ...], rows: Sequence[Row]) -> Group:
+    """Of rows that are checked."""
+    steps, times, monotonics, values = zip(*rows, strict=True)
+    columns = zip(*(row.values() for row in values), strict=True)
     return Group(
-        step=_little(array("q", steps)),
-        time=_little(array("d", times)),
-        monotonic=_little(array("d", monotonics)),
+        step=array("q", steps).tobytes(),
+        time=array("d", times).tobytes(),
+        monotonic=array("d", monotonics).tobytes(),
         values={name: pack(column) for name, column in zip(names, columns, strict=True)},
     )
 
 
-def pack(values: Sequence[float]) -> bytes:
+def pack(values: Iterable[float]) -> bytes:
     """Little-endian bytes: float32 where every value is exactly a float32 (NaN payloads included), else float64."""
-    return narrowed(_little(array("d", values)))
+    try:
+        return narrowed(array("d", values).tobytes())
+    except OverflowError:  # a whole number beyond a float's range
+        return narrowed(array("d", map(_float, values)).tobytes())
 
 
 def narrowed(wide: bytes) -> bytes:
@@ -295,11 +230,8 @@ def narrowed(wide: bytes) -> bytes:
     # a column of durations shows it at once, and is spared conversions
     if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):
         return wide
-    values = array("d", wide)
-    if _BIG_ENDIAN:
-        values.byteswap()
-    narrow = array("f", values)
-    return _little(narrow) if array("d", narrow).tobytes() == values.tobytes() else wide
+    narrow = array("f", array("d", wide))
+    return narrow.tobytes() if array("d", narrow).tobytes() == wide else wide
 
 
 def _fits(value: float) -> bool:
@@ -307,12 +239,6 @@ def _fits(value: float) -> bool:
         return value != value or _FLOAT.unpack(_FLOAT.pack(value))[0] == value
     except OverflowError:
         return False
-
-
-def _little(values: array[Any]) -> bytes:
-    if _BIG_ENDIAN:
-        values.byteswap()
-    return values.tobytes()
 
 
 def must_be_finite(name: Any) -> bool:
@@ -323,38 +249,30 @@ def must_be_finite(name: Any) -> bool:
 
 def is_urgent(group: Group) -> bool:
     """Whether the group holds what must not wait for the next flush: a non-finite loss or gradient value."""
-    for name in group.values:
-        if must_be_finite(name):
-            # a sum is finite only if every term is; an overflow of finite terms only costs an early flush
-            if not math.isfinite(sum(group.column(name))):
-                return True
-            if name == "grad/nonfinite" and any(group.column(name)):
-                return True
-    return False
+    if "grad/nonfinite" in group.values and any(group.column("grad/nonfinite")):
+        return True
+    # a sum is finite only if every term is; an overflow of finite terms only costs an early flush
+    return any(must_be_finite(name) and not math.isfinite(sum(group.column(name))) for name in group.values)
 
 
 def merge(groups: Iterable[Group]) -> list[Group]:
     """The same rows in as few groups as possible; rows keep their order within a group."""
     shapes: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
-        shapes.setdefault(tuple(group.values), []).append(group)
+        shapes.setdefault((*group.values,), []).append(group)
     return [same[0] if len(same) == 1 else _joined(names, same) for names, same in shapes.items()]
 
 
 def _joined(names: tuple[str, ...], groups: list[Group]) -> Group:
-    values = {}
-    for name in names:
-        parts = [group.values[name] for group in groups]
-        wide = [len(part) == 8 * group.rows for part, group in zip(parts, groups, strict=True)]
-        if any(wide) and not all(wide):
-            parts = [
-                part if is_wide else _little(array("d", group.column(name)))
-                for part, is_wide, group in zip(parts, wide, groups, strict=True)
-            ]
-        values[name] = b"".join(parts)
+    def joined(name: str) -> bytes:
+        widths = {len(group.values[name]) // group.rows for group in groups if group.rows}
+        if len(widths) <= 1:
+            return b"".join(group.values[name] for group in groups)
+        return b"".join(array("d", group.column(name)).tobytes() for group in groups)
+
     return Group(
         step=b"".join(group.step for group in groups),
         time=b"".join(group.time for group in groups),
         monotonic=b"".join(group.monotonic for group in groups),
-        values=values,
+        values={name: joined(name) for name in names},
     )

@@ -1,6 +1,6 @@
 """The thread that waits for the network, so that no one else has to: one request at a time, and NVML between requests.
 
-If a call never returns (a lost GPU's driver), the thread is left where it is and replaced; see SendLoop.
+If a call never returns (a lost GPU's driver), the thread is left where it is and replaced; see exchange.py.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Courier:
             if self.ended or now < source.due:
                 continue
             self._source_since, self.source = now, source
-            works = source.poll_if_due(now)
+            works = source.poll(now)
             # it took too long and we were replaced meanwhile: from now on it is our successor's
             if works and self._replaced():
                 self._slow_sources.append(source)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.columns import Columns, merge, must_be_finite
+from perfagent.delivery.columns import Columns, Row, merge, must_be_finite
 from perfagent.delivery.row_packing import Packed, grouped, is_finite, rows_in
 from perfagent.step.row import Note
 from perfagent.step.trace import BACKWARD, entries_of
@@ -45,12 +45,13 @@ class Draft(NamedTuple):
 Read = Callable[[Iterable[Draft]], list[Group]]
 
 
-def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
+def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[Row]:
     """The rows with their notes read. lost: is called with a note that cannot be read."""
-    found: list[tuple[Any, ...]] = []
+    found: list[Row] = []
     for row in rows:
         if len(row) != _NOTE:
-            found.append(row)
+            # names and values stand apart in what earlier agents left
+            found.append(row if len(row) == 4 else (*row[:3], dict(zip(row[3], row[4], strict=False))))
             continue
         try:
             found.append(reader.row(_as_note(Note, row)))
@@ -63,99 +64,57 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
     rows: list[Any] = []
     blocks: list[Packed] = []
-    size = 0
     for draft in drafts:
         blocks += draft.packed
-        size += sum(len(block.data) for block in draft.packed)
-        for row in draft.rows:
-            rows.append(row)
-            if len(rows) >= PIECE_ROWS:
-                yield Draft([], rows)
-                rows = []
+        rows += draft.rows
         del draft
-        if size >= PIECE_BYTES:
+        while len(rows) >= PIECE_ROWS:
+            yield Draft([], rows[:PIECE_ROWS])
+            del rows[:PIECE_ROWS]
+        if sum(len(block.data) for block in blocks) >= PIECE_BYTES:
             yield Draft([], [], blocks)
-            blocks, size = [], 0
+            blocks = []
     if rows or blocks:
         yield Draft([], rows, blocks)
 
 
-def read(drafts: Sequence[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
-    """The columns of drafts of one process. lost: is called with the error of a row that cannot be read."""
-    rows = [row for draft in drafts for row in draft.rows]
-    steps = [row for row in rows if len(row) == _NOTE]
-    others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) != _NOTE]
+def read(draft: Draft, reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+    """The columns of a draft. lost: is called with a row that cannot be read."""
     blocks: list[Packed] = []
-    for block in (block for draft in drafts for block in draft.packed):
+    rows: list[Row] = []
+    for block in draft.packed:
         if columns.knows(block.names):
             blocks.append(block)
         else:  # from another process, or the run has had as many series since
-            others += rows_in(block)
-    return grouped(blocks) + groups_of(others, columns, lost) + groups_of(rows_of(steps, reader, lost), columns, lost)
-
-
-def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
-    try:
-        return columns.groups(rows)
-    except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
-        groups = []
-        for row in rows:
-            try:
-                groups += columns.groups([row])
-            except Exception:  # noqa: BLE001
-                lost(row)
-        return merge(groups)
+            rows += rows_in(block)
+    return grouped(blocks) + columns.groups(rows + rows_of(draft.rows, reader, lost))
 
 
 def left_behind(drafts: Iterable[Draft]) -> list[Group]:
-    """The groups in the drafts of another process, as they came from its files."""
+    """The groups in the drafts of another process, as they came from its files. Raises whatever a draft does that is
+    damaged although its record's checksum is right."""
     reader = StepReader()
     columns = Columns()
     groups: list[Group] = []
     for draft in drafts:
         reader.restore(draft.context)
-        groups += read([draft], reader, columns, _forgotten)
+        groups += read(draft, reader, columns, lambda _: None)
     return merge(groups)
 
 
-def _forgotten(row: Any) -> None:
-    """A note of another process that cannot be read, although its record's checksum is right."""
-
-
-def _typed(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row with its names; files know lists only."""
-    step, time, monotonic, names, values = row
-    return step, time, monotonic, tuple(names), values
-
-
-def is_pressing(row: Any) -> bool:
-    """Whether a row holds what must not wait for the next frame: a loss or gradient value that is not finite."""
-    if len(row) == _NOTE:
-        if row.rare is None:
-            return False  # a loss that is not finite makes a step unusual (hooks/backward.py)
-        if row.rare.get("grad/nonfinite") or _bad_gradient(row.rare):
-            return True
-        losses = (entry[3] for entry in entries_of(row.trace) if entry[0] == BACKWARD)
-        return any(loss is not None and loss - loss != 0.0 for loss in losses)
-    values = row[4] if len(row) == 5 else row[3].values()
-    if _finite(values):
-        return len(row) == 5 and "grad/nonfinite" in row[3] and bool(row[4][row[3].index("grad/nonfinite")])
-    named = zip(row[3], row[4], strict=False) if len(row) == 5 else row[3].items()
-    return any(must_be_finite(name) and not _finite((value,)) for name, value in named)
+def is_pressing(row: Row | Note) -> bool:
+    """Whether a row of numbers holds what must not wait for the next frame: a loss or gradient that is not finite."""
+    if not isinstance(row, Note):
+        bad = any(not math.isfinite(value) and must_be_finite(name) for name, value in row[3].items())
+        return bad or bool(row[3].get("grad/nonfinite"))
+    if row.rare is None:
+        return False  # a loss that is not finite makes a step unusual (hooks/backward.py)
+    if is_pressing((0, 0.0, 0.0, row.rare)):
+        return True
+    losses = (entry[3] for entry in entries_of(row.trace) if entry[0] == BACKWARD)
+    return any(loss is not None and loss - loss != 0.0 for loss in losses)
 
 
 def is_pressing_block(block: Packed) -> bool:
     """Whether one of its rows is pressing."""
     return not is_finite(block) and any(map(is_pressing, rows_in(block)))
-
-
-def _finite(values: Iterable[float]) -> bool:
-    """A sum is finite only if every term is. A whole number may be beyond what a float can be."""
-    try:
-        return math.isfinite(sum(values))
-    except (OverflowError, TypeError):  # or no number at all, which is counted when it is read
-        return False
-
-
-def _bad_gradient(values: dict[str, float]) -> bool:
-    return any(name.startswith("grad/") and not math.isfinite(value) for name, value in values.items())

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from array import array
 from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, NamedTuple
 
-from perfagent.delivery.columns import Columns, narrowed
+from perfagent.delivery.columns import Columns, Row, narrowed
 from perfagent.wire import Group
 
 __all__ = ["Packed", "Packer", "grouped", "is_finite", "rows_in"]
@@ -33,31 +32,34 @@ class Packed(NamedTuple):
     names: tuple[str, ...]
     data: bytes
 
+    @property
+    def rows(self) -> int:
+        return len(self.data) // (8 * (_FIXED + len(self.names)))
+
 
 class Packer:
     """Packs the rows of one tick, by their names. Most rows have the names of the row before.
 
-    names: of that row, None before the first; pack: makes a row of these names bytes; parts: where such rows belong.
     meets: is called with names that it has not met yet.
     """
 
     def __init__(self, columns: Columns, meets: Callable[[tuple[str, ...]], None] | None = None) -> None:
         self._columns, self._meets = columns, meets
         self._shapes: dict[tuple[str, ...], list[bytes]] = {}
-        self.names: tuple[Any, ...] | None = None
-        self.pack: Callable[..., bytes] = _layout(0).pack
-        self.parts: list[bytes] = []
+        self._names: tuple[Any, ...] | None = None
+        self._pack: Callable[..., bytes] = _layout(0).pack
+        self._parts: list[bytes] = []
 
     def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
         """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they
         are."""
         try:
-            if names != self.names and not self._turn_to(names):
+            if names != self._names and not self._turn_to(names):
                 return False
-            data = self.pack(step, time, monotonic, *values)
+            data = self._pack(step, time, monotonic, *values)
         except Exception:  # noqa: BLE001 - struct.error of what is no number or too large; an object among the names may raise anything
             return False
-        self.parts.append(data)
+        self._parts.append(data)
         return True
 
     def _turn_to(self, names: tuple[Any, ...]) -> bool:
@@ -65,20 +67,18 @@ class Packer:
             return False
         if self._meets is not None and names not in self._shapes:
             self._meets(names)
-        self.pack, self.parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
-        self.names = names
+        self._pack, self._parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
+        self._names = names
         return True
 
     def take(self) -> list[Packed]:
         """What was packed since the last time. The names stay, since those of the next tick will be the same."""
-        taken = []
-        for names, parts in self._shapes.items():
-            if parts:
-                taken.append(Packed(names, b"".join(parts)))
-                parts.clear()
+        taken = [Packed(names, b"".join(parts)) for names, parts in self._shapes.items() if parts]
+        for parts in self._shapes.values():
+            parts.clear()
         if len(self._shapes) > _MOST_SHAPES:
             self._shapes.clear()
-            self.names = None
+            self._names = None
         return taken
 
 
@@ -98,17 +98,14 @@ def _group(names: tuple[str, ...], words: array[int]) -> Group:
 
 def is_finite(block: Packed) -> bool:
     """Whether all values are; now and then False of some that are, where their sum is beyond a float."""
-    words = array("d", block.data)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return math.isfinite(sum(words))  # a step is a tiny number then, and harmless
+    return math.isfinite(sum(array("d", block.data)))  # a step is a tiny number then, and harmless
 
 
-def rows_in(block: Packed) -> list[tuple[Any, ...]]:
-    """The rows with their names again."""
+def rows_in(block: Packed) -> list[Row]:
+    """The rows again."""
     layout = _layout(len(block.names))
-    whole = len(block.data) - len(block.data) % layout.size
-    return [(*row[:_FIXED], block.names, row[_FIXED:]) for row in layout.iter_unpack(block.data[:whole])]
+    whole = block.data[: block.rows * layout.size]
+    return [(*row[:_FIXED], dict(zip(block.names, row[_FIXED:], strict=True))) for row in layout.iter_unpack(whole)]
 
 
 @functools.lru_cache(maxsize=256)

@@ -77,19 +77,19 @@ TEXTS = {
 class Messages:
     """Those of one sender."""
 
-    def __init__(self, sender: Handoff) -> None:
-        self._sender = sender
+    def __init__(self, handoff: Handoff) -> None:
+        self._handoff = handoff
         self._unreachable_at = 0.0
         self._left_out = 0
         self._left_out_due = 0.0
 
     def warn(self, topic: str, kind: str = "", *, level: int = logging.WARNING, **more: Any) -> None:
         """The text of a topic, once for each `kind` of it. more: the figures in the text."""
-        sender, config = self._sender, self._sender.config
+        handoff, config = self._handoff, self._handoff.config
         if not config.disabled:
             what = "the spool" if config.record is None else "the recording"  # ours, or a folder that the user named
-            text = TEXTS[topic].format(**{"server": config.server, "folder": sender.folder, "what": what, **more})
-            sender.tell(f"{topic} {kind}".rstrip(), level, f"perfagent: {text}")
+            text = TEXTS[topic].format(**{"server": config.server, "folder": handoff.folder, "what": what, **more})
+            handoff.tell(f"{topic} {kind}".rstrip(), level, f"perfagent: {text}")
 
     # ---- calls, on the training thread
 
@@ -113,7 +113,7 @@ class Messages:
         return kept
 
     def _not_logged(self) -> None:
-        self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1
+        self._handoff.counters["refused_log_calls"] = self._handoff.counters.get("refused_log_calls", 0) + 1
 
     # ---- samples
 
@@ -121,7 +121,7 @@ class Messages:
         """Values that were logged and cannot be stored; counts them, and forgets them in `columns`."""
         refused: Counter[str] = columns.refused
         for reason, count in refused.items():
-            self._sender.counters[f"refused_{reason}"] += count
+            self._handoff.counters[f"refused_{reason}"] += count
         if refused["series"]:
             self.warn("series", most=columns.max_series, first=columns.left_out[0])
         if refused["kind"]:
@@ -132,7 +132,7 @@ class Messages:
         refused.clear()
         self.left_out(columns)
         for kind, sentence in columns.renamed.items():
-            self._sender.tell(kind, logging.WARNING, f"perfagent: {sentence}")
+            self._handoff.tell(kind, logging.WARNING, f"perfagent: {sentence}")
 
     def left_out(self, columns: Columns, *, last: bool = False) -> None:
         """Sends how many names had no room, where they have become more."""
@@ -140,7 +140,7 @@ class Messages:
         if count > self._left_out and (last or now >= self._left_out_due):
             self._left_out, self._left_out_due = count, now + COUNT_AGAIN_S
             told = {"limit": columns.max_series, "names": [*columns.left_out], "count": count}
-            self._sender.event("left_out", told)
+            self._handoff.event("left_out", told)
 
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
         """The first reason for which the server left out samples or events of a frame that it took otherwise; the rest
@@ -157,7 +157,7 @@ class Messages:
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether
         another process may send it, which it may not for a rank that never learned which run it is of."""
-        config = self._sender.config
+        config = self._handoff.config
         there = f" --server {config.server}" if config.is_server_given else ""
         later = "; so does the next run here that sends to this server, within a week" if by_next_run else ""
         self.warn("left", much=f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)", there=there, later=later)
@@ -171,7 +171,7 @@ class Messages:
 
     def alarms(self, events: Iterable[Event]) -> None:
         """A NaN, memory that ran out, a crash: with the place to look at."""
-        p, identity, config = self._sender.progress, self._sender.identity, self._sender.config
+        p, identity, config = self._handoff.progress, self._handoff.identity, self._handoff.config
         step = 0 if p is None else p.completed or p.logged_at() or 0
         for event in events:
             found = alarm(event.kind, event.data, step)
@@ -181,14 +181,14 @@ class Messages:
             where = f"{config.server}/run/{identity.run}" if identity.run else f"server {config.server}"
             kept = config.record
             see = f"See {where}" if kept is None else f"Recorded in {kept}; `perfagent sync {kept}` sends it"
-            self._sender.tell(f"alarm {found[0]}", logging.ERROR, f"perfagent: {rank}{found[1]} {see}")
+            self._handoff.tell(f"alarm {found[0]}", logging.ERROR, f"perfagent: {rank}{found[1]} {see}")
 
     def reachable(self, now: float, *, again: bool) -> None:
         """It answered; again: after failures."""
         if again:
-            logger.info("perfagent: server %s reachable again", self._sender.config.server)
+            logger.info("perfagent: server %s reachable again", self._handoff.config.server)
         if now - self._unreachable_at >= TELL_AGAIN_S:
-            self._sender.told.discard("unreachable")
+            self._handoff.told.discard("unreachable")
 
     def undelivered(self, answer: Answer, now: float) -> None:
         """An answer that means to try later."""
@@ -199,8 +199,8 @@ class Messages:
         elif answer.kind == "retry" and answer.reason.startswith("status"):
             self.warn("busy", reason=answer.reason)
         else:
-            self._unreachable_at = self._unreachable_at if "unreachable" in self._sender.told else now
-            stopped = stopped_server(self._sender.config.server)
+            self._unreachable_at = self._unreachable_at if "unreachable" in self._handoff.told else now
+            stopped = stopped_server(self._handoff.config.server)
             self.warn("unreachable", reason=_line(answer.reason), stopped=f" ({stopped})" if stopped else "")
 
 

@@ -17,7 +17,8 @@ from perfagent.delivery.columns import clean_name
 from perfagent.media.values import Media
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Handoff, Source
+    from perfagent.delivery.handoff import Source
+    from perfagent.delivery.sender import Sender
     from perfagent.step.pending_logs import EarlyLog
 
 __all__ = ["Outbox"]
@@ -53,7 +54,7 @@ class _Waiting(NamedTuple):
 class Outbox:
     """Of one sender."""
 
-    def __init__(self, sender: Handoff) -> None:
+    def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self.source: Source | None = None
         """Polled while there is something to do."""

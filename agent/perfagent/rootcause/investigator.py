@@ -24,8 +24,8 @@ from perfagent.step.state import now
 from perfagent.step.stop import Stop
 
 if TYPE_CHECKING:
-    from perfagent.delivery.drain import Taken
-    from perfagent.delivery.handoff import Handoff
+    from perfagent.delivery.drain import Drained
+    from perfagent.delivery.sender import Sender
     from perfagent.rootcause.commands import Commands
     from perfagent.rootcause.nonfinite import Inquiry
     from perfagent.step.state import StepState
@@ -70,7 +70,7 @@ class Investigator:
     def __init__(
         self,
         progress: StepState,
-        sender: Handoff,
+        sender: Sender,
         model: Callable[[], Any],
         *,
         clock: Callable[[], float] = time.perf_counter,
@@ -217,7 +217,7 @@ class Investigator:
             self._newest.history = self.history()
 
     @guarded
-    def pressing(self, taken: Taken) -> None:
+    def pressing(self, taken: Drained) -> None:
         """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a
         guard left out."""
         from perfagent.delivery.row_packing import is_finite, rows_in

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Handoff
+    from perfagent.delivery.sender import Sender
 
 __all__ = ["PIECE_BYTES", "Upload"]
 
@@ -28,7 +28,7 @@ class Upload:
     summary.
     """
 
-    def __init__(self, sender: Handoff, summary: dict[str, Any], file: Path | None, *, step: int) -> None:
+    def __init__(self, sender: Sender, summary: dict[str, Any], file: Path | None, *, step: int) -> None:
         self._sender, self._file, self._step = sender, file, step
         self._id = summary["profile"]
         self._parts = self._number = 0

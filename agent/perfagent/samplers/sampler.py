@@ -23,7 +23,8 @@ from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.signals.memory import allocator, device_in_use
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Handoff, Source
+    from perfagent.delivery.handoff import Source
+    from perfagent.delivery.sender import Sender
     from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.gpu.sampler import GpuSampler
     from perfagent.samplers.host import HostReader
@@ -64,7 +65,7 @@ class Sampler:
 
     def __init__(
         self,
-        sender: Handoff,
+        sender: Sender,
         *,
         step: Callable[[], int],
         begun: Callable[[], bool] = lambda: True,

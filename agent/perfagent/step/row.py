@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Extra", "Note", "Rare", "Row", "StepRow", "Taken"]
 
-Row = tuple[int, float, float, tuple[str, ...], list[float]]
-"""step, Unix time, monotonic time, names, values"""
+Row = tuple[int, float, float, dict[str, float]]
+"""step, Unix time, monotonic time, values by name"""
 
 _SETTLE_S = 0.15
 """A step's row waits this long for a loss that the script logs for the same step, unless the next step starts sooner.

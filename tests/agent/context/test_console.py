@@ -15,7 +15,7 @@ from canaries import BY_VALUE
 
 from perfagent.agent_config import AgentConfig
 from perfagent.context.console import MOST_CHARACTERS, Console
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.redaction import redacted
 
@@ -25,7 +25,7 @@ class Watched:
 
     def __init__(self, folder: Path, out: Any, err: Any) -> None:
         self.out, self.err, self.now = out, err, 0.0
-        self.sender = Handoff(AgentConfig(state_dir=folder), Identity(project="p", run="r", attempt=1))
+        self.sender = Sender(AgentConfig(state_dir=folder), Identity(project="p", run="r", attempt=1))
         self.console = Console(self.sender, clock=lambda: self.now)
         self.console.install()
         self.close = self.console.close

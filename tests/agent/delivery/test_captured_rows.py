@@ -30,10 +30,8 @@ def progress(sender: Any) -> StepState:
 def written(collector: Collector, *, last: bool = False) -> Written:
     taken = collector.collect(time.monotonic(), last=last)
     packed = [row for block in taken.packed for row in rows_in(block)]
-    rows = [row for row in taken.rows if not isinstance(row, Note) and len(row) in (4, 5)]
-    found = [
-        (row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))) for row in packed + rows
-    ]
+    rows = [row for row in taken.rows if not isinstance(row, Note)]
+    found = [(row[0], dict(row[3])) for row in packed + rows]
     assert taken.total == len(found)
     return sorted(found, key=str)
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from perfagent.delivery.columns import Columns, clean_name, is_urgent, merge, number, pack
 from perfagent.wire import Event, Frame, Group, decode, encode
 
-LOSS_AND_RATE = ("loss", "lr")
-
 
 def group(**columns: list[float]) -> Group:
     rows = len(next(iter(columns.values())))
@@ -27,7 +25,7 @@ def logged(*rows: dict[Any, Any]) -> list[tuple[Any, ...]]:
 
 
 def test_rows_of_one_shape_become_one_group_in_order() -> None:
-    rows = [(step, 10.0 + step, float(step), LOSS_AND_RATE, (step / 3, 1e-3)) for step in range(5)]
+    rows = [(step, 10.0 + step, float(step), {"loss": step / 3, "lr": 1e-3}) for step in range(5)]
     (found,) = Columns().groups(rows)
     assert list(found.steps()) == [0, 1, 2, 3, 4]
     assert list(found.column("loss")) == [step / 3 for step in range(5)]
@@ -117,7 +115,7 @@ def test_a19_what_is_no_number_is_refused_and_counted() -> None:
 
 def test_wrong_value_in_a_row_of_the_session_costs_only_itself() -> None:
     columns = Columns()
-    groups = columns.groups([(1, 0.0, 0.0, LOSS_AND_RATE, (0.5, None)), (2, 0.0, 0.0, LOSS_AND_RATE, (0.25, 1e-3))])
+    groups = columns.groups(logged({"loss": 0.5, "lr": None}, {"loss": 0.25, "lr": 1e-3}))
     found = {
         (step, name, v) for g in groups for name in g.values for step, v in zip(g.steps(), g.column(name), strict=True)
     }

@@ -84,7 +84,7 @@ def test_what_was_sent_before_a_kill_keeps_its_number(tmp_path: Path) -> None:
 def test_damaged_step_costs_itself_and_is_counted() -> None:
     lost: list[object] = []
     damaged = note(2)._replace(trace=[1, 2, 99])
-    groups = read([Draft([], [note(1), damaged, note(3)])], StepReader(), Columns(), lost.append)
+    groups = read(Draft([], [note(1), damaged, note(3)]), StepReader(), Columns(), lost.append)
     assert steps_in(groups) == [1, 3]
     assert lost == [damaged]
 
@@ -101,7 +101,7 @@ PRESSING = (
     note(1, math.nan, rare={}),  # what is not finite makes a step unusual (hooks/test_backward.py)
     note(1, -math.inf, rare={}), note(1, rare={"grad/norm": math.inf}), note(1, rare={"grad/nonfinite": 3.0}),
     (1, 0.0, 0.0, {"loss": math.nan, "x": 1}), (1, 0.0, 0.0, {"train/loss": math.inf, 3: math.nan}),
-    (1, 0.0, 0.0, ("grad/nonfinite",), [1.0]),
+    (1, 0.0, 0.0, {"grad/nonfinite": 1.0}),
 )  # fmt: skip
 CALM = (
     note(1), note(1, rare={"grad/nonfinite": 0.0}), (1, 0.0, 0.0, {"accuracy": math.nan}),

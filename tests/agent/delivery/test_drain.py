@@ -11,7 +11,7 @@ import torch
 from progress import new_progress
 
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.drain import Collector, Taken
+from perfagent.delivery.drain import Collector, Drained
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
@@ -45,14 +45,14 @@ def log(number: int, **values: Any) -> tuple[Any, ...]:
     return number, 5.0, 6.0, values
 
 
-def notes_of(taken: Taken) -> list[Note]:
+def notes_of(taken: Drained) -> list[Note]:
     """Every step that was taken, in order."""
     return [Note(*row) for row in taken.rows if len(row) == len(Note._fields)]
 
 
-def rows_of(taken: Taken) -> list[tuple[int, dict[str, float]]]:
+def rows_of(taken: Drained) -> list[tuple[int, dict[str, float]]]:
     """Step and values of what is no step."""
-    return [(row[0], dict(zip(row[3], row[4], strict=True))) for block in taken.packed for row in rows_in(block)]
+    return [(row[0], dict(row[3])) for block in taken.packed for row in rows_in(block)]
 
 
 # ---- what users and samplers log
@@ -93,8 +93,8 @@ def test_log_that_waits_for_its_device_holds_up_later_logs_only(sender: Any, col
     taken = collector.collect(2.0, last=False)
     assert (rows_of(taken), taken.total) == ([(1, {"x": 1.0}), (2, {"x": 2.0})], 2)
     assert not collector.waits
-    assert sender.stepped == (2, 2 * (len(step(1).trace) // 4))
-    assert sender.logged == (2, 2, 0, 0)
+    assert sender.stepped == [2, 2 * (len(step(1).trace) // 4)]
+    assert sender.logged == [2, 2, 0, 0]
 
 
 def test_steps_that_wait_for_their_device_keep_their_order(sender: Any, collector: Collector) -> None:

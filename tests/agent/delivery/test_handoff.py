@@ -24,9 +24,10 @@ from recording_transport import RecordingTransport
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery.columns import DROPPED
 from perfagent.delivery.courier import SOURCE_STUCK_S
-from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS, Handoff
+from perfagent.delivery.exchange import jittered
+from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS
 from perfagent.delivery.segments import HEADER, TICK, decode_header, records
-from perfagent.delivery.send_loop import jittered
+from perfagent.delivery.sender import Sender
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport, Reply
 from perfagent.errors import ServerUnreachable
@@ -41,9 +42,9 @@ WHOLE_S = 20.0
 done."""
 
 
-def make(folder: Path, transport: Any = None, **more: Any) -> Handoff:
+def make(folder: Path, transport: Any = None, **more: Any) -> Sender:
     config = AgentConfig(state_dir=folder / "state", **{"server": "http://127.0.0.1:9", **more})
-    return Handoff(config, Identity(project="p", run="r", attempt=1), transport=transport)
+    return Sender(config, Identity(project="p", run="r", attempt=1), transport=transport)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def transport() -> RecordingTransport:
 
 
 @pytest.fixture
-def sender(tmp_path: Path, transport: RecordingTransport) -> Iterator[Handoff]:
+def sender(tmp_path: Path, transport: RecordingTransport) -> Iterator[Sender]:
     made = make(tmp_path, transport)
     made.start()
     yield made
@@ -84,7 +85,7 @@ def one_of(told: pytest.LogCaptureFixture, word: str) -> str:
     return found
 
 
-def test_rows_and_events_arrive_once_in_numbered_frames(sender: Handoff, transport: RecordingTransport) -> None:
+def test_rows_and_events_arrive_once_in_numbered_frames(sender: Sender, transport: RecordingTransport) -> None:
     for block in range(5):
         sender.rows.extend(map(row, range(200 * block, 200 * block + 200)))
         if block == 4:
@@ -109,7 +110,7 @@ def test_close_is_final_and_leaves_no_folder(tmp_path: Path, transport: Recordin
     assert list((tmp_path / "state" / "spool").iterdir()) == []
 
 
-def test_new_name_is_on_the_disk_before_what_tells_of_it(sender: Handoff, transport: RecordingTransport) -> None:
+def test_new_name_is_on_the_disk_before_what_tells_of_it(sender: Sender, transport: RecordingTransport) -> None:
     sender.event("state", {"state": "starting"})
     assert sender.flush(10)
     sender.identity.project, sender.identity.name = "look", "password=hunter2hunter2"
@@ -441,7 +442,7 @@ def test_a22_source_that_hangs_is_left_and_polled_again_later(real, told):
 # ---- threads, forks, the end
 
 
-def test_at_most_two_daemon_threads_run(sender: Handoff) -> None:
+def test_at_most_two_daemon_threads_run(sender: Sender) -> None:
     sender.rows.append(row(1))
     assert sender.flush(10)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import math
+import struct
 from typing import Any
 
 from hypothesis import given
@@ -19,12 +19,13 @@ ROWS = st.lists(
 )
 
 
-def _packed(rows: list[tuple[Any, ...]], names: tuple[str, ...], *, ticks: int = 3) -> list[Packed]:
+NAMES = ("loss", "lr")
+
+
+def _packed(rows: list[tuple[Any, ...]], *, ticks: int = 3) -> list[Packed]:
     packer, blocks = Packer(Columns()), []
     for tick in range(ticks):
-        assert all(
-            packer.add(step, time, monotonic, names, values) for step, time, monotonic, values in rows[tick::ticks]
-        )
+        assert all(packer.add(*row[:3], NAMES, row[3]) for row in rows[tick::ticks])
         blocks += packer.take()
     return blocks
 
@@ -34,26 +35,19 @@ def _lost(row: Any) -> None:
 
 
 @given(ROWS)
-def test_packed_rows_become_the_columns_of_the_rows(rows: list[tuple[Any, ...]]) -> None:
-    names = ("loss", "lr")
+def test_packed_rows_become_columns_or_rows_again(rows: list[tuple[Any, ...]]) -> None:
     ordered = [row for tick in range(3) for row in rows[tick::3]]
-    (expected,) = Columns().groups(
-        [(step, time, monotonic, names, values) for step, time, monotonic, values in ordered]
-    )
-    assert grouped(_packed(rows, names)) == [expected]
-
-
-@given(ROWS)
-def test_packed_rows_can_be_unpacked(rows: list[tuple[Any, ...]]) -> None:
-    (block,) = _packed(rows, ("a", "b"), ticks=1)
-    for row, (step, time, monotonic, values) in zip(rows_in(block), rows, strict=True):
-        assert row[:4] == (step, time, monotonic, ("a", "b"))
-        assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(row[4], map(float, values), strict=True))
+    expected = [(*row[:3], dict(zip(NAMES, row[3], strict=True))) for row in ordered]
+    blocks = _packed(rows)
+    assert grouped(blocks) == Columns().groups(expected)
+    for (*when, found), (*then, given_) in zip([row for b in blocks for row in rows_in(b)], expected, strict=True):
+        assert when == then
+        assert list(map(repr, found.values())) == [repr(float(value)) for value in given_.values()]
 
 
 def test_series_beyond_the_limit_are_counted_and_left_out() -> None:
     columns = Columns(max_series=1)
     assert columns.knows(("a",))
-    blocks = [Packed(("b",), _packed([(1, 0.0, 0.0, (2.0,))], ("b",), ticks=1)[0].data)]
-    assert read([Draft([], [], blocks)], StepReader(), columns, _lost) == []
+    blocks = [Packed(("b",), struct.pack("<qddd", 1, 0.0, 0.0, 2.0))]
+    assert read(Draft([], [], blocks), StepReader(), columns, _lost) == []
     assert columns.refused["series"] == 1

@@ -18,7 +18,7 @@ from ingest_server import IngestServer, Scripted
 
 from perfagent.agent_config import AgentConfig
 from perfagent.delivery import transport
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.delivery.spool import Header, Spool, owner
 from perfagent.endpoint import local_server
 from perfagent.endpoint.local_server import LocalServer, announcement, data_folder
@@ -98,18 +98,18 @@ def test_server_that_is_gone_or_elsewhere_is_not_found(local: LocalServer, what:
 
 
 @pytest.fixture
-def sender(local: LocalServer, tmp_path: Path) -> Iterator[Handoff]:
+def sender(local: LocalServer, tmp_path: Path) -> Iterator[Sender]:
     """Of a job that began while no server ran."""
-    made = Handoff(AgentConfig.from_env(), Identity(project="p", run="r", attempt=1))
+    made = Sender(AgentConfig.from_env(), Identity(project="p", run="r", attempt=1))
     yield made
     made.close("finished", timeout_s=20.0)
 
 
-def log(sender: Handoff, step: int) -> None:
+def log(sender: Sender, step: int) -> None:
     sender.rows.append((step, time.time(), time.monotonic(), {"loss": 0.5}))
 
 
-def test_job_follows_its_server_and_no_stranger_gets_a_sample(sender: Handoff, local: LocalServer) -> None:
+def test_job_follows_its_server_and_no_stranger_gets_a_sample(sender: Sender, local: LocalServer) -> None:
     dead: list[bool] = []
     with IngestServer(rule=lambda _: Scripted(cut=True) if dead else None) as first:
         assert sender.config.server == DEFAULT

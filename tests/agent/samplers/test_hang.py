@@ -12,7 +12,7 @@ from fake_nvml import FakeGpu, FakeNvml
 from ingest_server import IngestServer
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler
 
@@ -32,9 +32,9 @@ def server() -> Iterator[IngestServer]:
         yield running
 
 
-def started(folder: Path, server: IngestServer, library: FakeNvml) -> Handoff:
+def started(folder: Path, server: IngestServer, library: FakeNvml) -> Sender:
     config = AgentConfig(state_dir=folder, server=server.url, sample_s=0.2)
-    sender = Handoff(config, Identity(project="p", run="r", attempt=1))
+    sender = Sender(config, Identity(project="p", run="r", attempt=1))
     Sampler(sender, step=lambda: 1, device=lambda: 0, library=library.load, environ={}).install()
     sender.start()
     return sender

@@ -9,7 +9,7 @@ import pytest
 from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.proc_counters import ProcHost
 from perfagent.samplers.psutil_counters import PsutilHost
@@ -41,7 +41,7 @@ def test_the_host_is_measured_as_from_proc() -> None:
 def test_without_proc_a_run_has_the_figures_of_host_and_process(tmp_path: Path) -> None:
     moment = [100.0]
     identity = Identity(project="p", run="r", attempt=1)
-    sender = Handoff(AgentConfig(state_dir=tmp_path), identity, transport=RecordingTransport())
+    sender = Sender(AgentConfig(state_dir=tmp_path), identity, transport=RecordingTransport())
     sampler = Sampler(
         sender, step=lambda: 1, device=lambda: None, environ={}, proc=tmp_path / "none", clock=lambda: moment[0]
     )

@@ -15,7 +15,7 @@ import pytest
 from recording_transport import RecordingTransport
 
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.gpu.nvml import load
@@ -31,7 +31,7 @@ class Rank:
     def __init__(self, folder: Path, host: HostReader | None = None, **who: Any) -> None:
         self.now = 100.0
         identity = Identity(project="p", run="r", attempt=1, **who)
-        self.sender = Handoff(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
+        self.sender = Sender(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
         self.sampler = Sampler(
             self.sender, step=lambda: 7, device=lambda: 0, library=load, environ={}, host=host, clock=lambda: self.now
         )
@@ -79,13 +79,13 @@ RANK_0 = """
 import sys
 from pathlib import Path
 from perfagent.agent_config import AgentConfig
-from perfagent.delivery.handoff import Handoff
+from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.gpu.nvml import load
 from perfagent.samplers.sampler import Sampler
 assert load([])[0] is None
 who = Identity(project="p", run="r", attempt=1, world_size=2, job_key="job")
-sender = Handoff(AgentConfig(state_dir=Path(sys.argv[1])), who)
+sender = Sender(AgentConfig(state_dir=Path(sys.argv[1])), who)
 Sampler(sender, step=lambda: 0, device=lambda: None).poll()
 print(any(name.startswith("host/") for row in sender.rows for name in row[3]), "pynvml" in sys.modules, flush=True)
 sys.stdin.read()
