@@ -19,7 +19,7 @@ from faults.accounts import Accounts, left_in, row
 from faults.proxy import Proxy
 from ingest_server import IngestServer
 
-from perfagent.delivery import segments
+from perfagent.delivery import records
 from perfagent.delivery.spool import Header, Spool
 from perfagent.wire import Event, Frame, Group, encode
 
@@ -190,7 +190,7 @@ def survives_damage(folder: Path, seeded: random.Random) -> bool:
         for _ in range(seeded.randrange(5)):
             content[seeded.randrange(len(content))] ^= 1 << seeded.randrange(8)
         file.write_bytes(content[: seeded.randrange(len(content))] if seeded.random() < 0.3 else content)
-    whole = sum(kind in (segments.TICK, segments.FRAME) for _, kind, _ in segments.records(path.read_bytes()))
+    whole = sum(kind in (records.TICK, records.FRAME) for _, kind, _ in records.records_in(path.read_bytes()))
     first = steps_in(folder)
     Spool.open(folder).abandon()
     good = first == list(range(3 * whole)) == steps_in(folder)

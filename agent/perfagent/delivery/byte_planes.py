@@ -12,14 +12,14 @@ to the nanosecond it took 106 MB, and by plain zlib 150.
 
 from __future__ import annotations
 
-import struct
 import zlib
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import msgspec
 
-from perfagent.delivery.segments import MAX_RECORD
+from perfagent.delivery.records import MAX_RECORD
 from perfagent.delivery.wakeup import yield_gil
 from perfagent.wire import Group
 
@@ -53,11 +53,10 @@ def planes(groups: Sequence[Group]) -> bytes:
     """The same groups in fewer bytes."""
     shapes = []
     for group in groups:
-        offset, clocks = _in_ticks(group.monotonics(), group.times())
-        three = (group.step, *(clocks or (group.monotonic, group.time)))
-        step, monotonic, time = (_by_place(column, 8) for column in three)
-        values = {name: _kept(column, group.rows) for name, column in group.values.items()}
-        shapes.append(_Shape(group.rows, offset, step, monotonic, time, values))
+        offset, clock, time = _in_ticks(group)
+        values = {name: _smaller(column, group.rows) for name, column in group.values.items()}
+        step, clock, time = (_by_place(column, 8) for column in (group.step, clock, time))
+        shapes.append(_Shape(group.rows, offset, step, clock, time, values))
     return deflated(_encoder.encode(shapes))
 
 
@@ -65,18 +64,14 @@ def columns(data: bytes) -> list[Group]:
     """The groups again. Raises ValueError, zlib.error or msgspec.DecodeError where they are damaged."""
     groups: list[Group] = []
     for shape in _decoder.decode(inflated(data)):
-        step, monotonic, time = (_by_number(column, 8) for column in (shape.step, shape.monotonic, shape.time))
+        step, clock, time = (_by_number(column, 8) for column in (shape.step, shape.monotonic, shape.time))
         if shape.offset is not None:
-            monotonic, time = _in_seconds(monotonic, time, shape.offset)
+            clock, time = _in_seconds(clock, time, shape.offset)
         values = {
             name: _by_number(column, len(column) // shape.rows) if together and shape.rows > 0 else column
             for name, (together, column) in shape.values.items()
         }
-        if {len(column) for column in (step, monotonic, time)} != {8 * shape.rows}:
-            raise ValueError("columns of different lengths")
-        if any(len(column) not in (4 * shape.rows, 8 * shape.rows) for column in values.values()):
-            raise ValueError("a column that is longer or shorter than its clock")
-        groups.append(Group(step=step, time=time, monotonic=monotonic, values=values))
+        groups.append(Group(step, time, clock, values))  # raises WireError where the columns differ in length
     return groups
 
 
@@ -94,7 +89,7 @@ def inflated(data: bytes) -> bytes:
     return plain
 
 
-def _kept(column: bytes, rows: int) -> tuple[bool, bytes]:
+def _smaller(column: bytes, rows: int) -> tuple[bool, bytes]:
     """In the form in which its beginning takes less."""
     width = len(column) // rows if rows else 8
     begin = column[: _TRIED_BYTES - _TRIED_BYTES % width]
@@ -110,32 +105,30 @@ def _by_number(data: bytes, width: int) -> bytes:
     return _by_place(data, len(data) // width) if len(data) >= width > 0 else data
 
 
-def _in_ticks(clock: Sequence[float], times: Sequence[float]) -> tuple[float | None, list[bytes]]:
+def _in_ticks(group: Group) -> tuple[float | None, bytes, bytes]:
     """Offset of the first time to the clock; ticks from row to row, and those by which each time differs from clock and
-    offset. None for what is no clock."""
+    offset. None and both as they are for what is no clock."""
+    clock, times = group.monotonics(), group.times()
     if not all(-_MOST_S < one < _MOST_S for column in (clock, times) for one in column):  # NaN is not, either
-        return None, []
+        return None, group.monotonic, group.time
     offset, last = times[0] - clock[0] if clock else 0.0, 0
-    found: tuple[list[bytes], list[bytes]] = [], []
-    for begin in range(0, len(clock), _ROWS_AT_A_TIME):
-        seconds, unix = clock[begin : begin + _ROWS_AT_A_TIME], times[begin : begin + _ROWS_AT_A_TIME]
-        counts = [last, *(round(_TICKS_PER_S * one) for one in seconds)]
-        aside = [round(_TICKS_PER_S * (one - own - offset)) for one, own in zip(unix, seconds, strict=True)]
-        found[0].append(struct.pack(f"<{len(seconds)}q", *(after - before for before, after in pairwise(counts))))
-        found[1].append(struct.pack(f"<{len(seconds)}q", *aside))
-        last = counts[-1]
-        if begin:
+    steps, aside = array("q"), array("q")
+    for row, (own, unix) in enumerate(zip(clock, times, strict=True), start=1):
+        ticks = round(_TICKS_PER_S * own)
+        steps.append(ticks - last)
+        aside.append(round(_TICKS_PER_S * (unix - own - offset)))
+        last = ticks
+        if not row % _ROWS_AT_A_TIME:
             yield_gil()
-    return offset, [*map(b"".join, found)]
+    return offset, steps.tobytes(), aside.tobytes()
 
 
 def _in_seconds(steps: bytes, aside: bytes, offset: float) -> tuple[bytes, bytes]:
     """Clock and Unix times again. Raises ValueError for what cannot be any."""
-    rows = len(steps) // 8
     try:
-        clock = [ticks / _TICKS_PER_S for ticks in accumulate(struct.unpack(f"<{rows}q", steps))]
-        by = struct.unpack(f"<{rows}q", aside)
-        times = [own + offset + ticks / _TICKS_PER_S for own, ticks in zip(clock, by, strict=True)]
-    except (OverflowError, struct.error) as error:
+        clock = array("d", [ticks / _TICKS_PER_S for ticks in accumulate(array("q", steps))])
+        by = array("q", aside)
+        times = array("d", [own + offset + ticks / _TICKS_PER_S for own, ticks in zip(clock, by, strict=True)])
+    except OverflowError as error:
         raise ValueError(f"no clock: {error}") from error
-    return struct.pack(f"<{rows}d", *clock), struct.pack(f"<{rows}d", *times)
+    return clock.tobytes(), times.tobytes()

@@ -8,15 +8,10 @@ from collections.abc import Sequence
 from perfagent.delivery.columns import is_urgent
 from perfagent.wire import Event, Group
 
-__all__ = ["Content", "events_only", "halves", "nothing", "raw_size", "thin"]
+__all__ = ["Content", "events_only", "halves", "nothing", "thin"]
 
 THIN_ROWS = 16
 Content = tuple[list[Group], list[Event]]
-
-
-def raw_size(group: Group) -> int:
-    """Bytes of a group's columns."""
-    return 3 * len(group.step) + sum(map(len, group.values.values()))
 
 
 def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, Content] | None:
@@ -26,36 +21,31 @@ def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, C
     events. A single row alone: half of its columns, and the other half. Events alone: half of them, and the other half.
     None for a single value or event, which cannot be split.
     """
+    groups = [group for group in groups if group.rows]
     rows = sum(group.rows for group in groups)
-    if rows + len(events) <= 1:
-        return _halves_of_row(groups) if rows else None
+    if rows == 0:
+        middle = len(events) // 2
+        return (([], [*events[:middle]]), ([], [*events[middle:]])) if middle else None
     if rows == 1 and events:
-        return (list(groups), []), ([], list(events))
+        return (groups, []), ([], [*events])
+    if rows == 1:
+        (row,) = groups
+        names = [*row.values]
+        middle = len(names) // 2
+        left, right = (
+            Group(row.step, row.time, row.monotonic, {name: row.values[name] for name in half})
+            for half in (names[:middle], names[middle:])
+        )
+        return (([left], []), ([right], [])) if middle else None
+    first: list[Group] = []
+    second: list[Group] = []
     goal = rows // 2
-    left: list[Group] = []
-    right: list[Group] = []
     for group in groups:
-        take = min(goal, group.rows)
-        goal -= take
-        if take:
-            left.append(_rows(group, range(take)))
-        if take < group.rows:
-            right.append(_rows(group, range(take, group.rows)))
-    middle = len(events) if rows else len(events) // 2
-    return (left, list(events[:middle])), (right, list(events[middle:]))
-
-
-def _halves_of_row(groups: Sequence[Group]) -> tuple[Content, Content] | None:
-    (row,) = (group for group in groups if group.rows)
-    names = list(row.values)
-    if len(names) == 1:
-        return None
-    middle = len(names) // 2
-    left, right = (
-        Group(step=row.step, time=row.time, monotonic=row.monotonic, values={name: row.values[name] for name in half})
-        for half in (names[:middle], names[middle:])
-    )
-    return ([left], []), ([right], [])
+        taken = min(goal, group.rows)
+        goal -= taken
+        first.append(_rows(group, range(taken)))
+        second.append(_rows(group, range(taken, group.rows)))
+    return ([group for group in first if group.rows], [*events]), ([group for group in second if group.rows], [])
 
 
 def thin(groups: list[Group], events: list[Event]) -> Content:
@@ -64,12 +54,10 @@ def thin(groups: list[Group], events: list[Event]) -> Content:
     thinned = []
     for group in groups:
         lead = group.column("loss" if "loss" in group.values else next(iter(group.values)))
-        keep: set[int] = set()
+        keep = {*range(0, group.rows, THIN_ROWS)}
         for start in range(0, group.rows, THIN_ROWS):
-            rows = range(start, min(start + THIN_ROWS, group.rows))
-            keep.add(rows[0])
             # a NaN would be both extremes: nothing is less than it
-            finite = [row for row in rows if math.isfinite(lead[row])]
+            finite = [row for row in range(start, min(start + THIN_ROWS, group.rows)) if math.isfinite(lead[row])]
             if finite:
                 keep |= {min(finite, key=lead.__getitem__), max(finite, key=lead.__getitem__)}
         for name in group.values:
@@ -93,13 +81,7 @@ def nothing(groups: list[Group], events: list[Event]) -> Content:  # noqa: ARG00
 def _rows(group: Group, rows: Sequence[int]) -> Group:
     def pick(column: bytes) -> bytes:
         width = len(column) // group.rows
-        if isinstance(rows, range):
-            return column[rows.start * width : rows.stop * width]
         return b"".join(column[row * width : (row + 1) * width] for row in rows)
 
-    return Group(
-        step=pick(group.step),
-        time=pick(group.time),
-        monotonic=pick(group.monotonic),
-        values={name: pick(column) for name, column in group.values.items()},
-    )
+    values = {name: pick(column) for name, column in group.values.items()}
+    return Group(pick(group.step), pick(group.time), pick(group.monotonic), values)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from perfagent.delivery.segments import SpoolBusyError, folders, owner
+from perfagent.delivery.records import folders, owner
+from perfagent.delivery.segments import SpoolBusyError
 from perfagent.delivery.spool import Spool
 
 __all__ = ["Orphans"]

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfagent.delivery.segments import numbered
+from perfagent.delivery.records import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.errors import ResourceError
 from perfagent.wire import Event, Group

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from perfagent.delivery.backlog import Kept
+from perfagent.delivery.backlog import Kept, frames_in
 from perfagent.delivery.drafts import Draft
-from perfagent.delivery.row_packing import Packed
-from perfagent.delivery.segments import (
+from perfagent.delivery.records import (
     BAD_RECORD,
     DRAFT,
     FRAME,
@@ -22,15 +20,15 @@ from perfagent.delivery.segments import (
     HEADER,
     MAGIC,
     TICK,
-    Segments,
     decode_header,
     number_of,
     numbered,
-    records,
+    records_in,
+    replace_file,
     torn,
-    write_whole,
 )
-from perfagent.process.descriptors import opened
+from perfagent.delivery.row_packing import Packed
+from perfagent.delivery.segments import Segments
 from perfagent.wire import Event, Group
 
 __all__ = ["Recovered", "Tick", "drafted"]
@@ -67,16 +65,15 @@ def drafted(payload: bytes) -> tuple[int, Draft]:
 class Recovered:
     """Read from the files in their order. Their header learns what they say of the source.
 
-    read_frames: (payload, file, offset) of a record -> the frame that it replaces, and those in it. ticks: all that are
-    there, also those that a frame holds. frames: by their numbers. replaced: numbers of those that were written anew in
-    other frames.
+    ticks: all that are there, also those that a frame holds. frames: by their numbers. replaced: numbers of those that
+    were written anew in other frames.
     """
 
-    def __init__(self, files: Segments, read_frames: Callable[[bytes, Path, int], tuple[int, list[Kept]]]) -> None:
+    def __init__(self, files: Segments) -> None:
         self.ticks: list[Tick] = []
         self.frames: dict[int, Kept] = {}
         self.replaced: set[int] = set()
-        self._files, self._read_frames = files, read_frames
+        self._files = files
         for path in numbered(files.folder, "ticks", "frames"):
             files.number = max(files.number, number_of(path))
             before = len(self.ticks)
@@ -95,7 +92,7 @@ class Recovered:
             return
         end = len(MAGIC) if data.startswith(MAGIC) else 0
         sound = True
-        for offset, kind, payload in records(data):
+        for offset, kind, payload in records_in(data):
             try:
                 self._take(kind, payload, path, offset)
             except BAD_RECORD:
@@ -109,24 +106,16 @@ class Recovered:
             if sound and torn(data, end):
                 os.truncate(path, end)
                 self._files.counters["torn_bytes"] += len(data) - end
-            else:
-                self._files.counters["corrupt"] += 1
-                self._write_anew(path, data[:end])
-
-    def _write_anew(self, path: Path, whole: bytes) -> None:
-        broken, new = path.with_name(path.name + ".corrupt"), path.with_suffix(".thin")
-        try:
-            os.link(path, broken)
-        except FileExistsError:  # of a process that was killed here
-            pass
-        except OSError:  # a file system without links
-            shutil.copyfile(path, broken)
-        file = opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            write_whole(file.fd, 0, whole)
-        finally:
-            file.close()
-        new.replace(path)  # the last: until then all of it is under the old name
+                return
+            self._files.counters["corrupt"] += 1
+            broken = path.with_name(path.name + ".corrupt")
+            try:
+                os.link(path, broken)
+            except FileExistsError:  # of a process that was killed here
+                pass
+            except OSError:  # a file system without links
+                shutil.copyfile(path, broken)
+            replace_file(path, data[:end])  # the last: until then all of it is under the old name
 
     def _take(self, kind: bytes, payload: bytes, path: Path, offset: int) -> None:
         if kind == HEADER:
@@ -141,6 +130,6 @@ class Recovered:
             number, draft = drafted(payload)
             self.ticks.append(Tick(number, [], [], draft))
         elif kind == FRAME:
-            old, kept = self._read_frames(payload, path, offset)
+            old, kept = frames_in(payload, path, offset)
             self.replaced.add(old)
             self.frames.update((one.seq, one) for one in kept)

@@ -17,7 +17,7 @@ from pathlib import Path
 from perfagent.agent_config import AgentConfig
 from perfagent.command_line.option_types import add_server_options
 from perfagent.command_line.terminal_output import agreed, somebody_can_answer
-from perfagent.delivery.segments import numbered
+from perfagent.delivery.records import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfagent.delivery.segments import numbered
+from perfagent.delivery.records import numbered
 from perfagent.delivery.spool import folders, owner
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.wire.quantities import size, some

@@ -228,7 +228,7 @@ class _Watch:
     def _say(self, state: str, reason: str, *, final: bool = False) -> None:
         spool = self._own_spool()
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
-        if spool.acked == 0 and not spool.waiting:
+        if spool.state.acked == 0 and not spool.waiting:
             data |= {
                 key: self._told[key] for key in ("name", "tags", "world_size", "pid", "command") if self._told[key]
             }

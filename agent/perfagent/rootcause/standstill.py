@@ -25,7 +25,7 @@ from perfagent.process.pids import machine, process_start
 from perfagent.wire.evidence import ThreadStack
 
 if TYPE_CHECKING:
-    from perfagent.delivery.segments import Header
+    from perfagent.delivery.records import Header
     from perfagent.rootcause.investigator import Investigator
 
 __all__ = ["FIRST_S", "Standstill", "goes_on"]
@@ -199,7 +199,7 @@ class Standstill:
 
     def _neighbours(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Their spools name them, and tell those of other hosts, which may write to the same disk."""
-        from perfagent.delivery.segments import folders, owner
+        from perfagent.delivery.records import folders, owner
 
         sender, here = self._investigator.sender, machine()
         mine = sender.identity

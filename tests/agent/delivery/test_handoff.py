@@ -26,7 +26,7 @@ from perfagent.delivery.columns import DROPPED
 from perfagent.delivery.courier import SOURCE_STUCK_S
 from perfagent.delivery.exchange import jittered
 from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS
-from perfagent.delivery.segments import HEADER, TICK, decode_header, records
+from perfagent.delivery.records import HEADER, TICK, decode_header, records_in
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport, Reply
@@ -118,7 +118,7 @@ def test_new_name_is_on_the_disk_before_what_tells_of_it(sender: Sender, transpo
     assert sender.flush(10)
     assert [frame.project for frame in transport.frames if frame.events] == ["p", "look"]
     (path,) = sender.folder.glob("*.ticks")
-    kinds, payloads = zip(*((kind, payload) for _, kind, payload in records(path.read_bytes())), strict=True)
+    kinds, payloads = zip(*((kind, payload) for _, kind, payload in records_in(path.read_bytes())), strict=True)
     assert kinds == (HEADER, TICK, HEADER, TICK)
     header = decode_header(payloads[2])
     assert (header.project, header.name) == ("look", transport.frames[-1].name)

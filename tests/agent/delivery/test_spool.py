@@ -16,9 +16,9 @@ from faults import loops
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfagent.delivery import segments
+from perfagent.delivery import records
 from perfagent.delivery.columns import pack
-from perfagent.delivery.segments import SpoolVersionError
+from perfagent.delivery.records import SpoolVersionError
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError
 from perfagent.wire import Event, Group
 
@@ -124,7 +124,7 @@ def test_a08_refused_frames_are_kept_with_reasons_to_a_limit(tmp_path: Path) -> 
     assert kept == sorted(kept, reverse=True), "one was told as set aside that is not there"
     assert sizes[-1] == sizes[sum(kept) - 1] <= limit < sizes[-1] + sizes[0]
     reasons = [
-        msgspec.msgpack.decode(payload)["reason"] for _, kind, payload in segments.records(content) if kind == b"R"
+        msgspec.msgpack.decode(payload)["reason"] for _, kind, payload in records.records_in(content) if kind == b"R"
     ]
     assert reasons == [f"no {number}" for number in range(sum(kept))]
     assert spool.next() is None
@@ -145,8 +145,8 @@ def sample_spool(folder: Path) -> Path:
 
 def whole_records(content: bytes) -> list[int]:
     """Where the ticks and frames end that are whole before any damage."""
-    kinds = (segments.TICK, segments.FRAME)
-    return [o + segments.FRAMING.size + len(p) for o, kind, p in segments.records(content) if kind in kinds]
+    kinds = (records.TICK, records.FRAME)
+    return [o + records.FRAMING.size + len(p) for o, kind, p in records.records_in(content) if kind in kinds]
 
 
 @pytest.mark.parametrize("kind", ["ticks", "frames"])
@@ -187,22 +187,22 @@ def test_a16_flipped_bits_stop_no_start_and_invent_nothing(tmp_path, kind, flips
     found = loops.steps_in(folder)
     Spool.open(folder).abandon()
     assert found == loops.steps_in(folder) == list(range(3 * len(whole))), "the second start finds less"
-    if len(whole) < 4 and not segments.torn(bytes(content), 0):
-        begin = whole[-1] if whole else len(segments.MAGIC) if content.startswith(segments.MAGIC) else 0
-        assert list(folder.glob("*.corrupt")) or segments.torn(bytes(content), begin)
+    if len(whole) < 4 and not records.torn(bytes(content), 0):
+        begin = whole[-1] if whole else len(records.MAGIC) if content.startswith(records.MAGIC) else 0
+        assert list(folder.glob("*.corrupt")) or records.torn(bytes(content), begin)
 
 
 def of_version(version: int) -> bytes:
     """The head of a file as another version writes it."""
     payload = b"whatever its header is"
-    crc = zlib.crc32(payload, zlib.crc32(segments.HEADER, version if version > 1 else 0))
-    return b"perfagent spool %d\n" % version + segments.FRAMING.pack(len(payload), crc, segments.HEADER) + payload
+    crc = zlib.crc32(payload, zlib.crc32(records.HEADER, version if version > 1 else 0))
+    return b"perfagent spool %d\n" % version + records.FRAMING.pack(len(payload), crc, records.HEADER) + payload
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_spool_of_another_version_is_left_as_it_is(tmp_path: Path, version: int) -> None:
     path = sample_spool(tmp_path / "damaged digit")
-    path.write_bytes(path.read_bytes().replace(segments.MAGIC, b"perfagent spool 5\n"))
+    path.write_bytes(path.read_bytes().replace(records.MAGIC, b"perfagent spool 5\n"))
     assert Spool.open(path.parent).counters["corrupt"] == 1
     path = sample_spool(tmp_path / "s")
     path.write_bytes(of_version(version))

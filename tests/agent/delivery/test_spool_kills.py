@@ -145,7 +145,7 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
     now, step = 0.0, 0
     for _ in range(40):
         now += chance.choice([0.1, 0.5, 70.0])
-        spool.files.retry_at = 0.0  # as late as that
+        spool.retry_at = 0.0  # as late as that
         what = chance.choice(
             ["draft", "draft", "draft", "append", "hold", "identify", "send", "send", "cut", "split", "refuse"]
         )

@@ -38,8 +38,7 @@ def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) 
 
     spool = Spool(tmp_path / "s", header())
     assert spool.append(rows(0), [], now=0.0)
-    files = spool.files
-    ours = [files._lock, files._state, files._growing["ticks"].file]
+    ours = [spool._lock, spool._state, spool._growing["ticks"].file]
     theirs = [tmp_path / f"theirs{number}" for number in range(3)]
     numbers = [in_its_place(one, path) for one, path in zip(ours, theirs, strict=True) if one is not None]
     assert len(numbers) == 3
@@ -47,8 +46,8 @@ def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) 
     frame = spool.next()
     assert frame is not None
     assert steps_of(frame) == [*range(6)]
-    in_its_place(files._state, theirs[1]) if files._state is not None else None
-    assert spool.files.write_state(), "its state is opened anew, too"
+    in_its_place(spool._state, theirs[1]) if spool._state is not None else None
+    assert spool.write_state(), "its state is opened anew, too"
     crash(spool)
     for number, path in zip(numbers, theirs, strict=True):
         os.write(number, b"a checkpoint")

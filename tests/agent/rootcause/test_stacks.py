@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 from builders import until
 
-from perfagent.delivery.segments import Header, Segments
+from perfagent.delivery.records import Header
+from perfagent.delivery.segments import Segments
 from perfagent.process.pids import machine
 from perfagent.rootcause import standstill
 from perfagent.rootcause.stacks import MOST_FRAMES, MOST_THREADS, all_stacks
@@ -126,7 +126,7 @@ def test_of_other_ranks_those_of_this_machine_alone_are_told(train, tmp_path):
     job.sender.identity.world_size, job.sender.folder = 4, tmp_path / "mine"
     for rank, where in enumerate((machine(), "another", ""), start=1):
         header = Header(source="s", project="p", rank=rank, server=None, run="recorded", attempt=1, machine=where)
-        Segments(tmp_path / f"{rank}", header, Counter()).append_header("ticks")
+        Segments(tmp_path / f"{rank}", header).write_header("ticks")
     job.progress.step_end = 10**9
     for at in range(1, 8):
         job.watch.clock = lambda at=at: float(at)
