@@ -1,11 +1,9 @@
 """Sends one HTTP request at a time to the server, with one deadline for all of it, and interprets the answer.
 
 `http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB
-more (measured, docs/decisions.md). The socket is read through `_DeadlineReader`, so that a server which sends a byte a
-second is given up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody can give
-up, comes before those. Redirects are never followed; on loopback no proxy is asked.
-
-Used by one thread at a time (the courier of sender.py, or `perfagent sync`).
+more (measured, docs/decisions.md). A server which sends a byte a second is given up after ten seconds in all, not after
+ten seconds a byte. The look-up of a name, which nobody can give up, comes before those. Redirects are never followed; on
+loopback no proxy is asked. Used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -39,6 +37,9 @@ CONNECT_S = 5.0
 MAX_REPLY_BYTES = 2**20
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 UNAUTHORIZED_PAUSE_S = 60.0
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -99,31 +100,38 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
     return Answer(kind="foreign", reason=reason)
 
 
+class _Acknowledgement(msgspec.Struct):
+    stored: _Count
+    duplicate: _Count
+    rejected: Any = ()
+    commands: Any = ()
+
+
+_decoder = msgspec.json.Decoder(_Acknowledgement)
+
+
 def _acknowledgement(reply: Reply) -> Answer:
     try:
-        found = msgspec.json.decode(reply.body)
+        found = _decoder.decode(reply.body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        found = None
-    if not isinstance(found, dict) or not _is_count(found.get("stored")) or not _is_count(found.get("duplicate")):
         return Answer(kind="foreign", reason=f"status 200 without our reply: {reply.body[:80]!r}")
-    rejected, commands = found.get("rejected"), found.get("commands")
     return Answer(
         kind="acked",
-        stored=found["stored"],
-        duplicate=found["duplicate"],
-        rejected=[_counted(item) for item in rejected if isinstance(item, dict)] if isinstance(rejected, list) else (),
-        commands=[item for item in commands if isinstance(item, dict)] if isinstance(commands, list) else (),
+        stored=found.stored,
+        duplicate=found.duplicate,
+        rejected=[{**item, "count": _count(item.get("count"))} for item in _objects(found.rejected)],
+        commands=_objects(found.commands),
         watched=reply.headers.get("perfagent-watched") != "0",
     )
 
 
-def _is_count(value: Any) -> bool:
-    """Whether samples can be counted by it: what we count with ends up in a series, as a float."""
-    return type(value) is int and 0 <= value < 2**53
+def _objects(items: Any) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _counted(rejected: dict[str, Any]) -> dict[str, Any]:
-    return rejected if _is_count(rejected.get("count")) else {**rejected, "count": 1}
+def _count(value: Any) -> int:
+    """By which samples can be counted: what we count with ends up in a series, as a float."""
+    return value if type(value) is int and 0 <= value < 2**53 else 1
 
 
 def _reason(reply: Reply) -> str:
@@ -176,7 +184,7 @@ class HttpTransport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._aim(server)
-        self._clock = clock
+        self.clock = clock
         self._follows = follows
         self._found = server != DEFAULT_SERVER
         """Of those that follow: whether it was a server of this user's, and not whoever is at the default address."""
@@ -188,7 +196,7 @@ class HttpTransport:
         """Whether there ever was an answer: what listens there speaks as we do."""
         self._through = ""
         """The proxy that is asked, as host:port."""
-        self._dialer = Dialer(clock)
+        self.dialer = Dialer(clock)
         self._context: ssl.SSLContext | None = None
 
     def _aim(self, server: str) -> None:
@@ -211,12 +219,8 @@ class HttpTransport:
             raise ConnectionRefusedError("it does not run at the moment")
 
     def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:
-        deadline = self._clock() + deadline_s
-        headers = {
-            "Content-Type": "application/x-msgpack",
-            "Accept": "application/json",
-            "User-Agent": "perfagent",
-        }
+        deadline = self.clock() + deadline_s
+        headers = {"Content-Type": "application/x-msgpack", "Accept": "application/json", "User-Agent": "perfagent"}
         if encoding:
             headers["Content-Encoding"] = encoding
         if self._key:
@@ -240,27 +244,24 @@ class HttpTransport:
     def _why(self, error: Exception) -> str:
         """In one line, and never with the key: people read it."""
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if scheme := self._wrong_scheme(error):
+        hung_up = isinstance(error, (http.client.RemoteDisconnected, ConnectionResetError))
+        known = self._answered or bool(self._through)  # what listens there speaks as we do, or is not what hung up
+        address = f"{'https' if self._https else 'http'}://{self._host_header}"
+        if scheme := wrong_scheme(address, error, hung_up=hung_up and not known):
             text = f"{scheme} ({text})"
         if self._key:
             text = text.replace(self._key, "[key]").replace(repr(self._key)[1:-1], "[key]")
         return " ".join(text.split()) + (f", through the proxy {self._through}" if self._through else "")
 
-    def _wrong_scheme(self, error: Exception) -> str:
-        hung_up = isinstance(error, (http.client.RemoteDisconnected, ConnectionResetError))
-        known = self._answered or bool(self._through)  # what listens there speaks as we do, or is not what hung up
-        scheme = "https" if self._https else "http"
-        return wrong_scheme(f"{scheme}://{self._host_header}", error, hung_up=hung_up and not known)
-
     def _exchange(self, body: bytes, headers: dict[str, str], deadline: float) -> Reply:
-        if self._connection is not None and not self._dialer.is_ours:  # the script has closed it
+        if self._connection is not None and not self.dialer.is_ours:  # the script has closed it
             self.close()
+        if self._connection is None:
+            self._connection = self._connect(deadline)
+            deadline += self.dialer.looked_up_s
         connection = self._connection
-        if connection is None:
-            connection = self._connection = self._connect(deadline)
-            deadline += self._dialer.looked_up_s
         sock = connection.sock
-        sock.settimeout(max(0.001, deadline - self._clock()))
+        sock.settimeout(max(0.001, deadline - self.clock()))
         headers = {"Host": self._host_header, **headers, **self._proxy_headers}
         connection.request("POST", self._target, body=body, headers=headers)
         response = self._response(sock, deadline, "POST")
@@ -274,40 +275,38 @@ class HttpTransport:
             keep = not response.will_close and len(found) <= MAX_REPLY_BYTES and response.isclosed()
         finally:
             response.close()
-            _forget_response(connection)
+            # http.client refuses the next request until the response that it made was read; ours was made here
+            connection._HTTPConnection__state = "Idle"  # type: ignore[attr-defined]
+            connection._HTTPConnection__response = None  # type: ignore[attr-defined]
         if not keep:
             self.close()
         return reply
 
     def _response(self, sock: socket.socket, deadline: float, method: str | None) -> http.client.HTTPResponse:
         """What is read from a socket, within the deadline."""
-        readable = _Readable(sock, deadline, self.idle, lambda: self._dialer.is_ours, self._clock)
-        return http.client.HTTPResponse(readable, method=method)  # type: ignore[arg-type]
+        return http.client.HTTPResponse(_DeadlineReader(sock, deadline, self), method=method)  # type: ignore[arg-type]
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         if self._follows:
             self._follow()
-        timeout = max(0.001, min(CONNECT_S, deadline - self._clock()))
+        timeout = max(0.001, min(CONNECT_S, deadline - self.clock()))
         proxy = self._proxy()
-        host, port = (proxy[0], proxy[1]) if proxy else (self._host, self._port)
+        host, port = proxy[:2] if proxy else (self._host, self._port)
         self._target, self._proxy_headers = self._path, {}
         self._through = f"{host}:{port}" if proxy else ""
-        if self._https:
-            if self._context is None:
-                self._context = ssl.create_default_context()
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=timeout, context=self._context
-            )
-            if proxy:
-                connection.set_tunnel(self._host, self._port, headers=proxy[2])
-                connection.response_class = lambda sock, method=None: self._response(  # type: ignore[assignment]
-                    sock, deadline + self._dialer.looked_up_s, method
-                )
-        else:
+        if not self._https:
             connection = http.client.HTTPConnection(host, port, timeout=timeout)
             if proxy:
                 self._target, self._proxy_headers = f"http://{self._host_header}{self._path}", proxy[2]
-        connection._create_connection = self._dialer.connect  # type: ignore[attr-defined]  # http.client's own place for another one
+        else:
+            self._context = self._context or ssl.create_default_context()
+            connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
+            if proxy:
+                connection.set_tunnel(self._host, self._port, headers=proxy[2])
+                connection.response_class = lambda sock, method=None: self._response(  # type: ignore[assignment]
+                    sock, deadline + self.dialer.looked_up_s, method
+                )
+        connection._create_connection = self.dialer.connect  # type: ignore[attr-defined]  # http.client's own place for another one
         try:
             connection.connect()
         except BaseException:
@@ -346,7 +345,7 @@ class HttpTransport:
 
     def _close(self, connection: http.client.HTTPConnection) -> None:
         with contextlib.suppress(OSError):
-            if connection.sock is not None and not self._dialer.is_ours:
+            if connection.sock is not None and not self.dialer.is_ours:
                 connection.sock.detach()
             connection.close()
 
@@ -355,53 +354,36 @@ class HttpTransport:
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):
                 connection.sock.detach()  # or the object closes, some day, whatever has that number by then
-        self._dialer.forked()
-
-
-def _forget_response(connection: http.client.HTTPConnection) -> None:
-    """http.client refuses the next request until the response that it made was read; ours was made here."""
-    connection._HTTPConnection__state = "Idle"  # type: ignore[attr-defined]
-    connection._HTTPConnection__response = None  # type: ignore[attr-defined]
-
-
-class _Readable:
-    """What HTTPResponse wants of a socket: a buffered file of it, here with a deadline."""
-
-    def __init__(self, *reads: Any) -> None:
-        self._reader = _DeadlineReader(*reads)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self._reader)
+        self.dialer.forked()
 
 
 class _DeadlineReader(io.RawIOBase):
-    def __init__(
-        self,
-        sock: socket.socket,
-        deadline: float,
-        idle: Callable[[], None] | None,
-        is_ours: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._sock, self._deadline, self._idle, self._is_ours, self._clock = sock, deadline, idle, is_ours, clock
+    """What HTTPResponse wants of a socket, with a deadline."""
+
+    def __init__(self, sock: socket.socket, deadline: float, transport: HttpTransport) -> None:
+        self._sock, self._deadline, self._transport = sock, deadline, transport
         self._poll = select.poll()  # select() cannot watch descriptors above 1023
         self._poll.register(sock, select.POLLIN)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def left_s(self) -> float:
+        return self._deadline - self._transport.clock()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while True:
-            left = self._deadline - self._clock()
-            if left <= 0:
+        # pending: TLS has read more than was asked for
+        while not getattr(self._sock, "pending", int)():
+            if self.left_s() <= 0:
                 raise TimeoutError("no whole answer within the deadline")
-            if getattr(self._sock, "pending", int)():  # TLS has read more than was asked for
+            if self._poll.poll(1000 * min(self.left_s(), 0.25)):
                 break
-            if self._poll.poll(1000 * min(left, 0.25)):
-                break
-            if self._idle is not None:
-                self._idle()
-        if not self._is_ours():
+            if self._transport.idle is not None:
+                self._transport.idle()
+        if not self._transport.dialer.is_ours:
             raise ConnectionAbortedError("the script has closed the socket")
-        self._sock.settimeout(max(0.001, self._deadline - self._clock()))
+        self._sock.settimeout(max(0.001, self.left_s()))
         return self._sock.recv_into(buffer)
