@@ -108,6 +108,7 @@ COMPUTE: list[tuple[str, Callable[[], object]]] = [
     ("before compile", lambda: checkpoint_activations(compile_model(blocks(), blocks=True, backend="eager"))),
     ("0.1 changes its input in place", lambda: checkpoint_activations(blocks(), "selective")),
     ("exclude each other", lambda: attention(causal=True, mask=torch.ones(6, 6))),
+    ("torch module", lambda: perfagent.watch_attention("llama").__enter__()),
     ("product does not exist", lambda: attention((1, 1, 2, 3), (1, 1, 2, 4), (1, 1, 2, 4))),
     ("mode must be one of default", lambda: compile_model(linear(), "fastest")),
     ("belongs to the backend inductor", lambda: compile_model(linear(), "max-autotune", backend="aot_eager")),

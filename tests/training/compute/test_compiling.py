@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
 
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
-import perfagent
 from perfagent.errors import ConfigError
 from perfagent_loop.compute.activation import checkpoint_activations
 from perfagent_loop.compute.compiling import compile_model, uncompile_model
@@ -31,7 +30,6 @@ def fresh():
 
 
 def model():
-    torch.manual_seed(0)
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
 
 
@@ -41,35 +39,29 @@ def gradients(module, x):
     return [parameter.grad.clone() for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-def test_a_compiled_model_keeps_its_names_and_gives_the_same(blocks):
+@pytest.mark.parametrize(
+    ("blocks", "checkpointed", "graphs"),
+    # the first block's input needs no gradient, that of the others does
+    [(False, None, 1), (True, None, 2), (True, "every:2", 3), (True, "selective", 2)],
+)
+def test_a_compiled_model_keeps_its_names_and_gives_the_same(blocks, checkpointed, graphs):
     plain, x = model(), torch.randn(4, 8)
-    compiled = compile_model(copy.deepcopy(plain), blocks=blocks, backend="aot_eager")
+    compiled = copy.deepcopy(plain)
+    if checkpointed:
+        checkpoint_activations(compiled, checkpointed)
+    compile_model(compiled, blocks=blocks, backend="aot_eager", fullgraph=True)
     assert type(compiled) is nn.Sequential
     assert [*compiled.state_dict()] == [*plain.state_dict()]
     torch._dynamo.utils.counters.clear()
-    torch.testing.assert_close(gradients(compiled, x), gradients(plain, x))
-    graphs = 2 if blocks else 1  # the first block's input needs no gradient, that of the others does
+    assert_close(gradients(compiled, x), gradients(plain, x))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     uncompile_model(compiled)
     assert all(part._compiled_call_impl is None for part in compiled.modules())
     assert torch.equal(compiled(x), plain(x))
 
 
-@pytest.mark.parametrize("checkpointed", ["every:2", "selective"])
-def test_checkpointed_blocks_compile(checkpointed):
-    plain, x = model(), torch.randn(4, 8)
-    chosen = copy.deepcopy(plain)
-    checkpoint_activations(chosen, checkpointed)
-    compile_model(chosen, blocks=True, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(gradients(chosen, x), gradients(plain, x))
-    with pytest.raises(ConfigError, match="checkpoint_activations before compile"):
-        checkpoint_activations(compile_model(model(), blocks=True, backend="aot_eager"))
-
-
 def test_a_mode_for_gpus_says_so_on_a_cpu(caplog):
-    with caplog.at_level(logging.WARNING, logger="perfagent"):
-        compile_model(model(), "max-autotune")
+    compile_model(model(), "max-autotune")
     assert "mode 'max-autotune' compiles as 'default' on the cpu" in caplog.text
 
 
@@ -77,7 +69,7 @@ def test_a_missing_compiler_is_said_before_the_first_step(monkeypatch, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"no compiler \(g\+\+\)"):
-        perfagent.compile_model(model())
+        compile_model(model())
     assert compile_model(model(), backend="aot_eager") is not None
 
 
@@ -85,13 +77,11 @@ def pictures():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
 
-def test_cudnn_searches_only_where_it_helps():
+@pytest.mark.parametrize(("make", "why"), [(model, "no convolutions"), (pictures, "2 convolutions are not on a GPU")])
+def test_cudnn_searches_only_where_it_helps(make, why):
     torch.backends.cudnn.benchmark = True
-    for module, why in ((nn.Linear(2, 2), "no convolutions"), (pictures(), "2 convolutions are not on a GPU")):
-        choice = cudnn_benchmark(module, same_shapes=True)
-        assert not choice.enabled
-        assert why in choice.why
-        assert torch.backends.cudnn.benchmark is False
+    choice = cudnn_benchmark(make(), same_shapes=True)
+    assert (choice.enabled, torch.backends.cudnn.benchmark, why in choice.why) == (False, False, True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
