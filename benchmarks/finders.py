@@ -1,6 +1,6 @@
 """What the finders are worth: the memory estimate beside torch.profiler's peak, and workers found for data that waits.
 
-    PYTHONPATH=benchmarks:tests python benchmarks/finders.py [--quick] [--write]
+    python benchmarks/finders.py [--quick] [--write]
 
 Exits with 1 when an estimate is more than 10 % off, or when 8 workers are not what is found for data of which each
 sample waits 10 ms. (How much faster an epoch over such data gets with 8 workers than with 2 is measured, and held to 4
@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import memory_models as trainings
 import tables
 import torch
 from torch.utils.data import DataLoader, Dataset
-from training.search import memory_models as trainings
 
 from perfagent_loop.estimates.memory import estimate_memory
 from perfagent_loop.search.workers import search_num_workers
