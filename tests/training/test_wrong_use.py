@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from resumable import small_loop
+from resumable import small_loop, train
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -173,6 +174,8 @@ LOOP: list[tuple[str, Callable[[], object]]] = [
     ("never end", lambda: loop().batches([], epochs=None)),
     ("torchrun", lambda: perfagent.ddp(linear())),
     ("every must be", lambda: Checkpoint("runs", every=0)),
+    ("is a file", lambda: Checkpoint("file")),
+    ("name another folder", lambda: train(small_loop(Path("file/runs"), every=1000), steps=1)),
     ("state['model']['a']", lambda: Checkpoint("runs").save(1, {"model": {"a": numpy.zeros(3)}})),
     ("state['scheduler']['f'][1]", lambda: Checkpoint("runs").save(1, {"scheduler": {"f": [1, len]}})),
     ("action must be one of skip, rollback, lower_lr", lambda: NanPolicy("raise")),  # type: ignore[arg-type]
@@ -189,6 +192,7 @@ def test_wrong_use_is_refused_with_what_is_allowed(
     said: str, call: Callable[[], object], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("file").touch()
     with pytest.raises(ConfigError) as refused:
         call()
     assert said in str(refused.value)

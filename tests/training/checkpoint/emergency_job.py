@@ -3,16 +3,16 @@ input."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from resumable import batches, small_loop
+from resumable import small_loop, train
 from torch import nn
 
 import perfagent
@@ -21,33 +21,30 @@ from perfagent_loop.loop import loop
 
 
 def job(folder: Path, mode: str) -> None:
-    torch.set_num_threads(1)
     if mode == "handler":
         signal.signal(signal.SIGTERM, lambda signum, frame: (print("mine", signum, flush=True), sys.exit(7)))
     if mode == "ignored":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    grace_s = 0.5 if mode == "grace" else 60.0
-    training = small_loop(folder, every=None, emergency=True, grace_s=grace_s, asynchronous=mode == "asynchronous")
+    training = small_loop(folder, every=None, emergency=True, grace_s=0.5 if mode == "grace" else 60.0)
     if mode == "in the step":
         training.optimizer.__class__ = Breaking
         del training.optimizer.step  # the scheduler's, which calls the class's as it was
-    for inputs, targets in training.batches(batches(), epochs=99):
+
+    def asked() -> float:
         print(training.step_count, flush=True)
-        line = sys.stdin.readline().strip()
-        if line == "end":
-            break
-        if line == "raise":
-            raise ValueError("broken on purpose")
-        with training.forward():
-            loss = (training.model(inputs) - targets).square().mean()
-        training.backward(loss)
-        training.step()
+        match sys.stdin.readline().strip():
+            case "end":
+                raise EOFError
+            case "raise":
+                raise ValueError("broken on purpose")
+        return 1.0
+
+    with contextlib.suppress(EOFError):
+        train(training, epochs=99, before=asked)
     if mode == "late":
         os.kill(os.getpid(), signal.SIGTERM)
     training.checkpoint.close()  # type: ignore[union-attr]
-    print(
-        "closed", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, sys.excepthook is sys.__excepthook__, flush=True
-    )
+    print("closed", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, sys.excepthook is sys.__excepthook__)
 
 
 class Breaking(torch.optim.AdamW):
@@ -62,27 +59,20 @@ class Breaking(torch.optim.AdamW):
             raise ValueError("broken on purpose, half-way")
 
 
-def of_two(folder: Path, mode: str) -> None:
+def of_two(folder: Path) -> None:
     """One of two ranks, which steps on and on."""
-    rank = int(os.environ["RANK"])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    torch.manual_seed(1)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 2)))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
     training = loop(model, optimizer, checkpoint=Checkpoint(folder))
-    for inputs, targets in training.batches(batches(), epochs=10**6):
-        if training.step_count == 3:
-            print(3, flush=True)
-        if mode == "exception" and training.step_count == 5:
-            raise ValueError(f"broken on purpose on rank {rank}")
-        with training.forward():
-            loss = (model(inputs) - targets).square().mean()
-        training.backward(loss)
-        training.step()
+    train(training, steps=3)
+    print(3, flush=True)
+    train(training, epochs=10**6)
 
 
 if __name__ == "__main__":
-    if "PERFAGENT_RECORD" in os.environ:
-        perfagent.attach()
-    (of_two if "RANK" in os.environ else job)(Path(sys.argv[1]), sys.argv[2])
+    perfagent.attach()
+    if "RANK" in os.environ:
+        of_two(Path(sys.argv[1]))
+    else:
+        job(Path(sys.argv[1]), sys.argv[2])

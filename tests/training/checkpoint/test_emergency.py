@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,52 +17,38 @@ from resumable import small_loop
 from perfagent_loop.folder import Folder
 
 HERE = Path(__file__).resolve().parent
-TESTS = str(HERE.parents[1])
-
-
+TERMINATED = -signal.SIGTERM
 pytestmark = pytest.mark.real
 
 
-@contextmanager
-def jobs(folder: Path, mode: str, *ranks: dict[str, str]) -> Iterator[list[Running]]:
-    arguments = [str(HERE / "emergency_job.py"), str(folder / "runs"), mode]
-    common = {"PYTHONPATH": TESTS, "PERFAGENT_RECORD": str(folder / "record")}
-    environments = [job_environment(folder, **common, **variables) for variables in ranks]
-    with started(arguments, folder / "streams", environments) as children:
+@contextlib.contextmanager
+def jobs(folder: Path, mode: str = "default", *ranks: dict[str, str]) -> Iterator[list[Running]]:
+    common = {"PYTHONPATH": str(HERE.parents[1]), "PERFAGENT_RECORD": str(folder / "record")}
+    environments = [job_environment(folder, **common, **rank) for rank in ranks or ({},)]
+    words = [str(HERE / "emergency_job.py"), str(folder / "runs"), mode]
+    with started(words, folder / "streams", environments) as children:
         yield children
-
-
-@contextmanager
-def job(folder: Path, mode: str) -> Iterator[Running]:
-    with jobs(folder, mode, {}) as [child]:
-        yield child
-
-
-def states(folder: Path) -> list[str]:
-    return [str(event["state"]) for event in Recording(folder / "record").events("state") if "state" in event]
 
 
 def reached(child: Running, steps: int) -> None:
     """The child has made so many steps and waits in the next one."""
-    for number in range(steps + 1):
-        assert child.stdout.readline().strip() == str(number)
-        if number < steps:
-            child.stdin.write("\n")
-            child.stdin.flush()
+    child.stdin.write("\n" * steps)
+    child.stdin.flush()
+    assert [int(child.stdout.readline()) for _ in range(steps + 1)] == [*range(steps + 1)]
 
 
 def saved(folder: Path) -> list[tuple[int, str]]:
     return [(manifest.step, manifest.reason) for _, manifest in Folder(folder / "runs").candidates()]
 
 
-TERMINATED = -signal.SIGTERM
+def states(folder: Path) -> list[str]:
+    return [str(event["state"]) for event in Recording(folder / "record").events("state") if "state" in event]
 
 
 @pytest.mark.parametrize(
     ("mode", "signaled_at", "lines", "code", "left", "state", "said"),
     [
         ("default", 3, "\n", TERMINATED, [(4, "sigterm")], "preempted", ""),
-        pytest.param("asynchronous", 3, "\n", TERMINATED, [(4, "sigterm")], "preempted", "", marks=pytest.mark.long),
         ("handler", 2, "\n", 7, [(3, "sigterm")], "", "mine 15"),  # the user's own handler comes after the save
         ("ignored", 2, "\n\nend\n", 0, [(3, "sigterm")], "finished", "3\n4\n"),
         ("grace", 2, None, TERMINATED, [], "preempted", ""),  # a step longer than the grace time delays nothing
@@ -75,7 +61,7 @@ TERMINATED = -signal.SIGTERM
 def test_an_ended_training_leaves_its_last_whole_step(
     tmp_path: Path, mode: str, signaled_at: int | None, lines: str | None, code: int, left: Any, state: str, said: str
 ) -> None:
-    with job(tmp_path, mode) as child:
+    with jobs(tmp_path, mode) as [child]:
         if signaled_at is not None:
             reached(child, signaled_at)
             child.send_signal(signal.SIGTERM)
@@ -95,7 +81,7 @@ def test_an_ended_training_leaves_its_last_whole_step(
 
 
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
-    with job(tmp_path, "default") as child:
+    with jobs(tmp_path) as [child]:
         reached(child, 2)
         threads = Path(f"/proc/{child.pid}/task")
         before = len(list(threads.iterdir()))
@@ -103,23 +89,16 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         # Its handler has run when the thread of the grace time is there: two signals before that are one to Python.
         until(lambda: len(list(threads.iterdir())) > before)
         child.send_signal(signal.SIGTERM)
-        assert child.wait() == -signal.SIGTERM
+        assert child.wait() == TERMINATED
     assert saved(tmp_path) == []
 
 
-@contextmanager
-def two_ranks(folder: Path, mode: str) -> Iterator[list[Running]]:
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    with jobs(folder, mode, *({"RANK": rank, **together} for rank in ("0", "1"))) as ranks:
-        yield ranks
-
-
 def test_a_signal_to_one_rank_saves_and_ends_all_at_one_step(tmp_path: Path) -> None:
-    with two_ranks(tmp_path, "default") as ranks:
-        for child in ranks:
-            assert child.stdout.readline() == "3\n"
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with jobs(tmp_path, "default", {"RANK": "0"} | together, {"RANK": "1"} | together) as ranks:
+        assert [child.stdout.readline() for child in ranks] == ["3\n", "3\n"]
         ranks[1].send_signal(signal.SIGTERM)
-        assert [child.wait() for child in ranks] == [-signal.SIGTERM, -signal.SIGTERM]
+        assert [child.wait() for child in ranks] == [TERMINATED, TERMINATED]
     [(step, reason)] = saved(tmp_path)
     assert reason == "sigterm"
     assert step > 3

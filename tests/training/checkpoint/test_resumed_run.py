@@ -15,92 +15,50 @@ from resumable import small_loop, train
 
 import perfagent
 from perfagent import session
-from perfagent.run import Run
 
-LEVEL = "checkpoint/level"
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    yield
-    perfagent.finish()
 
 
 @pytest.fixture
 def server() -> Iterator[IngestServer]:
     with IngestServer() as running:
         yield running
+    perfagent.finish()
 
 
-def first_attempt(folder: Path, server: IngestServer) -> str:
-    """The id of a run that ended after step 4, of which there is a checkpoint."""
-    run = perfagent.attach(name="training", server=server.url)
-    train(small_loop(folder, every=2), steps=4)
-    run.finish()
-    assert run.id is not None
-    return run.id
-
-
-def logged(server: IngestServer, run: str) -> dict[float, set[str]]:
-    """Values of LEVEL in one run, and the sources that sent them."""
-    found: dict[float, set[str]] = {}
-    for frame in server.stored.values():
-        for group in frame.groups:
-            if frame.run == run and LEVEL in group.values:
-                for value in group.column(LEVEL):
-                    found.setdefault(value, set()).add(frame.source)
-    return found
-
-
-def resumed(run: Run, folder: Path) -> None:
-    run.log({LEVEL: 1.0})
-    training = small_loop(folder, every=2)
-    assert training.resume() == 4
-    assert session.current() is run and not run.ended
-    run.log({LEVEL: 2.0})
-    train(training, steps=8)
-    run.log({LEVEL: 3.0})
-    run.finish()
-
-
-def test_a_resumed_training_continues_its_run(tmp_path: Path, server: IngestServer) -> None:
-    first = first_attempt(tmp_path, server)
-    run = perfagent.attach(name="training", server=server.url)
-    drawn = run.id
-    assert drawn is not None
-    run.log({LEVEL: 0.0}, step=0)
-    until(lambda: logged(server, drawn), why="the drawn run was never sent")
-    resumed(run, tmp_path)
-    assert (run.id, run.url) == (first, f"{server.url}/run/{first}")
-    values = logged(server, first)
-    assert set(values) == {0.0, 1.0, 2.0, 3.0}
-    assert len(set.union(*values.values())) == 1, "more sources than one in the second attempt"
-    frames = [*server.stored.values()]
-    steps = [step for frame in frames for group in frame.groups if "lr" in group.values for step in group.steps()]
-    assert sorted(steps) == list(range(1, 9))
-    assert len({frame.attempt for frame in frames if frame.run == first}) == 2
-    states = [event.data for frame in frames if frame.run == drawn for event in frame.events if event.kind == "state"]
-    assert [data.get("continues") for data in states if data["state"] == "finished"] == [first]
-
-
-def test_an_id_that_was_given_stays(tmp_path: Path, server: IngestServer) -> None:
-    first_attempt(tmp_path, server)
-    run = perfagent.attach(name="training", server=server.url, run_id="mine")
-    resumed(run, tmp_path)
-    assert run.id == "mine"
-    assert set(logged(server, "mine")) == {1.0, 2.0, 3.0}
-
-
-def test_without_a_checkpoint_the_run_goes_on(tmp_path: Path, server: IngestServer) -> None:
-    run = perfagent.attach(name="training", server=server.url)
-    drawn = run.id
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_a_resumed_training_continues_its_run(given: str | None, tmp_path: Path, server: IngestServer) -> None:
+    """Unless an id was given. What it had logged before it resumed goes there, too."""
+    first = perfagent.attach(name="training", server=server.url)
     training = small_loop(tmp_path, every=2)
     assert training.resume() is None
-    train(training, steps=2)
+    train(training, steps=4)
+    first.finish()
+    assert {frame.run for frame in server.stored.values()} == {first.id}
+
+    run = perfagent.attach(name="training", server=server.url, run_id=given)
+    drawn = run.id
+    run.log({"checkpoint/level": 0.0}, step=0)
+    until(lambda: drawn in {frame.run for frame in server.stored.values()}, why="the drawn run was never sent")
+    training = small_loop(tmp_path, every=2)
+    assert training.resume() == 4
+    assert session.current() is run and not run.ended
+    run.log({"checkpoint/level": 1.0})
+    train(training, steps=8)
     run.finish()
-    assert run.id == drawn
-    assert {frame.run for frame in server.stored.values()} == {drawn}
+    assert (run.id, run.url) == (given or first.id, f"{server.url}/run/{given or first.id}")
+    frames = [frame for frame in server.stored.values() if frame.run == run.id]
+    groups = [(frame.source, group) for frame in frames for group in frame.groups]
+    steps = [step for _, group in groups if "lr" in group.values for step in group.steps()]
+    assert sorted(steps) == [*range(5 if given else 1, 9)]
+    assert len({frame.attempt for frame in frames}) == (1 if given else 2)
+    levels = [
+        (source, group.column("checkpoint/level")) for source, group in groups if "checkpoint/level" in group.values
+    ]
+    assert [value for _, values in levels for value in values] == [0.0, 1.0]
+    assert len({source for source, _ in levels}) == 1, "more sources than one in the second attempt"
+    ends = [event.data for frame in server.stored.values() for event in frame.events if event.kind == "state"]
+    assert [data["continues"] for data in ends if "continues" in data] == ([] if given else [first.id])
 
 
 IN_A_FOLDER = """
