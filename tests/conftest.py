@@ -167,6 +167,13 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The same, one for all tests of a file."""
+    with server_process(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """A local webhook receiver that accepts everything."""

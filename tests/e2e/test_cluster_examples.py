@@ -5,26 +5,19 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import real_slurm
 import yaml
-from builders import ServerProcess, free_port, job_environment, server_process, sync, until
+from builders import ServerProcess, free_port, job_environment, sync, until
 from e2e.launching import python
 
 pytestmark = pytest.mark.real
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLUSTER = EXAMPLES / "cluster"
 STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_process(tmp_path_factory.mktemp("server")) as running:
-        yield running
 
 
 def only_run(server: ServerProcess, name: str, folder: Path) -> dict[str, object]:
@@ -55,7 +48,7 @@ def bash(script: str, example: str, folder: Path, environment: dict[str, str]) -
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
-def test_the_sbatch_file_trains_and_its_run_is_named_by_the_job(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_sbatch_file_trains_and_its_run_is_named_by_the_job(shared_server: ServerProcess, tmp_path: Path) -> None:
     """srun starts the task as SLURM would."""
     path = programs(
         tmp_path / "bin",
@@ -67,15 +60,17 @@ def test_the_sbatch_file_trains_and_its_run_is_named_by_the_job(server: ServerPr
         "SLURM_JOB_NODELIST": "node",
         "SLURM_GPUS_PER_NODE": "a:2",
     }
-    job |= {"PERFAGENT_SERVER": server.url, "PERFAGENT_KEY_FILE": str(tmp_path / "no key"), "PATH": path}
+    job |= {"PERFAGENT_SERVER": shared_server.url, "PERFAGENT_KEY_FILE": str(tmp_path / "no key"), "PATH": path}
     bash((CLUSTER / "train.sbatch").read_text(), "ddp.py", tmp_path, job_environment(tmp_path, **job))
-    assert only_run(server, "ddp", tmp_path)["run"] == f"slurm-{job['SLURM_JOB_ID']}"
+    assert only_run(shared_server, "ddp", tmp_path)["run"] == f"slurm-{job['SLURM_JOB_ID']}"
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not real_slurm.IS_INSTALLED, reason="needs Debian's slurm-wlm and munge, and root")
-def test_slurm_runs_it_and_a_requeued_job_is_one_run(server: ServerProcess, tmp_path: Path) -> None:
-    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_KEY_FILE=str(tmp_path / "no key"))
+def test_slurm_runs_it_and_a_requeued_job_is_one_run(shared_server: ServerProcess, tmp_path: Path) -> None:
+    environment = job_environment(
+        tmp_path, PERFAGENT_SERVER=shared_server.url, PERFAGENT_KEY_FILE=str(tmp_path / "no key")
+    )
     environment["PATH"] = programs(tmp_path / "bin", torchrun=TORCHRUN)
     words = (
         "--nodes=1",
@@ -89,18 +84,21 @@ def test_slurm_runs_it_and_a_requeued_job_is_one_run(server: ServerProcess, tmp_
         job = slurm.submit(*words, str(EXAMPLES / "ddp.py"), "--steps", "100000", environment=environment)
         run = f"slurm-{job}"
         until(
-            lambda: (server.find(f"/runs/{run}") or {"step": 0})["step"] > 5, within_s=120, every_s=0.5, why=slurm.log
+            lambda: (shared_server.find(f"/runs/{run}") or {"step": 0})["step"] > 5,
+            within_s=120,
+            every_s=0.5,
+            why=slurm.log,
         )
         slurm.ask("scontrol", "requeue", job)
         until(lambda: slurm.state(job) == "PENDING", within_s=60, every_s=0.5, why=slurm.state(job))
         slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
         again = until(
-            lambda: (found := server.get(f"/runs/{run}"))["attempts"] == 2 and found, within_s=180, every_s=0.5
+            lambda: (found := shared_server.get(f"/runs/{run}"))["attempts"] == 2 and found, within_s=180, every_s=0.5
         )
         assert again["world_size"] == 2
         slurm.ask("scancel", job)
         until(lambda: slurm.state(job) == "CANCELLED", within_s=60, every_s=0.5, why=slurm.state(job))
-    assert server.wait_for_state(run, "killed", "preempted", "failed")["attempts"] == 2
+    assert shared_server.wait_for_state(run, "killed", "preempted", "failed")["attempts"] == 2
 
 
 def test_the_skypilot_file_is_bash_and_names_our_variables() -> None:
@@ -110,14 +108,14 @@ def test_the_skypilot_file_is_bash_and_names_our_variables() -> None:
 
 
 @pytest.mark.long
-def test_the_skypilot_file_trains_on_one_node(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_skypilot_file_trains_on_one_node(shared_server: ServerProcess, tmp_path: Path) -> None:
     task = yaml.safe_load((CLUSTER / "skypilot.yaml").read_text())
     node = {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "2"}
-    node |= {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "PERFAGENT_SERVER": server.url}
+    node |= {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "PERFAGENT_SERVER": shared_server.url}
     environment = job_environment(tmp_path, **node, PATH=programs(tmp_path / "bin", torchrun=TORCHRUN))
     script = task["run"].replace("train.py", '"$@"').replace("29500", str(free_port()))
     bash(script, "torchrun.py", tmp_path, environment)
-    only_run(server, "torchrun", tmp_path)
+    only_run(shared_server, "torchrun", tmp_path)
 
 
 @pytest.mark.long
@@ -147,8 +145,8 @@ def test_the_kubernetes_job_has_the_schema_and_meets_the_server() -> None:
 
 
 @pytest.mark.long
-def test_ray_trains_and_its_workers_are_one_run(server: ServerProcess, tmp_path: Path) -> None:
+def test_ray_trains_and_its_workers_are_one_run(shared_server: ServerProcess, tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'ray[train]'")
-    python(str(EXAMPLES / "ray_train.py"), "--steps", str(STEPS), folder=tmp_path, PERFAGENT_SERVER=server.url)
-    only_run(server, "ray train", tmp_path)
+    python(str(EXAMPLES / "ray_train.py"), "--steps", str(STEPS), folder=tmp_path, PERFAGENT_SERVER=shared_server.url)
+    only_run(shared_server, "ray train", tmp_path)

@@ -9,25 +9,17 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import standardwebhooks
-from builders import ServerProcess, free_port, job_environment, server_process, sync, until, web
+from builders import ServerProcess, free_port, job_environment, sync, until, web
 from e2e.launching import python
 from preloaded import run
 
 pytestmark = pytest.mark.real
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One for all examples."""
-    with server_process(tmp_path_factory.mktemp("server")) as running:
-        yield running
 
 
 def one_new_run(server: ServerProcess, known: set[str], name: str, steps: int) -> None:
@@ -53,26 +45,26 @@ def known_runs(server: ServerProcess) -> set[str]:
     ],
 )
 def test_an_example_trains_and_its_run_is_finished(
-    server: ServerProcess, tmp_path: Path, script: str, steps: int, options: tuple[str, ...], name: str
+    shared_server: ServerProcess, tmp_path: Path, script: str, steps: int, options: tuple[str, ...], name: str
 ) -> None:
-    known = known_runs(server)
+    known = known_runs(shared_server)
     more = [str(tmp_path / "output") if option == "OUTPUT" else option for option in options]
-    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, HF_HUB_OFFLINE="1")
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=shared_server.url, HF_HUB_OFFLINE="1")
     [ended] = run([str(EXAMPLES / script), "--steps", str(steps), *more], tmp_path, [environment])
     assert ended.returncode == 0, ended
     sync(environment)
-    one_new_run(server, known, name, steps)
+    one_new_run(shared_server, known, name, steps)
 
 
-def test_example_that_breaks_is_explained_by_the_models_input(server: ServerProcess, tmp_path: Path) -> None:
-    known = known_runs(server)
-    python(str(EXAMPLES / "nan.py"), folder=tmp_path, PERFAGENT_SERVER=server.url)
-    sync(job_environment(tmp_path, PERFAGENT_SERVER=server.url))
-    one_new_run(server, known, "nan", 300)
-    (run,) = {run["run"] for run in server.get("/runs")["runs"]} - known
+def test_example_that_breaks_is_explained_by_the_models_input(shared_server: ServerProcess, tmp_path: Path) -> None:
+    known = known_runs(shared_server)
+    python(str(EXAMPLES / "nan.py"), folder=tmp_path, PERFAGENT_SERVER=shared_server.url)
+    sync(job_environment(tmp_path, PERFAGENT_SERVER=shared_server.url))
+    one_new_run(shared_server, known, "nan", 300)
+    (run,) = {run["run"] for run in shared_server.get("/runs")["runs"]} - known
 
     def explained() -> bool:
-        verdict = server.get(f"/runs/{run}/verdict")
+        verdict = shared_server.get(f"/runs/{run}/verdict")
         return bool(verdict["rule"] == "nonfinite_loss" and "The batch of step 200 itself" in verdict["message"])
 
     assert until(explained)
@@ -81,23 +73,27 @@ def test_example_that_breaks_is_explained_by_the_models_input(server: ServerProc
 @pytest.mark.parametrize(
     "name", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long), pytest.param("zero", marks=pytest.mark.long)]
 )
-def test_an_example_of_several_ranks_trains_and_is_one_run(server: ServerProcess, tmp_path: Path, name: str) -> None:
-    known, port = known_runs(server), str(free_port())
+def test_an_example_of_several_ranks_trains_and_is_one_run(
+    shared_server: ServerProcess, tmp_path: Path, name: str
+) -> None:
+    known, port = known_runs(shared_server), str(free_port())
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    job |= {"PERFAGENT_SERVER": server.url, "TORCHELASTIC_RUN_ID": name}  # as torchrun says it
+    job |= {"PERFAGENT_SERVER": shared_server.url, "TORCHELASTIC_RUN_ID": name}  # as torchrun says it
     ranks = [job_environment(tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
     ended = run([str(EXAMPLES / f"{name}.py"), "--steps", "30"], tmp_path, ranks)
     assert [one.returncode for one in ended] == [0, 0], ended
     sync(ranks[0])
-    one_new_run(server, known, name, 30)
+    one_new_run(shared_server, known, name, 30)
 
 
 @pytest.mark.long
-def test_the_example_for_torchrun_is_started_by_it(server: ServerProcess, tmp_path: Path) -> None:
-    known = known_runs(server)
+def test_the_example_for_torchrun_is_started_by_it(shared_server: ServerProcess, tmp_path: Path) -> None:
+    known = known_runs(shared_server)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    python(*launcher, str(EXAMPLES / "torchrun.py"), "--steps", "30", folder=tmp_path, PERFAGENT_SERVER=server.url)
-    one_new_run(server, known, "torchrun", 30)
+    python(
+        *launcher, str(EXAMPLES / "torchrun.py"), "--steps", "30", folder=tmp_path, PERFAGENT_SERVER=shared_server.url
+    )
+    one_new_run(shared_server, known, "torchrun", 30)
 
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()

@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import ServerProcess, server_process
+from builders import ServerProcess
 from e2e.launching import SCRIPTS, monitored, printed_losses, python, values
 
 pytestmark = pytest.mark.real
 EXACT = "gpt_own_batching_timed.py"
 SUMMED = "accumulation_timed.py"
-
-
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_process(tmp_path_factory.mktemp("server")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("script", [EXACT, pytest.param(SUMMED, marks=pytest.mark.long)])

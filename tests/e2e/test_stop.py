@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ServerProcess, free_port, job_environment, server_process, until
+from builders import ServerProcess, free_port, job_environment, until
 from e2e.launching import JOBS
 from preloaded import run
 
@@ -20,12 +19,6 @@ import perfagent
 
 pytestmark = pytest.mark.real
 TESTS = str(Path(__file__).resolve().parents[1])
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with server_process(tmp_path / "server") as running:
-        yield running
 
 
 def ranks(server: ServerProcess, folder: Path, way: str) -> list[dict[str, Any]]:
@@ -79,31 +72,3 @@ def test_perfagent_stop_ends_a_loop_that_reads_it(server: ServerProcess, tmp_pat
     assert said.returncode == 0, said.stderr
     assert first["step"] == second["step"] == json.loads(said.stdout)["step"]
     assert first["how"] == second["how"] == "by should_stop"
-
-
-def test_who_has_not_allowed_a_stop_says_why_and_trains_on(server: ServerProcess, tmp_path: Path) -> None:
-    """Asked by a person, and after the NaN by a rule."""
-    server.admin("PUT", "/rules/nonfinite_loss", {"stop": True})
-
-    def stops() -> list[dict[str, Any]]:
-        return [one for one in server.get("/runs/job/commands")["commands"] if one["kind"] == "stop"]
-
-    with ThreadPoolExecutor(1) as aside:
-        job = aside.submit(ranks, server, tmp_path, "forbids")
-        try:
-            has_trained(server, 20)
-            said = perfagent_stop(server, tmp_path)
-            until(lambda: [one["state"] for one in stops()] == ["refused"] * 2, within_s=30)
-            has_trained(server, server.get("/runs/job")["step"] + 20)
-        finally:
-            (tmp_path / "go").touch()
-        first, second = job.result()
-    asked = stops()
-    assert {one["who"] for one in asked} == {"admin token", "rule nonfinite_loss"}
-    for order in asked:
-        ((rank, why),) = [(one["rank"], one["message"]) for one in order["sources"]]
-        assert rank == 0 and "attach(stoppable=True)" in why
-    assert said.returncode == 1 and f"refused: {why}" in said.stderr
-    assert first["how"] == second["how"] == "by itself"
-    assert first["step"] == second["step"] > 120
-    assert "stopped after" not in server.wait_for_state("job", "finished")["reason"]

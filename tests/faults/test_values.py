@@ -5,21 +5,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import ServerProcess, run_job, server_process
+from builders import ServerProcess, run_job
 
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, room_of
 
 pytestmark = [pytest.mark.fault, pytest.mark.real]
-
-
-@pytest.fixture(scope="module")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_process(tmp_path_factory.mktemp("server")) as running:
-        yield running
 
 
 # ---- A18
@@ -38,19 +31,19 @@ run.finish()
 """
 
 
-def test_a18_clock_that_jumps_leaves_order_and_run_as_they_are(real_server: ServerProcess, tmp_path: Path) -> None:
-    run_job(JUMPS, tmp_path, real_server.url)
-    summary = real_server.wait_for_state("jumps", "finished")
+def test_a18_clock_that_jumps_leaves_order_and_run_as_they_are(shared_server: ServerProcess, tmp_path: Path) -> None:
+    run_job(JUMPS, tmp_path, shared_server.url)
+    summary = shared_server.wait_for_state("jumps", "finished")
     assert summary["step"] == 40
-    series = real_server.get("/runs/jumps/series", name="loss")
+    series = shared_server.get("/runs/jumps/series", name="loss")
     assert series["step"] == list(range(1, 41))
     assert series["mean"] == [1.0 / step for step in range(1, 41)]
-    rows = [row for row in real_server.export("jumps") if row["name"] == "loss"]
+    rows = [row for row in shared_server.export("jumps") if row["name"] == "loss"]
     assert [row["step"] for row in rows] == list(range(1, 41))
     assert all(isinstance(row["time"], float) and math.isfinite(row["time"]) for row in rows)
     for path in ("", "/latest", "/verdict", "/findings", "/alerts"):
-        real_server.get(f"/runs/jumps{path}")
-    measured = [row for row in real_server.export("jumps") if row["name"].endswith(("_s", "_pct", "_bytes"))]
+        shared_server.get(f"/runs/jumps{path}")
+    measured = [row for row in shared_server.export("jumps") if row["name"].endswith(("_s", "_pct", "_bytes"))]
     assert [row for row in measured if isinstance(row["value"], float) and row["value"] < 0] == []
 
 
@@ -68,23 +61,23 @@ run.finish()
 """
 
 
-def test_a19_what_is_not_finite_is_told_as_it_is_everywhere(real_server: ServerProcess, tmp_path: Path) -> None:
-    run_job(SPECIAL, tmp_path, real_server.url)
-    real_server.wait_for_state("special", "finished")
-    rows = {row["step"]: row["value"] for row in real_server.export("special") if row["name"] == "value"}
+def test_a19_what_is_not_finite_is_told_as_it_is_everywhere(shared_server: ServerProcess, tmp_path: Path) -> None:
+    run_job(SPECIAL, tmp_path, shared_server.url)
+    shared_server.wait_for_state("special", "finished")
+    rows = {row["step"]: row["value"] for row in shared_server.export("special") if row["name"] == "value"}
     told = ["NaN", "Infinity", "-Infinity", -0.0, 5e-324, 1.7976931348623157e308, 0.1, 1 / 3, 2.0**53, 2.0**70]
     assert [rows[step] for step in range(12)] == [*told, "Infinity", "-Infinity"]
     assert math.copysign(1.0, rows[3]) == -1.0
-    series = real_server.get("/runs/special/series", name="value")
+    series = shared_server.get("/runs/special/series", name="value")
     assert series["nonfinite"][0] == 1
     assert "null" not in json.dumps(series["mean"])
-    latest = real_server.get("/runs/special/latest")
+    latest = shared_server.get("/runs/special/latest")
     assert latest["value"]["value"] == "-Infinity"
     assert latest["fine"]["value"] == 1.0
     assert not {"text", "none", "complex", "list"} & set(latest)
     for path in ("", "/verdict", "/findings", "/alerts"):
-        real_server.get(f"/runs/special{path}")
-    assert real_server.get("/runs/special/ranks", name="loss")["ranks"] == [0]
+        shared_server.get(f"/runs/special{path}")
+    assert shared_server.get("/runs/special/ranks", name="loss")["ranks"] == [0]
 
 
 # ---- A20
@@ -109,10 +102,10 @@ run.finish()
 """
 
 
-def test_a20_odd_names_are_stored_and_very_many_cost_no_memory(real_server: ServerProcess, tmp_path: Path) -> None:
-    grown, refused_series, refused_names = map(int, run_job(NAMES, tmp_path, real_server.url).split())
-    real_server.wait_for_state("names", "finished")
-    latest = real_server.get("/runs/names/latest")
+def test_a20_odd_names_are_stored_and_very_many_cost_no_memory(shared_server: ServerProcess, tmp_path: Path) -> None:
+    grown, refused_series, refused_names = map(int, run_job(NAMES, tmp_path, shared_server.url).split())
+    shared_server.wait_for_state("names", "finished")
+    latest = shared_server.get("/runs/names/latest")
     assert all(len(name.encode()) <= 256 and name for name in latest)
     assert {"../../etc/passwd", "<script>alert(1)</script>", "'; DROP TABLE run; --", "__proto__", "x" * 256} <= set(
         latest
@@ -126,4 +119,4 @@ def test_a20_odd_names_are_stored_and_very_many_cost_no_memory(real_server: Serv
     # and what samplers had to leave out at the end
     assert latest["agent/dropped"]["value"] >= refused_series + refused_names
     for name in ("<script>alert(1)</script>", "../../etc/passwd", "'; DROP TABLE run; --"):
-        assert real_server.get("/runs/names/series", name=name)["count"] == [1]
+        assert shared_server.get("/runs/names/series", name=name)["count"] == [1]

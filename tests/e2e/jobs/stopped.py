@@ -1,6 +1,5 @@
 """One of two ranks of a DDP job that would train for minutes: `python stopped.py FOLDER WAY`. It writes down, in
-FOLDER/RANK.json, its last step, when the first NaN came, and how it ended. WAY: plain, reads, loop, or forbids: that one
-may not be stopped, and ends when FOLDER/go is there."""
+FOLDER/RANK.json, its last step, when the first NaN came, and how it ended. WAY: plain, reads or loop."""
 
 from __future__ import annotations
 
@@ -33,13 +32,6 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(4, 8)
 
 
-def may_end() -> bool:
-    """Both ranks learn it at the same step."""
-    go = torch.tensor(float((folder / "go").exists()))
-    dist.all_reduce(go)
-    return bool(go)
-
-
 def by_hand() -> None:
     for step in range(1, 1500):
         model(batch(step)).square().mean().backward()
@@ -48,8 +40,6 @@ def by_hand() -> None:
         optimizer.zero_grad()
         if way == "reads" and run.should_stop:
             ended["how"] = "by should_stop"
-            return
-        if way == "forbids" and may_end():
             return
 
 
