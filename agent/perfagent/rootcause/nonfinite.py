@@ -13,20 +13,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.rootcause.bad_tensors import BadAmong
 from perfagent.rootcause.batch import Fingerprint, in_callers
 from perfagent.rootcause.culprit import in_order, name_culprit, of_gradients, shared_names
 from perfagent.rootcause.evidence import Evidence
-from perfagent.rootcause.graph import first_bad_operator, leaves_of
+from perfagent.rootcause.graph import Graph, leaves_of, read_graph
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 from perfagent.rootcause.onset import onset, reads_some_rows
 from perfagent.rootcause.spoilt_update import had_finite_gradients, left_out_by_the_loss, zero_eps
 from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.trace import entries_of
-from perfagent.wire.evidence import Began, NonfiniteEvidence, OperatorFound
+from perfagent.wire.evidence import Began, NonfiniteEvidence
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -58,7 +58,7 @@ class Inquiry:
         self._moments: BadAmong | None = None
         self._after: BadAmong | None = None
         self._gradients: BadAmong | None = None
-        self._operator: OperatorFound | None = None
+        self._graph: Graph | None = None
         self._batch: Fingerprint | None = None
         self._dtype = ""
         self._checks: OutputChecks | None = None
@@ -88,7 +88,7 @@ class Inquiry:
         where, found = in_callers(samples, frame or sys._getframe(1))
         if found:
             self._batch = Fingerprint(self.step, where, found)
-        self._operator = cast("OperatorFound | None", first_bad_operator(loss, self._names, self._buffers()))
+        self._graph = read_graph(loss, self._names, self._buffers())
 
     def at_boundary(self) -> bool:
         """Between two steps: first what the bad one left behind, then, step by step, what the modules put out."""
@@ -284,8 +284,8 @@ class Inquiry:
             found["gradients"] = self._gradients.shown()
         if self._moments is not None and self._moments.count and self._moments.ready():
             found["optimizer_state"] = self._moments.shown()
-        if self._operator is not None:
-            found["operator"] = self._operator
+        if self._graph is not None and self._graph.ready() and (operator := self._graph.first_bad()) is not None:
+            found["operator"] = operator
         found |= self._of_modules()
         found["steps_checked_after"] = len(self._rounds)
         if self._steps_after:
