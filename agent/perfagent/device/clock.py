@@ -23,13 +23,13 @@ class DeviceClock:
     """
 
     __slots__ = (
-        "_backend", "_blocked", "_computes", "_event", "_free", "_known", "_moved", "_parts", "_side", "_stream", "device",
+        "_backend", "_computes", "_event", "_free", "_known", "_moved", "_parts", "_side", "_stream", "blocked", "device",
     )  # fmt: skip
 
     def __init__(self, device: torch.device) -> None:
         self._backend = backend = backend_of(device.type)
         self._event = backend.event
-        self._blocked: Callable[[], bool] = backend.is_capturing if backend.has_events else _always
+        self.blocked: Callable[[], bool] = backend.is_capturing if backend.has_events else _always
         self._moved = False
         if not backend.used:
             uses(backend, device)
@@ -49,7 +49,7 @@ class DeviceClock:
         """Returns an event recorded on the device's current stream. Returns None while a graph is captured, and on
         a lost device: the script learns of that from its own calls."""
         try:
-            if self._blocked():
+            if self.blocked():
                 return None
             try:
                 event = self._free.pop()

@@ -16,7 +16,7 @@ from typing import Any
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
-from perfagent.device import DeviceClock, Event, take
+from perfagent.device import DeviceClock, Event, Reading, collect, take
 from perfagent.signals.loss_function import loss_function
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import (
@@ -33,7 +33,7 @@ from perfagent.step.trace import (
     trace_of,
 )
 
-__all__ = ["begin_pass", "remember", "watch_backward"]
+__all__ = ["begin_pass", "check_arrived", "remember", "watch_backward"]
 
 
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,6 +169,7 @@ def _root(p: StepState, tensor: Any) -> Root | None:
     if p.amp.scaled:
         unscaled = p.amp.scaled.pop(id(tensor), None)
         if unscaled is not None:
+            p.losses.arriving = unscaled.value if isinstance(unscaled.value, Reading) else None
             return unscaled
     if tensor.numel() != 1:
         return None  # a pipeline stage passes gradients on and has no loss
@@ -178,7 +179,9 @@ def _root(p: StepState, tensor: Any) -> Root | None:
         if value - value != 0.0:  # NaN or infinite: measure the gradients of this step
             _suspect(p, tensor)
         return Root(value, _divided(tensor) if p.losses.accumulates or p.roots else False)
-    later = take(local)
+    if p.losses.arriving is not None:
+        check_arrived(p)  # of the micro-batch before
+    p.losses.arriving = later = collect(local)
     return None if later is None else Root(later, _divided(tensor))
 
 
@@ -200,6 +203,18 @@ def _weighted(p: StepState, tensor: Any, weights: Any) -> Root | None:
     if value - value != 0.0:
         _suspect(p, tensor)
     return Root(value, divided=True)
+
+
+@guarded
+def check_arrived(p: StepState) -> None:
+    """Before gradients or weights change, asks whether the step's newest loss has come from its device by now and is no
+    number. So it mostly has: the script read it, or the device cannot be further behind than its queue is long."""
+    arriving = p.losses.arriving
+    value = None if arriving is None or p.clock is None or p.clock.blocked() else arriving.seen()
+    if value is not None:
+        p.losses.arriving = None
+        if value - value != 0.0:
+            _suspect(p, None)
 
 
 def _suspect(p: StepState, tensor: Any) -> None:

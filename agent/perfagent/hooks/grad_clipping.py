@@ -17,6 +17,7 @@ from typing import Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, take
+from perfagent.hooks.backward import check_arrived
 from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
 from perfagent.step.state import StepState, state
@@ -314,6 +315,8 @@ def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
 def _add(p: StepState, tensors: Any) -> Clip | None:
     if not isinstance(tensors, (list, tuple)) or not tensors:
         return None
+    if p.losses.arriving is not None:
+        check_arrived(p)
     if p.clips is None:
         p.clips = Clips()
     p.costs.clipped += 1

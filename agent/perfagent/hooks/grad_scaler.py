@@ -9,7 +9,7 @@ from typing import Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import take
-from perfagent.hooks.backward import remember
+from perfagent.hooks.backward import check_arrived, remember
 from perfagent.hooks.optimizer_selection import appoint
 from perfagent.hooks.optimizer_step import finish_step
 from perfagent.step.state import StepState, now, state
@@ -59,6 +59,8 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 def _begin_scaled(p: StepState, scaler: Any, optimizer: Any) -> None:
     if not p.primary_id:
         appoint(p, optimizer)
+    if p.losses.arriving is not None:
+        check_arrived(p)
     p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if scaler._scale is not None:
         p.amp.scale, p.amp.scaler_scale = scaler._scale, take(scaler._scale)
@@ -72,6 +74,8 @@ def _end_scaled(p: StepState, optimizer: Any, stepped: bool) -> None:
     found, p.amp.found_inf = p.amp.found_inf, None
     if stepped and found is not None:  # a fused optimizer decides on the device
         skipped = take(found)
+    if not stepped and p.losses.arriving is not None:  # a scaler waits for its device, and has changed nothing
+        check_arrived(p)
     if not stepped and p.primary_id != id(optimizer):
         p.links.together.skips(p, optimizer)
     finish_step(p, optimizer, skipped, event)

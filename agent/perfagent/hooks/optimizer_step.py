@@ -16,6 +16,7 @@ from typing import Any
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import devices_of, take, take_if_any
+from perfagent.hooks.backward import check_arrived
 from perfagent.hooks.multi_optimizer import has_gradients
 from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
 from perfagent.step.state import StepState, now, state
@@ -131,6 +132,8 @@ def _before(p: StepState, optimizer: Any, *, closure: bool) -> None:
             return  # ... unless that one raised in its step and will never return
     p.entered = me
     p.plain = False
+    if p.losses.arriving is not None:
+        check_arrived(p)
     if not p.primary_id:
         appoint(p, optimizer)
     if not p.scaler_depth:
@@ -216,6 +219,7 @@ def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any 
     if p.gradients is not None:
         p.links.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
     first, began = p.last is None, p.selection.began
+    p.losses.arriving = None
     p.losses.seen_backward = True  # with torch.func.grad or autograd.grad no backward call is seen, but it trains
     p.complete(lr, skipped, event)
     if clipped:
@@ -295,6 +299,8 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
         p.entered = id(me)
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
+        if p.losses.arriving is not None:
+            check_arrived(p)
         try:
             if (kwargs or len(args) > alone) and _closure(args, kwargs):
                 args, kwargs = _with_closure_watched(p, me, args, kwargs)

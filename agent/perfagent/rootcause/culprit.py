@@ -42,7 +42,7 @@ def name_culprit(found: NonfiniteEvidence, classes: Classes) -> NonfiniteEvidenc
     if batch is not None and "inputs_known" not in made:
         return batch
     # the module was fed from parameters that the bad step had spoilt
-    later = bool(made) and bool(after.get("nonfinite"))
+    later = bool(made or before) and bool(after.get("nonfinite"))
     if first is not None and not spread and not later:
         own = next((one["name"] for one in after.get("first", ()) if _owner(one["name"]) == first["module"]), None)
         return _of_module(first["module"], classes, {"cause": "module", **({"parameter": own} if own else {})})
@@ -51,6 +51,8 @@ def name_culprit(found: NonfiniteEvidence, classes: Classes) -> NonfiniteEvidenc
         if uses is not None:
             return _of_module(_owner(uses), classes, {"cause": "operator"})
         return _between(operator, classes)
+    if before and later:
+        return {"cause": "forward"}
     if first is not None:
         return _of_module(first["module"], classes, {"cause": "spread"})
     if after.get("nonfinite"):

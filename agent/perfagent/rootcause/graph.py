@@ -45,6 +45,11 @@ _PRODUCTS = ("Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution")
 _LOGARITHMS = {"Log": 0.0, "Log2": 0.0, "Log10": 0.0, "Log1P": -1.0}
 """Where they become -inf."""
 _ARCS = ("Acos", "Asin", "Atanh", "Erfinv")
+_MAKE_BAD = (
+    *_LOGARITHMS, *_ARCS, "Div", "Sqrt", "Rsqrt", "Reciprocal", "Pow", "Exp", "Expm1", "Acosh", "Logit", "Std", "Atan2", "Tan",
+)  # fmt: skip
+_LARGE = 1e6
+"""Half-precision numbers are smaller: products overflow."""
 _SMALL = 16.0
 """By so much a value may be multiplied without being suspected of overflowing there."""
 _COMPILED = "CompiledFunction"
@@ -64,6 +69,7 @@ class Kept:
     buffer: str
     most: float = math.inf
     count: int = 0
+    on_host: bool = True
     low: float = 0.0
     high: float = 0.0
 
@@ -93,6 +99,7 @@ class Node:
     name: str
     inputs: list[int | str | None]
     kept: list[Kept]
+    exponent: float = 0.0
 
     def reads(self) -> list[Kept]:
         return [one for one in self.kept if one.is_read]
@@ -106,6 +113,11 @@ class Node:
         least = 0.0 if factor.low <= 0.0 <= factor.high else min(abs(factor.low), abs(factor.high))
         is_small = factor.largest <= _SMALL if self.name == "Mul" else factor.largest < math.inf and least * _SMALL >= 1
         return 1 - _PLACES[factor.name] if is_small else None
+
+    def is_by_a_number(self) -> bool:
+        """Whether it multiplies, divides, or takes a power, by a number of the script."""
+        by_number = any(one.name == "other" and one.count == 1 and one.on_host for one in self.kept)
+        return by_number or self.exponent >= 1.0
 
     def made(self) -> str | None:
         """What bad value it certainly made of what it keeps; "" where it made none; None where that is not known."""
@@ -171,6 +183,18 @@ class Graph:
             if read[0].buffer:
                 found["buffer"] = read[0].buffer
         self._locate(producer if producer is not None else reader, found)
+        return found
+
+    def only_maker(self) -> OperatorFound | None:
+        """The operator that makes NaN or infinity of finite values, where it is the only one: of a graph whose values are
+        all bad, as after an update with NaN. None where there are several, or none."""
+        half = any(one.most < _LARGE for node in self.nodes for one in node.kept)
+        kinds = {*_MAKE_BAD, *(_PRODUCTS if half else ())}
+        makers = [at for at, node in enumerate(self.nodes) if node.name in kinds and not node.is_by_a_number()]
+        if len(makers) != 1:
+            return None
+        found: OperatorFound = {"operator": self.nodes[makers[0]].name, "is_the_only_one": True}
+        self._locate(makers[0], found)
         return found
 
     def _settle(self) -> None:
@@ -344,7 +368,8 @@ def read_graph(
             for one, (_, tensor) in zip(kept, saved, strict=True):
                 ranges.add(one, tensor)
         inputs = [_source(before, places, names) for before, _ in node.next_functions]
-        graph.nodes.append(Node(_name(node), inputs, kept))
+        exponent = getattr(node, "_saved_exponent", 0.0)
+        graph.nodes.append(Node(_name(node), inputs, kept, exponent if isinstance(exponent, (int, float)) else 0.0))
     ranges.add(graph.loss, loss.detach())
     graph.readings = ranges.collect()
     return graph
@@ -366,7 +391,7 @@ class _Ranges:
             kept.most = torch.finfo(tensor.dtype).max
         elif tensor.dim() or tensor.device.type == "meta":  # a whole number is a factor, as any other
             return
-        kept.count = tensor.numel()
+        kept.count, kept.on_host = tensor.numel(), tensor.is_cpu
         with torch.no_grad():
             low, high = torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
         if tensor.is_cpu:

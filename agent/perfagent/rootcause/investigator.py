@@ -24,6 +24,8 @@ from perfagent.step.state import now
 from perfagent.step.stop import Stop
 
 if TYPE_CHECKING:
+    import torch
+
     from perfagent.delivery.drain import Drained
     from perfagent.delivery.sender import Sender
     from perfagent.rootcause.commands import Commands
@@ -98,23 +100,26 @@ class Investigator:
 
     # ---- on the training thread
 
-    def suspect(self, tensor: Any) -> bool:
-        """Backward is about to start from a value on the CPU that is NaN or infinite. Returns whether that is news: the
-        first such step since a good one."""
+    def suspect(self, loss: torch.Tensor | None) -> bool:
+        """Backward is about to start from a loss on the CPU that is NaN or infinite; or, with None, such a loss has come
+        from a device before the update of its step. Returns whether that is news: the first such step since a good one."""
         if not self._watchful:
             return False
         self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
         self._watchful = False
         if self._inquiry is None and self._inquiries < MOST_INQUIRIES:
-            self._suspect(tensor)
+            self._suspect(loss)
         return True
 
     @guarded
-    def _suspect(self, tensor: Any) -> None:
+    def _suspect(self, loss: torch.Tensor | None) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
 
         inquiry = Inquiry(self, self._bad_step)
-        inquiry.before_backward(tensor)
+        if loss is None:
+            inquiry.before_update()
+        else:
+            inquiry.before_backward(loss)
         self._open(inquiry)
 
     def passing(self, error: BaseException) -> None:
@@ -212,6 +217,8 @@ class Investigator:
             # the gradients of the next step
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)
             self._open(Inquiry(self, step))
+        elif self._inquiry is not None and step < self._inquiry.step and loss - loss != 0.0:
+            self._inquiry.began_earlier(step)
         if self._newest is not None and self._newest.step == step:
             # of a fast training, what follows has pushed it out by the time of the report
             self._newest.history = self.history()

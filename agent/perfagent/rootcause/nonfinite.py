@@ -2,9 +2,11 @@
 
 What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are
 still those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of
-the loop. A loss on a device is read some steps later: there the parameters and gradients of the next boundary are
-looked at, and the outputs of all modules in the steps that follow. Everything on a device is counted there and read
-when it has arrived: nothing waits.
+the loop. A loss on a device has mostly arrived before the update of its step: all but the graph is there. Else it is
+read some steps later, when the parameters may be spoilt. The graph and the outputs of all modules are then those of the
+steps that follow: where the loop or a scaler kept the parameters from being spoilt, they show the same once more; where
+not, the graph shows which operators can make NaN of finite values at all. Everything on a device is counted there and
+read when it has arrived: nothing waits.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class Inquiry:
         self._after: BadAmong | None = None
         self._gradients: BadAmong | None = None
         self._graph: Graph | None = None
+        self._graph_step = step
         self._batch: Fingerprint | None = None
         self._dtype = ""
         self._checks: OutputChecks | None = None
@@ -78,17 +81,37 @@ class Inquiry:
         """The loss is known to be bad and nothing has followed from it yet. frame: whose variables may hold the batch,
         and its callers'; by default the caller's."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
-        self._rate = self._learning_rate()
+        self._note_before(self._parameters(), leaves_of(loss), frame or sys._getframe(1))
+        self._graph = read_graph(loss, self._names, self._buffers())
+
+    def before_update(self) -> None:
+        """The loss has come from its device and is bad; its gradients are there, and nothing was updated with them."""
         named = self._parameters()
-        self._before = BadAmong(named, leaves_of(loss))
-        if self._before.ready() and self._before.shown()["nonfinite"]:
+        self._gradients = BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
+        self._note_before(named, {id(p) for _, p in named if p.grad is not None} or None, sys._getframe(1))
+
+    def _note_before(self, named: list[tuple[str, Any]], used: set[int] | None, frame: FrameType) -> None:
+        self._rate = self._learning_rate()
+        self._before = BadAmong(named, used)
+        if not self._before.ready() or self._before.shown()["nonfinite"]:
             self._moments = BadAmong(self._averages(named))
         entries = entries_of(self._progress.trace)
         samples = next((entry[4][0] for entry in entries if len(entry) > 4 and isinstance(entry[4], tuple)), None)
-        where, found = in_callers(samples, frame or sys._getframe(1))
+        where, found = in_callers(samples, frame)
         if found:
             self._batch = Fingerprint(self.step, where, found)
-        self._graph = read_graph(loss, self._names, self._buffers())
+
+    def at_next_backward(self, tensors: Any) -> None:
+        """Reads the graph of a step after the bad one."""
+        loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        if isinstance(loss, sys.modules["torch"].Tensor):
+            self._graph = read_graph(loss, self._names, self._buffers())
+            self._graph_step = self._progress.completed + 1
+
+    def began_earlier(self, step: int) -> None:
+        """On the sender's thread: the loss of an earlier step was bad, which came from its device too late for that."""
+        self._after, self._before, self._seen_after, self.step = self._before, None, self.step - 1, step
+        self._batch = None
 
     def at_boundary(self) -> bool:
         """Between two steps: first what the bad one left behind, then, step by step, what the modules put out."""
@@ -98,7 +121,8 @@ class Inquiry:
         if self._after is None:
             named = self._parameters()
             self._after = BadAmong(named, {id(p) for _, p in named if p.grad is not None} or None)
-            self._gradients = BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
+            if self._gradients is None:
+                self._gradients = BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
             self._seen_after = self._progress.completed
         checks = self._checks
         if checks is not None:
@@ -114,6 +138,8 @@ class Inquiry:
             self._done = True
             return False
         self._steps_looked_at += 1
+        if self._graph is None and self._progress.losses.proof is None:
+            self._progress.losses.proof, self._progress.plain = self.at_next_backward, False
         self._checks = OutputChecks(model, self._progress.thread)
         self._checks.install(self._progress.completed + 1)
         return True
@@ -216,7 +242,15 @@ class Inquiry:
         late = time.monotonic() - self._since > PATIENCE_S
         parts = [
             part
-            for part in (self._before, self._moments, self._after, self._gradients, self._batch, *self._rounds)
+            for part in (
+                self._before,
+                self._moments,
+                self._after,
+                self._gradients,
+                self._batch,
+                self._graph,
+                *self._rounds,
+            )
             if part is not None
         ]
         if (self._done and all(part.ready() for part in parts) and self._rows_are_read()) or late:
@@ -284,8 +318,10 @@ class Inquiry:
             found["gradients"] = self._gradients.shown()
         if self._moments is not None and self._moments.count and self._moments.ready():
             found["optimizer_state"] = self._moments.shown()
-        if self._graph is not None and self._graph.ready() and (operator := self._graph.first_bad()) is not None:
-            found["operator"] = operator
+        if self._graph is not None and self._graph.ready():
+            is_usable = self._graph_step == self.step or not found.get("parameters_after", {}).get("nonfinite")
+            if operator := self._graph.first_bad() if is_usable else self._graph.only_maker():
+                found["operator"] = operator
         found |= self._of_modules()
         found["steps_checked_after"] = len(self._rounds)
         if self._steps_after:

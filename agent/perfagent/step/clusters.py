@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfagent.device import Value
+    from perfagent.device import Reading, Value
     from perfagent.step.governor import Governor
     from perfagent.step.roles import GradientReport, GradientSchedule, JointStep, LoopAccount, Measured, StepReader
     from perfagent.step.row import Extra
@@ -114,6 +114,7 @@ class LossState:
     whole_loss: `completed` and trace length at the last loss with folded parts (hooks/backward.py).
     loss_made: of what the loss is made (signals/loss_function.py), once it is known.
     proof: gets the root of the next backward pass (hooks/forward.py).
+    arriving: the newest loss of this step, on its way from a device.
     parts_for: calls of the model whose input may be a part of a batch (hooks/forward.py).
     """
 
@@ -124,6 +125,7 @@ class LossState:
     whole_loss: tuple[int, int] = (-1, 0)
     loss_made: dict[str, Any] | None = None
     proof: Callable[[Any], None] | None = None
+    arriving: Reading | None = None
     parts_for: int = 0
 
 

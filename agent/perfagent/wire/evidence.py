@@ -53,6 +53,7 @@ class OperatorFound(TypedDict, total=False):
     buffer: str
     minus_infinity: MinusInfinity
     made: str
+    is_the_only_one: bool
     after: str
     before: str
     of: str
@@ -99,9 +100,9 @@ class Began(TypedDict, total=False):
 class NonfiniteEvidence(TypedDict, total=False):
     """Where a NaN came from.
 
-    cause: ignored_labels, batch, zero_eps, left_out, buffer, operator, parameter, module, backward, gradient, spread or
-    unknown. What the cause is about follows it, from `module` to `eps_dtype`: finite is the bias whose gradient was good;
-    after_module and before_module lie around the operator. parameters_before: as they were when the loss was made;
+    cause: ignored_labels, batch, zero_eps, left_out, buffer, operator, forward, parameter, module, backward, gradient,
+    spread or unknown. What the cause is about follows it, from `module` to `eps_dtype`: finite is the bias whose gradient
+    was good; after_module and before_module lie around the operator. parameters_before: as they were when the loss was made;
     parameters_after: after step looked_after_step; gradients: left by it; optimizer_state: averages that it keeps of them;
     gradients_began: of the step in which it began. steps_checked_after: steps whose modules were checked; steps_after: that
     were over when the run ended. loaded: no step of this run made it. shared: the further names of weights that the cause

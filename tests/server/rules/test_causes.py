@@ -48,6 +48,8 @@ NONFINITE: dict[str, dict[str, Any]] = {
     "in the model": {"cause": "operator", "module": ITSELF, "operator": {"operator": "Log", "minus_infinity": {}}},
     "after a parameter": {"cause": "operator", "operator": {"operator": "Exp", "after": "w"}, "after_module": ITSELF},
     "unseen": {"cause": "operator", "operator": {"operator": "Softmax", "inputs_unseen": True}, "before_module": "b"},
+    "the only one": {"cause": "operator", "operator": {"operator": "Log", "is_the_only_one": True}, "after_module": "a"},
+    "forward": {"parameters_before": {**BAD, "nonfinite": 0}},
     "from outside": {**HEAD, "cause": "operator", "operator": {"read_by": "Addmm"}},
     "compiled": {"cause": "operator", "operator": {"operator": "CompiledFunction"}},
     "module": {**HEAD, "first_module": BLOCK},

@@ -46,6 +46,8 @@ class _Sentences:
             yield self._say("backward_inside" if follows == self._figures["module"] else "backward", follows=follows)
         elif cause == "operator":
             yield self._of_operator()
+            if self._found["operator"].get("is_the_only_one") and "batch" not in found:
+                yield self._say("batch_unseen")
         elif cause == "spread" and before.get("nonfinite"):
             yield self._say("spread_before", every=self._every(before))
         elif cause in ("module", "spread") and "first_module" in found:
@@ -75,6 +77,8 @@ class _Sentences:
             return self._say("compiled")
         if "operator" not in operator:
             return self._say("from_outside", where=self._around())
+        if operator.get("is_the_only_one"):
+            return self._say("operator_only", where=self._around())
         if operator.get("inputs_unseen"):
             is_masked = operator["operator"].endswith("Softmax")
             return self._say("operator_of_mask" if is_masked else "operator_unseen", where=self._around())
