@@ -13,27 +13,32 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
-from perfagent.session import current
 from perfagent_loop import randomness
 from perfagent_loop.accumulation import Count, Window
 from perfagent_loop.collectives import all_gather, rest
+from perfagent_loop.data.prefetch import timed
 from perfagent_loop.data.transfer import CopyStream, moved
 from perfagent_loop.kinds import Batch, Loader, State
 from perfagent_loop.strategies import Strategy
 
-if TYPE_CHECKING:
-    from perfagent_loop.loop import Loop
-
-__all__ = ["Batches", "length_of", "timed"]
+__all__ = ["Batches", "length_of"]
 
 logger = logging.getLogger("perfagent")
 Items = Callable[[Batch], Count]
+
+
+class Steps(Protocol):
+    """Whoever steps with the batches: loop.Loop."""
+
+    def goes_on(self) -> bool: ...
+    def step(self) -> object: ...
+    def discard_window(self) -> None: ...
 
 
 class Batches:
@@ -56,7 +61,7 @@ class Batches:
         # micro-steps of an epoch's last window on all ranks together, where they differ
         self._last_steps: int | None = None
 
-    def read(self, loader: Iterable[Batch], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Batch]:
+    def read(self, loader: Iterable[Batch], epochs: int | None, items: Items | None, loop: Steps) -> Iterator[Batch]:
         """The batches of so many epochs; a window that the loader's end cut short is stepped at that end."""
         try:
             yield from self._read(loader, epochs, items, loop)
@@ -64,7 +69,7 @@ class Batches:
             if self._strategy.world > 1 and self._strategy.device.type == "cpu":
                 rest()  # a script may end with its loop
 
-    def _read(self, loader: Iterable[Batch], epochs: int | None, items: Items | None, loop: Loop) -> Iterator[Batch]:
+    def _read(self, loader: Iterable[Batch], epochs: int | None, items: Items | None, loop: Steps) -> Iterator[Batch]:
         resumed, self._resumed = self._resumed, None
         self._loader = loader
         if self._window.done:  # the loop before was left in the middle of a window
@@ -100,7 +105,7 @@ class Batches:
                 self._cut_short(length, loop)
             self.epoch, self.batch, self._of_call = self.epoch + 1, 0, self._of_call + 1
 
-    def _cut_short(self, length: int | None, loop: Loop) -> None:
+    def _cut_short(self, length: int | None, loop: Steps) -> None:
         """The loader ended before its length, in the middle of a window."""
         if self._strategy.world > 1:
             raise ConfigError(
@@ -321,12 +326,6 @@ def _to(device: torch.device) -> Callable[[Batch], Batch]:
         return lambda batch: moved(batch, device)
     stream = CopyStream(device)
     return lambda batch: stream.receive(stream.send(batch))
-
-
-def timed(loader: Loader) -> Iterator[Batch]:
-    """Waits for batches are seen in a DataLoader's iterator; of any other iterable the run is asked to time them."""
-    run = None if isinstance(loader, DataLoader) else current()
-    return iter(loader if run is None else run.batches(loader))
 
 
 def length_of(loader: Loader) -> int | None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perfagent.boundary.dynamo import keep_out_of_frames, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.evaluation import interrupted
-from perfagent.signals.batch_contents import Contents
-from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
+from perfagent.signals.batches.contents import Contents
+from perfagent.signals.batches.size import Measure, is_raw, reader
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, read_on, shorten
 
@@ -136,11 +136,9 @@ def measure_of(p: StepState, loader: int, batch: Any, batch_size: Any = None) ->
     """Chooses how to read the size of this loader's batches from now on."""
     if len(p.readers) > 64:
         p.readers.clear()
-    measure = reader(batch, batch_size)
     if is_raw(batch):
         p.losses.parts_for = sys.maxsize
-        measure = of_raw(measure)
-    measure = p.readers[loader] = untraced(measure)
+    measure = p.readers[loader] = untraced(reader(batch, batch_size))
     keep_out_of_frames()
     return measure
 

@@ -18,7 +18,7 @@ from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.optimizer_selection import Lost
 from perfagent.hooks.optimizer_step import watch_whole_step
 from perfagent.hooks.submodule_forward import Uncalled
-from perfagent.signals.batch_size import has_embedding
+from perfagent.signals.batches.padding import has_embedding
 from perfagent.step.state import StepState
 
 __all__ = ["Watching"]

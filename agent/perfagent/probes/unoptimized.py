@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.gc_instances import living
-from perfagent.signals.batch_fingerprint import sampled
+from perfagent.signals.batches.fingerprint import content_of
 from perfagent.signals.tensor_storage import every_optimizer, numbers_in
 from perfagent.signals.uncleared import Uncleared
 
@@ -230,7 +230,7 @@ class _State:
 
 
 def _few(parameter: Any) -> bytes:
-    return sampled(parameter) if parameter.is_cpu and not parameter.is_complex() else b""
+    return content_of(parameter) if parameter.is_cpu and not parameter.is_complex() else b""
 
 
 def _held_by(optimizers: Iterable[Any]) -> set[int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from perfagent.signals.batch_values import IGNORED
+from perfagent.signals.batches.values import IGNORED
 from perfagent.wire.evidence import ITSELF, BadTensors, NonfiniteEvidence, OperatorFound
 
 __all__ = ["SHOWN", "Classes", "in_order", "name_culprit", "of_gradients", "shared_names"]

@@ -112,7 +112,7 @@ class Investigator(Protocol):
 
 
 class BatchContents(Protocol):
-    """signals.batch_contents.Contents"""
+    """signals.batches.contents.Contents"""
 
     cost_ns: int
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from perfagent.errors import ConfigError
-from perfagent_loop.batches import timed
+from perfagent.session import current
 from perfagent_loop.checks import check_count, device_named
 from perfagent_loop.data.transfer import CopyStream, moved
 from perfagent_loop.kinds import Batch, Loader
 
-__all__ = ["Prefetcher", "read_ahead", "unwrapped"]
+__all__ = ["Prefetcher", "read_ahead", "timed", "unwrapped"]
 
 
 Device: TypeAlias = torch.device | str | int | None
@@ -90,6 +90,12 @@ class Prefetcher:
             yield batch
             del batch
         self._state = None
+
+
+def timed(loader: Loader) -> Iterator[Batch]:
+    """Waits for batches are seen in a DataLoader's iterator; of any other iterable the run is asked to time them."""
+    run = None if isinstance(loader, DataLoader) else current()
+    return iter(loader if run is None else run.batches(loader))
 
 
 def unwrapped(loader: Loader) -> Any:

@@ -14,7 +14,7 @@ from perfagent.decode.phase_times import Account
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.drafts import rows_of
 from perfagent.rootcause.investigator import Investigator
-from perfagent.signals.batch_size import inputs
+from perfagent.signals.batches.size import inputs
 from perfagent.signals.flops.op_formulas import Counted
 from perfagent.signals.flops.step_flops import StepFlops
 from perfagent.step.row import Note

@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from whole_end import whole_end
 
 import perfagent
-from perfagent_loop.batches import timed
 from perfagent_loop.data.loader import resumable_loader
-from perfagent_loop.data.prefetch import Prefetcher, _Reading, read_ahead
+from perfagent_loop.data.prefetch import Prefetcher, _Reading, read_ahead, timed
 from perfagent_loop.data.transfer import CopyStream, moved
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfagent.device import accelerator
-from perfagent.signals.batch_size import Inputs, Shape, inputs
+from perfagent.signals.batches.size import Inputs, Shape, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
 from perfagent.signals.flops.device_peaks import peak_flops
 from perfagent.signals.flops.op_formulas import Attended, Counted, Op, causal_share, count

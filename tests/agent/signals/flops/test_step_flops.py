@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.signals.batch_size import Inputs
+from perfagent.signals.batches.size import Inputs
 from perfagent.signals.flops.op_formulas import Counted
 from perfagent.signals.flops.step_flops import StepFlops
 from perfagent.signals.flops.step_recording import FlopCount

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from perfagent.signals.batch_contents import Contents
-from perfagent.signals.batch_fingerprint import Fingerprint, sampled
-from perfagent.signals.batch_tensors import places_in
+from perfagent.signals.batches.contents import Contents
+from perfagent.signals.batches.fingerprint import Fingerprint, content_of
+from perfagent.signals.batches.places import places_in
 from perfagent.step.state import state
 
 NO_LIMIT = {"overhead_budget_pct": 1e9}
@@ -192,7 +192,7 @@ def test_a_loader_of_evaluations_counts_for_nothing(record):
 
 
 def fingerprints(tensors):
-    return Fingerprint([(place.path, place.tensor) for place in places_in(tensors)])
+    return Fingerprint(places_in(tensors))
 
 
 def fingerprint(tensors):
@@ -240,12 +240,12 @@ def test_memory_that_is_not_there_is_not_read():
     whole, parameter = torch.randn(512), nn.Parameter(torch.randn(512))
     batch = [whole, whole[256:]]
     known = fingerprints(batch)
-    assert all([known.of(batch), *map(sampled, [*batch, parameter])])
+    assert all([known.of(batch), *map(content_of, [*batch, parameter])])
     whole.untyped_storage().resize_(0)
     parameter.untyped_storage().resize_(0)
     wrapper = torch.Tensor._make_wrapper_subclass(_Wrapper, (512,))
     assert known.of(batch) is None
-    assert [*map(sampled, [*batch, parameter, wrapper])] == [b""] * 4
+    assert [*map(content_of, [*batch, parameter, wrapper])] == [b""] * 4
 
 
 # ---- mistakes in the numbers

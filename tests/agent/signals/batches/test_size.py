@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perfagent.signals.batch_size import inputs, reader, size_of
+from perfagent.signals.batches.size import inputs, reader, size_of
 from perfagent.step.state import state
 
 Pair = namedtuple("Pair", "x y")
@@ -84,7 +84,7 @@ LATER = {
     "views without labels": ([[IMAGES, IMAGES], ["path"] * 6], 6, [([[IMAGES[:2], IMAGES[:2]], ["path"] * 2], (2, None))]),
     "an object": (
         Images(IMAGES, torch.zeros(6)), 6,
-        [(Images(IMAGES[:2], torch.zeros(2)), (2, None)), (SimpleNamespace(x=IMAGES[:3]), (3, None)),
+        [(Images(IMAGES[:2], torch.zeros(2)), (2, None)), (SimpleNamespace(x=IMAGES), (6, None)),
          ((IMAGES, torch.zeros(6)), (6, None))],
     ),
     "an object that raises": (Raises(), 6, [(Raises(), (6, None))]),

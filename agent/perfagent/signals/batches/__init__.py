@@ -1,0 +1,1 @@
+"""What a batch holds, from its tensors: used by the hooks of the agent and by `perfagent.inspect_batches`."""
