@@ -347,8 +347,7 @@ def report(figures: dict[str, list[dict[str, float]]], rounds: int, machine: str
             "",
             f"One bare pass (`torch._foreach_norm` and `stack`, nothing else) takes {middle(every, 'floor_us') / 1000:.2f} ms in "
             "the same processes, between the blocks, with the gradients warm in the caches; perfagent finds them as the backward "
-            "pass left them. Its pass over plain gradients is those two operations on a GPU; on the CPU it stacks small ones of "
-            "one shape first, two operations for each such shape and one to join them."
+            "pass left them. Its pass over plain gradients is those two operations."
             + (
                 f" Over gradients that are as warm as the bare pass's, perfagent's pass takes "
                 f"{statistics.median(ours) / 1000:.2f} ms."

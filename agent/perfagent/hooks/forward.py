@@ -28,6 +28,7 @@ from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import accelerator
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
+from perfagent.signals.batches.contents import NO_LOADER
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 
@@ -103,7 +104,7 @@ class Watched(Standing):
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no fetch just before: the input is the batch
                 size = size_of_call(p, args, kwargs)
                 if training:
-                    contents_of(p).look_at_call(kwargs or args)
+                    contents_of(p).look(NO_LOADER, kwargs or args)
                 if p.losses.parts_for < _PARTS_FOR:
                     p.losses.parts_for = _PARTS_FOR  # ... or another part of the batch before
             elif p.losses.parts_for:
@@ -173,9 +174,9 @@ def _leads_to(numbers: set[int], nodes: list[Any]) -> bool:
 def size_of_call(p: StepState, args: Any, kwargs: Any) -> Any:
     """Returns the samples and tokens of a model's input batch. Besides tokens, the input may hold a state or a mask."""
     batch = args[0] if args and ((len(args) == 1 and not kwargs) or are_tokens(args[0])) else (args or kwargs)
-    measure = p.readers.get(0)
+    measure = p.readers.get(NO_LOADER)
     if measure is None:
-        measure = measure_of(p, 0, batch)
+        measure = measure_of(p, NO_LOADER, batch)
     return measure(batch)
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_versions import since_torch
 
 from perfagent.signals.dead_units import DeadUnits
-from perfagent.signals.foreach_norms import LARGE, MOST_NUMBERS
+from perfagent.signals.foreach_norms import LARGE
 from perfagent.signals.gradients import Plan, norms
 from perfagent.signals.updates import Weights
 
@@ -49,7 +49,7 @@ def result(found, plan=None):
     return math.sqrt(report.square_sum), len(report.nonfinite)
 
 
-MIXED = [(16, 3), (5,), (), (7, 2), (5,), (0,), *[(5,), ()] * 9, (MOST_NUMBERS + 1,), *[(2, 4)] * 8, (7, 2)]
+MIXED = [(16, 3), (5,), (), (7, 2), (0,), *[(5,), ()] * 3, (1025,), (7, 2)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -58,7 +58,6 @@ def test_every_tensor_has_its_own_norm_at_its_own_place(dtype):
     found, report = each(parameters, plan)
     assert found == expected(parameters)
     assert plan.uniform
-    assert plan.order(list(range(len(MIXED)))).places != list(range(len(MIXED))), "some of them were stacked"
     whole = nn.utils.get_total_norm([gradient.double() for gradient in gradients(parameters)])
     for of_all in (math.sqrt(report.square_sum), result(gradients(parameters))[0]):  # with a plan, and without one
         assert of_all == pytest.approx(float(whole), rel=1e-3)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from perfagent.step.state import StepState
 
-__all__ = ["Contents"]
+__all__ = ["NO_LOADER", "Contents"]
 
 _BURST = 32
 """Batches that are looked at one after another, so that repeats at a short distance are among them."""
@@ -41,7 +41,7 @@ _FIRST_NS = 50_000
 _MOST_REST = 10_000
 _FINGERPRINTED = 2
 _MOST_EPOCHS = 4
-_NO_LOADER = 0
+NO_LOADER = 0
 _ONLY_IF_EVER = frozenset(("batch/ignored_pct", "batch/constant_pct"))
 """Series that begin when they are above zero for the first time: most loops never have any of it."""
 
@@ -98,18 +98,14 @@ class Contents:
 
     @untraced
     def look(self, iteration: int, batch: object) -> None:
-        """The loop is about to get this batch. iteration: the number of the loader's iteration."""
+        """The loop is about to get this batch. iteration: the number of the loader's iteration; NO_LOADER for what the
+        model is called with, which is the batch, of no epoch, where there is no loader."""
+        if iteration == NO_LOADER and self._has_loader:
+            return
         if self._rest:
             self._rest -= 1
         else:
             self._look(iteration, batch)
-
-    @untraced
-    def look_at_call(self, inputs: object) -> None:
-        """The model is called for training with these inputs, and nothing was fetched before: where there is no loader,
-        they are the batch, of no epoch."""
-        if not self._has_loader:
-            self.look(_NO_LOADER, inputs)
 
     @guarded
     def _look(self, iteration: int, batch: object) -> None:
@@ -124,7 +120,7 @@ class Contents:
         self._latest, self._at = epoch, self._progress.completed
         self._number += 1
         try:
-            self._look_at(epoch, batch, is_whole=is_whole, has_epoch=iteration != _NO_LOADER)
+            self._look_at(epoch, batch, is_whole=is_whole, has_epoch=iteration != NO_LOADER)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             epoch.plan = None  # another structure, or tensors that have none of what was asked
         cost = clock() - began
@@ -197,7 +193,7 @@ class Contents:
     def _begin(self, iteration: int, epoch: _Epoch | None = None) -> _Epoch:
         if len(self._epochs) >= _MOST_EPOCHS:
             self._over(self._epochs.pop(next(iter(self._epochs))))
-        self._has_loader = self._has_loader or iteration != _NO_LOADER
+        self._has_loader = self._has_loader or iteration != NO_LOADER
         epoch = self._epochs[iteration] = epoch or _Epoch()
         return epoch
 

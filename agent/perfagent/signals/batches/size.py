@@ -39,18 +39,16 @@ Measure = Callable[[Any], Size]
 _NO_SIZE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What reading a batch of another structure raises."""
 _MOST_CHANGES = 1024
+_TEXT = "_input_ids"
 
 
 class Inputs:
-    """Records when the shape of the input changed, for batches of training and evaluation alike. If the number of tokens is
-    unknown, the number of samples alone does not show how much a step computes.
+    """Records when the shape of the input changed, for batches of training and evaluation alike: where no tokens are known,
+    the number of samples alone does not show how much a step computes.
 
     latest: the shape of the newest batch, the very object that its reader keeps; None if it does not show how large the
-        input is.
-    changes: (steps completed then, shape of one sample from there on), the newest few of one run, until they are taken.
+    input is. changes: (steps completed then, shape of one sample from there on), the newest few of one run.
     """
-
-    __slots__ = ("_completed", "changes", "latest")
 
     def __init__(self) -> None:
         self.latest: Shape | None = None
@@ -89,6 +87,10 @@ class _Rule(NamedTuple):
             return (samples, math.prod(shape[self.tokens :]), self.is_made), None
         told = (shape[at], *shape[:at], *shape[at + 1 :]) if self.is_input and at is not None else None
         return (samples, None, self.is_made), told
+
+
+_Candidates = Iterator[tuple[bool, Path, _Rule]]
+"""Whether it holds if none has the loader's batch size; where the shape is; and what it says."""
 
 
 def size_of(batch: object, batch_size: object = None) -> Size:
@@ -142,10 +144,6 @@ def _chosen(batch: object, batch_size: object) -> tuple[Size, Path | None, _Rule
         if is_sure and chosen[1] is None:
             chosen = found
     return chosen
-
-
-_Candidates = Iterator[tuple[bool, Path, _Rule]]
-"""Whether it holds if none has the loader's batch size; where the shape is; and what it says."""
 
 
 def _candidates(batch: Any, batch_size: int | None) -> _Candidates:
@@ -246,7 +244,6 @@ def _texts_in_a_row(batch: Mapping[Any, Any], _key: None) -> Shape:
     return rows, sum(width for _, width in shapes)
 
 
-_TEXT = "_input_ids"
 _ENTRIES: Path = ((_number, len),)
 _ENTRIES_OF_FIRST: Path = ((getitem, 0), (_number, len))
 _FIRST_VIEW: Path = ((getitem, 0), (getitem, 0), (getattr, "shape"))
