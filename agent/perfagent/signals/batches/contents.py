@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import guarded
@@ -25,7 +25,7 @@ from perfagent.signals.batches.values import BatchValues, Summary
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
     from perfagent.step.state import StepState
@@ -46,28 +46,22 @@ _ONLY_IF_EVER = frozenset(("batch/ignored_pct", "batch/constant_pct"))
 """Series that begin when they are above zero for the first time: most loops never have any of it."""
 
 
-class _Epoch:
-    """One iteration of a loader. trains: steps follow its batches. begun_at: batches fetched before it; None once it has
-    ended, so that the loader's next iteration is another epoch. plan: how to look at its batches."""
+class _Plan(NamedTuple):
+    """How to look at batches of one structure. rows: of one."""
 
-    __slots__ = ("begun_at", "plan", "repeats", "summary", "trains")
+    fingerprint: Fingerprint
+    rows: int
+    values: BatchValues
+
+
+class _Epoch:
+    """One iteration of a loader. plan: how to look at its batches. trains: steps follow them. begun_at: batches fetched
+    before it; None once it has ended, so that the loader's next iteration is another epoch."""
 
     def __init__(self, plan: _Plan | None = None) -> None:
-        self.plan = plan
-        self.trains = False
+        self.plan, self.trains = plan, False
         self.repeats, self.summary = Repeats(), Summary()
         self.begun_at: int | None = None
-
-
-class _Plan:
-    """How to look at batches of one structure."""
-
-    __slots__ = ("fingerprint", "rows", "values")
-
-    def __init__(self, places: list[Place], values: BatchValues) -> None:
-        telling = sorted(places, key=_worth, reverse=True)[:_FINGERPRINTED]
-        self.rows = len(telling[0].tensor) if telling else 0
-        self.fingerprint, self.values = Fingerprint(telling), values
 
 
 class Contents:
@@ -134,7 +128,9 @@ class Contents:
     def _look_at(self, epoch: _Epoch, batch: object, *, is_whole: bool, has_epoch: bool) -> None:
         if epoch.plan is None:
             plain = [place for place in places_in(batch) if _is_read(place.tensor)]
-            epoch.plan = _Plan(plain, BatchValues(plain, self._pad, self._classes))
+            telling = sorted(plain, key=_worth, reverse=True)[:_FINGERPRINTED]
+            rows = len(telling[0].tensor) if telling else 0
+            epoch.plan = _Plan(Fingerprint(telling), rows, BatchValues(plain, self._pad, self._classes))
         plan = epoch.plan
         mark = plan.fingerprint.of(batch) if has_epoch else None
         if mark is not None:
@@ -230,16 +226,11 @@ class Contents:
         return {name: value for name, value in values.items() if name in self._shown or name not in _ONLY_IF_EVER}
 
 
-def _is_read(tensor: Any) -> bool:
+def _is_read(tensor: Tensor) -> bool:
     """Whether it is a plain tensor in host memory, with rows."""
     torch = sys.modules["torch"]
-    return bool(
-        type(tensor) is torch.Tensor
-        and tensor.is_cpu
-        and tensor.dim()
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-    )
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and tensor.is_cpu and tensor.dim() > 0
 
 
 def _worth(place: Place) -> tuple[int, int]:

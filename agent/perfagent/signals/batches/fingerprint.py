@@ -67,11 +67,12 @@ def content_of(tensor: Tensor) -> bytes:
 
 
 def variety_of(tensor: Tensor) -> int:
-    """Returns how many of the numbers that are read of a tensor are neither zero nor like the first one."""
+    """Returns how many of the numbers that are read of a tensor are not alike."""
     return _variety(content_of(tensor)[_telling_bytes(tensor)])
 
 
 def _variety(sample: bytes) -> int:
+    """How many bytes are neither zero nor like the first one."""
     return len(sample) - max(sample.count(0), sample.count(sample[:1])) if sample else 0
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from perfagent.signals.batches.padding import MOST_NUMBERS, Real, real_tokens_of, some_rows
+from perfagent.signals.batches.padding import real_tokens_of, some_rows
 from perfagent.signals.batches.places import TOKENS, Path, Place, reached
 
 if TYPE_CHECKING:
@@ -25,9 +25,10 @@ IGNORED = -100
 """torch's ignore_index."""
 _LEAST_ROWS = 4
 """In smaller batches it is no wonder if all rows, or their classes, are alike."""
-_MOST_NUMBERS = 2**12
-"""Most numbers of the input of which mean and spread are taken, and most of a row that is compared at first."""
-_MOST_ROWS = 2**10
+_MOST_COUNTED = 2**17
+"""Most numbers of a mask, of labels or of tokens that are counted."""
+_MOST_NUMBERS, _MOST_ROWS = 2**12, 2**10
+"""Most numbers of the input of which mean and spread are taken, and most of a row that is compared at first; most rows."""
 _SHARES = {
     "batch/padding_pct": ("padding", "places"),
     "batch/ignored_pct": ("ignored", "labels"),
@@ -61,24 +62,21 @@ class BatchValues:
     """How to look at batches with tensors in these places. pad_id: of the model. classes: of batches in which all rows
     had the same one."""
 
-    __slots__ = ("_classes", "_input", "_labels", "_loss_mask", "_real")
-
     def __init__(self, places: Sequence[Place], pad_id: Callable[[], int | None], classes: set[float]) -> None:
-        self._classes = classes
-        self._real: Real | None = real_tokens_of(places, pad_id)
-        labels, loss_mask = labels_in(places), loss_mask_in(places)
+        labels = labels_in(places)
         inputs = [place for place in places if place is not labels and "mask" not in place.name]
         named = [place for place in inputs if place.name in TOKENS]
         self._input = _path(max(named[:1] or inputs, key=lambda place: place.tensor.numel(), default=None))
-        self._labels, self._loss_mask = _path(labels), _path(loss_mask)
+        self._labels, self._loss_mask = _path(labels), _path(loss_mask_in(places))
+        self._real, self._classes = real_tokens_of(places, pad_id), classes
 
     def look(self, batch: object, summary: Summary) -> None:
         """Adds what a batch holds. Raises LookupError or TypeError for one of another structure."""
         labels = None if self._labels is None else reached(batch, self._labels)
         if self._loss_mask is not None:
-            _add_labels(some_rows(reached(batch, self._loss_mask)) != 0, summary)
+            _add_labels(some_rows(reached(batch, self._loss_mask), _MOST_COUNTED) != 0, summary)
         elif labels is not None:
-            _add_labels(counted(some_rows(labels.reshape(len(labels), -1))), summary)
+            _add_labels(counted(some_rows(labels.reshape(len(labels), -1), _MOST_COUNTED)), summary)
         if labels is not None and labels.dim() == 1 and len(labels) >= _LEAST_ROWS:
             only = only_class(labels)
             summary["classified"] += 1
@@ -86,8 +84,8 @@ class BatchValues:
             if only is not None and len(self._classes) < 2:
                 self._classes.add(only)
         if self._input is not None:
-            _look_at_input(reached(batch, self._input), summary)
-        if self._real is not None and (real := self._real(batch, MOST_NUMBERS)) is not None:
+            _add_input(reached(batch, self._input).detach(), summary)
+        if self._real is not None and (real := self._real(batch, _MOST_COUNTED)) is not None:
             lengths, width = real
             summary["places"] += len(lengths) * width
             summary["padding"] += len(lengths) * width - int(lengths.sum())
@@ -128,10 +126,9 @@ def is_constant(values: Tensor) -> bool:
     return bool(equal(some, some[:1].expand_as(some)) and equal(rows, rows[:1].expand_as(rows)))
 
 
-def _look_at_input(values: Tensor, summary: Summary) -> None:
+def _add_input(values: Tensor, summary: Summary) -> None:
     if not values.numel() or not values.is_contiguous() or values.is_complex():
         return
-    values = values.detach()
     summary["inputs"] += 1
     summary["constant"] += is_constant(values)
     if values.is_floating_point() and values.element_size() > 1:
