@@ -63,7 +63,7 @@ class Prefetcher:
                 "a Prefetcher to a GPU cannot be read in a DataLoader worker: give the worker the loader, and wrap the DataLoader"
             )
         stream = CopyStream(self.device)
-        return timed(_Reading(lambda: self._through(stream.send, stream.receive)))
+        return timed(self._through(stream.send, stream.receive))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":  # while being copied or unpickled
@@ -103,16 +103,6 @@ def unwrapped(loader: Loader) -> Any:
     while isinstance(loader, Prefetcher):
         loader = loader.loader
     return loader
-
-
-class _Reading:
-    """An iterable that begins anew each time: what the run is asked to time."""
-
-    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
-        self._begin = begin
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._begin()
 
 
 def read_ahead(source: Iterator[Batch], send: Callable[[Batch], Batch], ahead: int) -> Iterator[Batch]:

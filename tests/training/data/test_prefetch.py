@@ -18,7 +18,7 @@ from whole_end import whole_end
 
 import perfagent
 from perfagent_loop.data.loader import resumable_loader
-from perfagent_loop.data.prefetch import Prefetcher, _Reading, read_ahead, timed
+from perfagent_loop.data.prefetch import Prefetcher, read_ahead, timed
 from perfagent_loop.data.transfer import CopyStream, moved
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -78,7 +78,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tupl
 def test_read_ahead_wait_and_batch_are_those_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path to a GPU, with batches that stay where they are."""
     slow = Slow(6)
-    ahead = _Reading(lambda: read_ahead(iter(slow), lambda batch: batch, 1))
+    ahead = read_ahead(iter(slow), lambda batch: batch, 1)
     waited, recording = recorded(tmp_path, monkeypatch, lambda: timed(ahead))
     waits = [wait for _, wait in recording.series("phase/data_s")]
     took = [sum(slow.took_s[:2]), *slow.took_s[2:], 0.0]  # in step n batch n + 1 is waited for

@@ -55,12 +55,12 @@ def content_of(tensor: Tensor) -> bytes:
     Reading what is not there would end the process. Subclasses such as DTensor have no memory of their own, and FSDP2 frees
     the storage of its unsharded parameters (`untyped_storage().resize_(0)`), which may still be held here.
     """
-    if type(tensor) not in _plain_types() or not (tensor.is_cpu and tensor.is_contiguous()):
+    plain, memory, words = _memory()
+    if type(tensor) not in plain or not (tensor.is_cpu and tensor.is_contiguous()):
         return b""
     size = tensor.nbytes
     if tensor.untyped_storage().nbytes() < size + tensor.storage_offset() * tensor.element_size():
         return b""
-    memory, words = _memory()
     if size <= _WHOLE:
         return memory.from_address(tensor.data_ptr())[:size]  # type: ignore[no-any-return]
     return memoryview(words.from_address(tensor.data_ptr()))[: size // _WORD : _spacing(size)].tobytes()
@@ -77,16 +77,13 @@ def _variety(sample: bytes) -> int:
 
 
 @functools.cache
-def _plain_types() -> tuple[type, type]:
-    return sys.modules["torch"].Tensor, sys.modules["torch"].nn.Parameter
-
-
-@functools.cache
-def _memory() -> tuple[Any, Any]:
-    """The memory of any tensor, as bytes and as words: one type for all sizes, since ctypes makes a class for each."""
+def _memory() -> tuple[tuple[type, type], Any, Any]:
+    """The types of plain tensors, and the memory of any, as bytes and as words: one type for all sizes, since ctypes makes a
+    class for each."""
     import ctypes  # torch imported it long before
 
-    return ctypes.c_char * sys.maxsize, ctypes.c_uint64 * (sys.maxsize // _WORD)
+    torch = sys.modules["torch"]
+    return (torch.Tensor, torch.nn.Parameter), ctypes.c_char * sys.maxsize, ctypes.c_uint64 * (sys.maxsize // _WORD)
 
 
 @functools.lru_cache(maxsize=1024)
