@@ -146,21 +146,27 @@ class ChangedFiles:
                 return False
             self._until = self._clock() + MOST_S
             others = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+            # The first line names the branch; without it, git has failed. aheadBehind=false saves a walk through commits.
+            # (`git diff --quiet` would write the index.)
+            command = [program, "-C", str(self._root), "-c", "status.aheadBehind=false"]
+            command += ["status", "--porcelain", "--branch", "-uno"]
             self._process = subprocess.Popen(
-                [program, "-C", str(self._root), "diff", "--quiet", "HEAD"], env=others | {"GIT_OPTIONAL_LOCKS": "0"},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                command, env=others | {"GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             if self._closed.is_set():  # in between
                 self.close()
         try:
-            answer = self._process.wait(LOOK_S)
+            branch, *files = self._process.communicate(timeout=LOOK_S)[0].splitlines() or [b""]
         except subprocess.TimeoutExpired:
             if self._clock() < self._until:
                 return True
             self.close()
             return False
-        if answer in (0, 1):
-            self._tell(bool(answer))
+        except (OSError, ValueError):  # the run has ended meanwhile
+            return False
+        if branch.startswith(b"##"):
+            self._tell(bool(files))
         return False
 
     def close(self) -> None:
@@ -168,8 +174,8 @@ class ChangedFiles:
         self._closed.set()
         if self._process is not None:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILLED_S)
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
+                self._process.communicate(timeout=_KILLED_S)
 
 
 def _without_credentials(address: str) -> str:
