@@ -356,15 +356,16 @@ class RecordingSender:
 
     def drain(self) -> list[tuple[int, dict[str, Any]]]:
         """(step, values) of every row that is ready, in order; a row that is not stays."""
+        from perfagent.decode.finished_steps import is_ready, row_of
         from perfagent.step.row import StepRow
 
         ready = []
         while self.rows:
             head = self.rows[0]
-            of = (self.progress,) if isinstance(head, StepRow) else ()
-            if type(head) is not tuple and not head.ready(*of):
+            is_step = isinstance(head, StepRow)
+            if type(head) is not tuple and not (is_ready(self.progress, head) if is_step else head.ready()):
                 break
             self.rows.popleft()
-            row = head if type(head) is tuple else head.row(*of)
+            row = head if type(head) is tuple else row_of(self.progress, head) if is_step else head.row()
             ready.append((row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))))
         return ready

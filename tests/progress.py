@@ -6,17 +6,20 @@ from collections import deque
 from typing import Any
 
 from perfagent.decode.step_decoder import StepReader
-from perfagent.hooks.multi_optimizer import Together
-from perfagent.signals.gradient_report import GradientReport
-from perfagent.signals.gradient_schedule import Health
-from perfagent.step.clusters import RunLinks
+from perfagent.hooks.selection.joint_step import JointStep
+from perfagent.hooks.selection.optimizers import OptimizerSelection
+from perfagent.signals.gradient_schedule import GradientSchedule
 from perfagent.step.governor import Governor
+from perfagent.step.roles import RunLinks
 from perfagent.step.state import StepState
 
 __all__ = ["new_progress"]
 
 
 def new_progress(rows: deque[Any]) -> StepState:
-    reader, schedule = StepReader(), Health()
-    links = RunLinks(Governor(0.5), reader, reader.account, schedule, GradientReport(schedule), Together())
-    return StepState(rows, links)
+    reader = StepReader()
+    links = RunLinks(Governor(0.5), reader, reader.account)
+    progress = StepState(rows, links)
+    progress.selection, links.joint_step = OptimizerSelection(progress), JointStep(progress)
+    links.gradient_schedule = GradientSchedule(progress)
+    return progress

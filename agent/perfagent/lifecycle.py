@@ -25,7 +25,8 @@ from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.user_messages import Messages
 from perfagent.hooks.evaluation import after_last_step
-from perfagent.hooks.multi_optimizer import Together
+from perfagent.hooks.selection.joint_step import JointStep
+from perfagent.hooks.selection.optimizers import OptimizerSelection
 from perfagent.hooks.trained import Trained
 from perfagent.identity import Identity
 from perfagent.identity.naming import default_name
@@ -42,10 +43,9 @@ from perfagent.rootcause.stacks import frames_of
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
-from perfagent.signals.gradient_report import GradientReport
-from perfagent.signals.gradient_schedule import Health
-from perfagent.step.clusters import RunLinks
+from perfagent.signals.gradient_schedule import GradientSchedule
 from perfagent.step.governor import Governor
+from perfagent.step.roles import RunLinks
 from perfagent.step.state import StepState, state
 
 __all__ = ["Lifecycle"]
@@ -84,16 +84,19 @@ class Lifecycle:
         begin = start_step if start_step is not None else self._identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
-        reader, schedule = StepReader(), Health(self._identity.rank)
-        links = RunLinks(governor, reader, reader.account, schedule, GradientReport(schedule), Together())
+        reader = StepReader()
+        links = RunLinks(governor, reader, reader.account)
         self._progress = StepState(self._sender.rows, links, start_step=done)
+        self._progress.selection = OptimizerSelection(self._progress)
+        links.joint_step = JointStep(self._progress)
+        links.gradient_schedule = GradientSchedule(self._progress, self._identity.rank)
         links.on_first_step, links.on_event, links.on_resumed = self._first_step, self._sender.event, self._goes_on_at
         links.account.evaluations = Evaluations()
         self._trained = Trained(self._progress, self._sender)
         self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
         self._trained.watch_by(self._investigator.add)
         reader.investigator = self._investigator
-        links.gradient_report.on_nonfinite = self._investigator.gradients_bad
+        reader.gradients.on_nonfinite = self._investigator.gradients_bad
         self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)
@@ -263,7 +266,7 @@ class Lifecycle:
 
     def _placed(self) -> None:
         """On the sender's thread: it is known whose rank this is."""
-        self._progress.links.health.rank = self._identity.rank
+        self._progress.links.gradient_schedule.rank = self._identity.rank
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
         state, reason = "running" if self._progress.last else "starting", ""
@@ -416,7 +419,7 @@ class Lifecycle:
         current = state.current is p
         if current:
             state.current = None
-        self._trained.watching.close()  # first: what it patched may lie on top of a patch of a framework's
+        self._trained.watching.take_off()  # first: what it patched may lie on top of a patch of a framework's
         if current:
             patching.remove()
         if self._console is not None:

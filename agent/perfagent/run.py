@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -149,24 +150,14 @@ class Run(Lifecycle):
                 snapshot(values)
                 break
         if step is not None:
-            if type(step) is not int:
-                try:
-                    step = operator.index(step)
-                except TypeError:
-                    self._messages.no_step(step)
-                    return
-            if not 0 <= step <= MAX_STEP:  # the server takes no other; the next step would be one more
-                self._messages.no_step(step)
+            step = self._given_at(step, values)
+            if step is None:
                 return
-            if step < self._given_step and any(name in values for name in self._given):
-                self._messages.warn("step back", step=step, newest=self._given_step)
-            self._given_step, self._given = step, (*values,)
-            p.logs.early_step = max(p.logs.early_step, step + 1)
-            if "loss" in values:
-                self._explicit_loss(step, values["loss"])
         elif (losses := p.losses).seen_backward:
             if p.last is None and p.unstepped():
-                self._log_unstepped(values, media, commit)
+                if "loss" in values and not p.logs.by_log:
+                    self._explicit_loss(p.completed + 1, values["loss"])
+                p.log_unstepped(self._early(values, media, commit))
                 return
             step = p.completed + p.opened
             loss = values.get("loss")
@@ -175,10 +166,7 @@ class Run(Lifecycle):
             elif "loss" in values:
                 self._explicit_loss(step, loss)
         else:
-            early = EarlyLog(time.time(), time.monotonic(), values, commit)
-            if media:
-                self._media.add(media, early)
-            p.log_early(early)
+            p.log_early(self._early(values, media, commit))
             return
         if media:
             self._media.add(media, step)
@@ -307,31 +295,38 @@ class Run(Lifecycle):
 
     # ---- details
 
-    def _log_unstepped(self, values: dict[str, Any], media: dict[str, list[Media]] | None, commit: bool | None) -> None:
-        p = self._progress
-        if "loss" in values and not p.logs.by_log:
-            self._explicit_loss(p.completed + 1, values["loss"])
+    def _given_at(self, step: Any, values: dict[str, Any]) -> int | None:
+        """The step that a call of log() names; None if that is none."""
+        try:
+            number = operator.index(step)
+        except TypeError:
+            number = -1
+        if not 0 <= number <= MAX_STEP:  # the server takes no other; the next step would be one more
+            self._messages.no_step(step)
+            return None
+        if number < self._given_step and any(name in values for name in self._given):
+            self._messages.warn("step back", step=number, newest=self._given_step)
+        self._given_step, self._given = number, (*values,)
+        logs = self._progress.logs
+        logs.early_step = max(logs.early_step, number + 1)
+        if "loss" in values:
+            self._explicit_loss(number, values["loss"])
+        return number
+
+    def _early(self, values: dict[str, Any], media: dict[str, list[Media]] | None, commit: bool | None) -> EarlyLog:
         early = EarlyLog(time.time(), time.monotonic(), values, commit)
         if media:
             self._media.add(media, early)
-        p.log_unstepped(early)
+        return early
 
     def _explicit_loss(self, step: int, value: Any) -> None:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
         p = self._progress
-        number = (
-            value
-            if type(value) is float
-            else float(value)
-            if type(value) is int and abs(value) < 1e300
-            else float("nan")
-        )
+        is_number = type(value) is float or (type(value) is int and abs(value) < 1e300)
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
-            p.losses.user_losses[step] = number
-        else:
-            p.links.reader.loss_by_user = (
-                True  # steps counted in another way: two counts in one series would be nonsense
-            )
+            p.losses.user_losses[step] = float(value) if is_number else math.nan
+        else:  # steps counted in another way: two counts in one series would be nonsense
+            p.links.reader.loss_by_user = True
 
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""

@@ -1,6 +1,6 @@
 """What looking at gradients costs, perfagent beside wandb.watch: interleaved rounds, fresh processes, medians.
 
-    PYTHONPATH=benchmarks python benchmarks/overhead/gradients.py [--quick] [--rounds N] [--write]
+    PYTHONPATH=benchmarks:tests python benchmarks/overhead/gradients.py [--quick] [--rounds N] [--write]
 
 A transformer of 306 parameter tensors. Every case runs in a process and a virtual environment of its own
 (environments.py); inside it, blocks of steps with the measurement and without it take turns. Told is CPU of the
@@ -55,13 +55,13 @@ class Perfagent(Case):
 
     def __init__(self, name: str, model: Any, optimizer: Any, folder: Path) -> None:
         import perfagent
-        from perfagent.signals.gradient_schedule import Health
+        from perfagent.signals.gradient_schedule import GradientSchedule
         from perfagent.step.governor import Governor
 
         case = self
         self._own_s = 0.0
 
-        class Timed(Health):
+        class Timed(GradientSchedule):
             """What runs on the training thread, under its CPU clock. (Dead units are looked at inside of the model's
             call.)"""
 
@@ -87,13 +87,13 @@ class Perfagent(Case):
 
         run = perfagent.attach(model, optimizer, project="bench")
         self._progress = run._progress
-        self._progress.links.health = Timed()
+        self._progress.links.gradient_schedule = Timed(run._progress)
         self._progress.links.governor = Every(0.5)
         Every.steps = 10 if "tenth" in name else 1
         if "norms" in name:
-            self._progress.links.health.deeper = 10**9
+            self._progress.links.gradient_schedule.deeper = 10**9
         elif "everything" in name:
-            self._progress.links.health.deeper = 1
+            self._progress.links.gradient_schedule.deeper = 1
         self._due = 0
 
     def on(self) -> None:
@@ -241,24 +241,19 @@ def bare_pass(gradients: list[Any]) -> Callable[[], float]:
 def own_pass(gradients: list[Any]) -> Callable[[], float]:
     """The same of perfagent's pass: norms, shares and NaN, from an optimizer to what the sender's thread is handed."""
     import torch
-
-    from perfagent.decode.step_decoder import StepReader
-    from perfagent.hooks.multi_optimizer import Together
-    from perfagent.signals.gradient_schedule import Health
-    from perfagent.step.governor import Governor
-    from perfagent.step.state import StepState
+    from progress import new_progress
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    health = Health()
-    progress = StepState(deque(), Governor(0.5), reader=StepReader(), health=health, together=Together())
-    health.deeper = 10**9
+    progress = new_progress(deque())
+    schedule = progress.links.gradient_schedule
+    schedule.deeper = 10**9
 
     def seconds() -> float:
         begin = time.thread_time()
-        health.measure(progress, optimizer)
+        schedule.measure(optimizer)
         taken = time.thread_time() - begin
         progress.gradients = None
         return taken

@@ -107,7 +107,7 @@ def everything(record: Callable[..., Recorded]) -> Callable[..., Recorded]:
 
     def start(model: Any = None, **settings: Any) -> Recorded:
         recorded = record(model, overhead_budget_pct=1e9, **settings)
-        recorded.progress.links.health.deeper = 1
+        recorded.progress.links.gradient_schedule.deeper = 1
         return recorded
 
     return start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.step.costs import telling_ns
+from perfagent.step.costs import report_ns
 from perfagent.step.governor import Governor
 
 
@@ -53,7 +53,7 @@ def test_passes_count_as_overhead_but_not_against_themselves(governor, clock, ow
 
 
 def test_reporting_a_pass_is_charged_to_it_by_its_layers(governor):
-    few, many = telling_ns(7), telling_ns(306)
+    few, many = report_ns(7), report_ns(306)
     assert 10_000 < few < many < 100_000_000
     assert governor.period(70_000 + few, 12_000_000) > governor.period(70_000, 12_000_000)
 

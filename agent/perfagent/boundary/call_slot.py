@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-__all__ = ["CALL", "Standing", "anything_compiled", "copy_that_calls"]
+__all__ = ["CALL", "CallSlot", "anything_compiled", "copy_that_calls"]
 
 CALL = "_compiled_call_impl"
 _KNOWS = "perfagent.signals.compiled"
@@ -39,7 +39,7 @@ def anything_compiled() -> bool | None:
     return None if compiled is None else bool(compiled())
 
 
-class Standing:
+class CallSlot:
     """Occupies the slot of one module's call, from `put_on` until `take_off`. A subclass defines the call.
 
     replaced: the callable to call; by default the one that was in the slot before. The module is held weakly, so

@@ -16,12 +16,12 @@ import gc
 from itertools import chain, compress, starmap, tee
 from typing import Any
 
-__all__ = ["living"]
+__all__ = ["instances_of"]
 
 _address = object.__hash__
 
 
-def living(*bases: type) -> list[Any]:
+def instances_of(*bases: type) -> list[Any]:
     """Returns all objects of these classes and of their subclasses, except those that `gc.freeze()` hid.
 
     Compares types by identity, since `isinstance` would run `__class__` properties of arbitrary objects. Takes 100 ms

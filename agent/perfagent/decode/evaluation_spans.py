@@ -8,24 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perfagent.decode.evaluations import unseen_evaluations
-from perfagent.step.phase_events import report_phase
-from perfagent.step.trace import (
-    BACKWARD,
-    BACKWARD_END,
-    BESIDE,
-    DATA,
-    EVALUATED,
-    FORWARD,
-    OPTIMIZER,
-    OPTIMIZER_END,
-    PHASE,
-    RETURNED,
-    Entry,
-    RolloutTrace,
-    Trace,
-    entries_of,
-    trace_of,
-)
+from perfagent.step import trace as kinds
+from perfagent.step.trace import Entry, RolloutTrace, Trace, entries_of, trace_of
 
 if TYPE_CHECKING:
     from perfagent.step.roles import LoopAccount
@@ -36,7 +20,7 @@ __all__ = ["Evaluations"]
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """Calls are no part of the step if they are more than so many times as many as in other steps."""
-_TRAINS = (BACKWARD, BACKWARD_END, BESIDE, OPTIMIZER, OPTIMIZER_END)
+_TRAINS = (kinds.BACKWARD, kinds.BACKWARD_END, kinds.BESIDE, kinds.OPTIMIZER, kinds.OPTIMIZER_END)
 _APART_NS = 60 * 10**9
 
 
@@ -73,7 +57,7 @@ class _Habit:
         elif seen:
             self._usual = max(self._usual, longest)
         usual = _STANDS_OUT * self._usual if seen else 0
-        own = [run for run in runs if len(run) <= usual or any(entries[place][0] == PHASE for place in run)]
+        own = [run for run in runs if len(run) <= usual or any(entries[place][0] == kinds.PHASE for place in run)]
         return {place for run in own for place in run}
 
 
@@ -82,9 +66,9 @@ def _runs(entries: list[Entry]) -> Iterator[list[int]]:
     and at the end of a loader: after an evaluation's loader has ended, a call of a teacher is for the next step."""
     run: list[int] = []
     for place, entry in enumerate(entries):
-        if (entry[0] == EVALUATED and entry[3]) or (entry[0] == PHASE and entry[3] == "rollout"):
+        if (entry[0] == kinds.EVALUATED and entry[3]) or (entry[0] == kinds.PHASE and entry[3] == "rollout"):
             run.append(place)
-        elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3]) or _ends_loader(entry)):
+        elif run and (entry[0] in _TRAINS or (entry[0] == kinds.FORWARD and entry[3]) or _ends_loader(entry)):
             yield run
             run = []
     if run:
@@ -92,20 +76,20 @@ def _runs(entries: list[Entry]) -> Iterator[list[int]]:
 
 
 def _ends_loader(entry: Entry) -> bool:
-    return bool(entry[0] == DATA and entry[3]) and entry[4] is None
+    return bool(entry[0] == kinds.DATA and entry[3]) and entry[4] is None
 
 
 def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
     """True if the first fetch is from the loader that fed an evaluation, and another loader feeds the training."""
     if not fed or not fetches or fetches[0][3] != fed:
         return False
-    return any(entry[0] == DATA and entry[4] is not None and entry[3] != fed for entry in (*before, *fetches))
+    return any(entry[0] == kinds.DATA and entry[4] is not None and entry[3] != fed for entry in (*before, *fetches))
 
 
 def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
     """True if the newest fetch is from another loader than the one that fed an evaluation, even if that one is gone and
     the new one has its id: that fetch may feed the next step."""
-    fetches = [entry for entry in waiting if entry[0] == DATA]
+    fetches = [entry for entry in waiting if entry[0] == kinds.DATA]
     return (
         bool(fetches) and fetches[-1][4] is not None and any(entry[4] is None or entry[3] != fed for entry in fetches)
     )
@@ -150,7 +134,7 @@ class Evaluations:
             p.links.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS
         )
         self._tell(p, step, step)
-        spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
+        spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == kinds.PHASE and entry[3] == "eval")
         return spent_ns / 1e9
 
     def _with_unseen(self, step: int, entries: list[Entry], *, first: bool = False) -> list[Entry]:
@@ -163,7 +147,7 @@ class Evaluations:
         for places in reversed([] if own else found):
             began, ended = entries[places[0]][1], entries[places[-1]][2]
             self._found.insert(0, ("eval", (ended - began) / 1e9))
-            entries[places.start : places.stop] = [(PHASE, began, ended, "eval", None, None)]
+            entries[places.start : places.stop] = [(kinds.PHASE, began, ended, "eval", None, None)]
         return entries
 
     def _folded(
@@ -172,7 +156,7 @@ class Evaluations:
         trains = account.trains(entries)
         own = self._habit.own_calls(step, entries)
         if self._acted and not self._acts_in_training:
-            self._acts_in_training = any(entry[0] == EVALUATED and entry[3] for entry in entries)
+            self._acts_in_training = any(entry[0] == kinds.EVALUATED and entry[3] for entry in entries)
         folded: list[Entry] = []
         fetches: list[Entry] = []  # since the last call that showed their purpose, with the step's own calls after them
         span: list[int] = []  # began, ended
@@ -182,38 +166,38 @@ class Evaluations:
         trained = False  # one of the span's calls was in training mode
         for place, entry in enumerate(entries):
             kind = entry[0]
-            feeds = kind == DATA and entry[3] == (account.batches.feeding or None)
-            if kind == DATA and entry[4] is None:
+            feeds = kind == kinds.DATA and entry[3] == (account.batches.feeding or None)
+            if kind == kinds.DATA and entry[4] is None:
                 account.batches.feeding = 0  # the iterator ended; the next one may get its id
-            if kind == DATA and not feeds:
+            if kind == kinds.DATA and not feeds:
                 fetches.append(entry)
-            elif kind == PHASE and inside and entry[3] == "compile":
+            elif kind == kinds.PHASE and inside and entry[3] == "compile":
                 continue  # of the call that is being evaluated, and part of it
-            elif kind == RETURNED and inside:
+            elif kind == kinds.RETURNED and inside:
                 inside -= 1
                 span[1] = entry[1]
                 if graded is not None:
                     graded.append(entry)
-            elif kind == EVALUATED and place in own and (not span or _feeds_another(fed, fetches)):
+            elif kind == kinds.EVALUATED and place in own and (not span or _feeds_another(fed, fetches)):
                 (fetches or folded).append(entry)
-            elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
+            elif kind == kinds.EVALUATED or (kind == kinds.FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
                     folded += self._closed(span, [], self._name(fed, trained=trained))
                     span, graded, trained = [], [], False
-                while folded and folded[-1][0] == EVALUATED and folded[-1][1] >= began:
+                while folded and folded[-1][0] == kinds.EVALUATED and folded[-1][1] >= began:
                     folded.pop()  # a call of another model with the same batch
                 span = span or [began, began]
-                span[1] = entry[2] if kind == EVALUATED else entry[1]
-                inside += kind == FORWARD
-                if kind == EVALUATED:
+                span[1] = entry[2] if kind == kinds.EVALUATED else entry[1]
+                inside += kind == kinds.FORWARD
+                if kind == kinds.EVALUATED:
                     graded, trained = None, trained or bool(entry[3])
                 elif graded is not None:
                     graded += [*fetches, entry]
-                fed = next((fetch[3] for fetch in reversed(fetches) if fetch[0] == DATA), fed)
+                fed = next((fetch[3] for fetch in reversed(fetches) if fetch[0] == kinds.DATA), fed)
                 fetches = []
             else:
-                if kind == BACKWARD and span and graded is not None:  # a critic through which its actor learns
+                if kind == kinds.BACKWARD and span and graded is not None:  # a critic through which its actor learns
                     folded += [*graded, *fetches, entry]
                 else:
                     name, broke_off = self._name(fed, trained=trained), _is_of_another(fed, folded, fetches)
@@ -238,9 +222,9 @@ class Evaluations:
         if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):
             span[1] = fetches.pop(0)[2]  # this fetch met the end of the evaluation's loader; loader 0: a new one begins
         self._found.append((name, (span[1] - span[0]) / 1e9))
-        return [(PHASE, span[0], span[1], name, None, None), *fetches]
+        return [(kinds.PHASE, span[0], span[1], name, None, None), *fetches]
 
     def _tell(self, p: StepState, begin_step: int, step: int) -> None:
         for name, seconds in self._found:
-            report_phase(p, name, begin_step, seconds, step, always=False)
+            p.report_phase(name, begin_step, seconds, step, always=False)
         self._found = []

@@ -6,23 +6,13 @@ import math
 from collections.abc import Sequence
 
 from perfagent.device import Reading, value_of
-from perfagent.step.trace import (
-    BACKWARD,
-    BESIDE,
-    CLEARED,
-    DATA,
-    EVALUATED,
-    FORWARD,
-    OPTIMIZER_END,
-    RETURNED,
-    Entry,
-    Root,
-)
+from perfagent.step import trace as kinds
+from perfagent.step.trace import Entry, Loss
 
 __all__ = ["roots_of", "with_divisors"]
 
 
-def roots_of(entries: Sequence[Entry]) -> list[Root]:
+def roots_of(entries: Sequence[Entry]) -> list[Loss]:
     """Returns the roots of the loss that the step minimized: those since another optimizer stepped, else those before.
 
     If gradients were cleared between passes, the first passes count, since they are at the original weights
@@ -30,31 +20,31 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
     accumulation window that the end of an epoch cut short). If no model was called in between, all passes belong to one
     forward pass, and the loop combines the gradients of its losses (gradient surgery).
     """
-    roots: list[Root] = []
-    earlier: list[Root] = []
-    first: list[Root] = []
+    roots: list[Loss] = []
+    earlier: list[Loss] = []
+    first: list[Loss] = []
     before = None
     calls = calls_before = 0  # of models, now and when the gradients were cleared
     fetched = False  # since the last pass
     carried_on = _carried_on(entries)
     for place, entry in enumerate(entries):
         kind = entry[0]
-        if kind == BACKWARD and entry[3] is not None and place not in carried_on:
+        if kind == kinds.BACKWARD and entry[3] is not None and place not in carried_on:
             if first and not roots and calls and calls == calls_before:
                 first, roots = [], first
-            roots.append(Root(entry[3], entry[4]))
+            roots.append(Loss(entry[3], entry[4]))
             fetched = False
-        elif kind in (FORWARD, BESIDE):
+        elif kind in (kinds.FORWARD, kinds.BESIDE):
             calls += 1
-        elif kind == CLEARED and roots and before not in (FORWARD, RETURNED):
+        elif kind == kinds.CLEARED and roots and before not in (kinds.FORWARD, kinds.RETURNED):
             first, roots, calls_before = first or roots, [], calls
             if fetched:
                 first, roots = _discarded(first)
-        elif kind == DATA and entry[4] is not None:
+        elif kind == kinds.DATA and entry[4] is not None:
             fetched = True
             if first and not roots:
                 first, roots = _discarded(first)
-        elif kind == OPTIMIZER_END and (first or roots):
+        elif kind == kinds.OPTIMIZER_END and (first or roots):
             earlier, first, roots = first or roots, [], []
         before = kind
     return first or roots or earlier
@@ -63,7 +53,7 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
 def with_divisors(entries: list[Entry]) -> list[Entry]:
     """Replaces divisors of losses that are still on a device by their values. Called once, when ready."""
     for place, entry in enumerate(entries):
-        if entry[0] == BACKWARD and isinstance(entry[4], Reading):
+        if entry[0] == kinds.BACKWARD and isinstance(entry[4], Reading):
             entries[place] = (*entry[:4], value_of(entry[4]))
     return entries
 
@@ -77,11 +67,11 @@ def _carried_on(entries: Sequence[Entry]) -> set[int]:
     left = ungraded = calls = 0
     for place, entry in enumerate(entries):
         kind = entry[0]
-        if kind == EVALUATED:
+        if kind == kinds.EVALUATED:
             ungraded += 1
-        elif kind in (FORWARD, BESIDE):
+        elif kind in (kinds.FORWARD, kinds.BESIDE):
             calls += 1
-        elif kind == BACKWARD and entry[3] is not None:
+        elif kind == kinds.BACKWARD and entry[3] is not None:
             if ungraded > 1 and not calls:
                 group, left = [], ungraded
             elif left and calls == 1 and not ungraded:
@@ -92,17 +82,17 @@ def _carried_on(entries: Sequence[Entry]) -> set[int]:
             else:
                 left = 0
             ungraded = calls = 0
-        elif kind == OPTIMIZER_END:
+        elif kind == kinds.OPTIMIZER_END:
             left = ungraded = calls = 0
     return found
 
 
-def _discarded(roots: list[Root]) -> tuple[list[Root], list[Root]]:
+def _discarded(roots: list[Loss]) -> tuple[list[Loss], list[Loss]]:
     """Returns what `roots_of` keeps of discarded losses: none, or all of them if one is NaN or infinite, which is
     always reported."""
     return [], [] if _are_finite(roots) else roots
 
 
-def _are_finite(roots: Sequence[Root]) -> bool:
+def _are_finite(roots: Sequence[Loss]) -> bool:
     """True if all values are finite numbers; False while they are on a device."""
     return all(isinstance(root.value, float) and math.isfinite(root.value) for root in roots)

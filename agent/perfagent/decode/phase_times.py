@@ -6,31 +6,15 @@ Runs on the sender's thread, in step order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, product
+from itertools import accumulate, product, takewhile
 from operator import itemgetter
 from typing import Any
 
 from perfagent.decode.batch_pairing import Batches
 from perfagent.decode.breakdown import NOTHING, Breakdown
 from perfagent.decode.forward_pass import ForwardPass
-from perfagent.step.trace import (
-    BACKWARD,
-    BACKWARD_END,
-    BESIDE,
-    CLEARED,
-    DATA,
-    EVALUATED,
-    FIELDS,
-    FORWARD,
-    NEWEST,
-    OPTIMIZER,
-    OPTIMIZER_END,
-    PHASE,
-    RETURNED,
-    UNNAMED,
-    Entry,
-    Trace,
-)
+from perfagent.step import trace as kinds
+from perfagent.step.trace import Entry, Trace
 
 __all__ = ["Account", "Breakdown"]
 
@@ -40,13 +24,14 @@ def _usual_layouts() -> dict[int, tuple[Any, ...]]:
     gradients between it and the backward pass: a function that gets the kinds of the entries, these kinds, and where
     the entries begin, from the fetch to the backward pass; -1 for one that is not there."""
     found = {}
+    asked = (kinds.DATA, kinds.FORWARD, kinds.RETURNED, kinds.CLEARED, kinds.BACKWARD)
     for data, returned, cleared in product((True, False), repeat=3):
-        kinds = [DATA] * data + [FORWARD] + [RETURNED] * returned + [CLEARED] * cleared
-        kinds += [BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END]
-        ends = [*accumulate(FIELDS[kind] for kind in kinds)]
-        begins = dict(zip(kinds, (0, *ends), strict=False))
-        places = tuple([begins.get(kind, -1) for kind in (DATA, FORWARD, RETURNED, CLEARED, BACKWARD)])
-        found[ends[-1]] = itemgetter(*(end - 1 for end in ends)), tuple(kinds), places
+        order = [kinds.DATA] * data + [kinds.FORWARD] + [kinds.RETURNED] * returned + [kinds.CLEARED] * cleared
+        order += [kinds.BACKWARD, kinds.BACKWARD_END, kinds.OPTIMIZER, kinds.OPTIMIZER_END]
+        ends = [*accumulate(kinds.FIELDS[kind] for kind in order)]
+        begins = dict(zip(order, (0, *ends), strict=False))
+        places = tuple([begins.get(kind, -1) for kind in asked])
+        found[ends[-1]] = itemgetter(*(end - 1 for end in ends)), tuple(order), places
     return found
 
 
@@ -112,7 +97,7 @@ class Account:
 
     def trains(self, entries: Sequence[Entry]) -> bool:
         """True if the model is trained in training mode, so that a call in evaluation mode belongs to no step."""
-        self.training_only = self.training_only or any(entry[0] == FORWARD and entry[3] for entry in entries)
+        self.training_only = self.training_only or any(entry[0] == kinds.FORWARD and entry[3] for entry in entries)
         return self.training_only
 
 
@@ -121,7 +106,8 @@ class _Reading:
 
     __slots__ = (
         "_account", "_backward_at", "_backward_event", "_batches", "_device", "_entries", "_forward", "_in_optimizer",
-        "_inside_ns", "_optimizer_at", "_optimizer_event", "_unseen_call", "step",
+        "_inside_ns", "_optimizer_at", "_optimizer_event", "_root_since", "_runs_since", "_spans", "_ungraded", "_unseen_call",
+        "step",
     )  # fmt: skip
 
     def __init__(self, account: Account, entries: Sequence[Entry], *, device: bool) -> None:
@@ -138,10 +124,14 @@ class _Reading:
         self._in_optimizer = False
         self._inside_ns = 0  # of parts within the optimizer's step that are timed separately
         self._unseen_call = False  # a model that nobody watches was called within the optimizer's step
+        self._spans: list[tuple[int, int]] = []  # what was counted, by its end; for phases around it
+        self._ungraded: list[tuple[int, int]] = []  # calls without gradients
+        self._root_since = self._runs_since = 0  # the running calls of the root; the running forward pass
 
     def data(self, _place: int, entry: Entry) -> None:
         _, began, ended, loader, size = entry
         self.step.data_ns = (self.step.data_ns or 0) + ended - began
+        self._spans.append((began, ended))
         self._forward.pause(began, ended)
         if self._in_optimizer:
             self._inside_ns += ended - began
@@ -157,11 +147,14 @@ class _Reading:
         if not training and self._account.trains(self._entries):
             self._forward.ignored += 1
             return
+        self._root_since = self._runs_since = self._root_since or at
         self._batches.asked(graded=True)
         self._forward.begin(at, event, size)
 
     def beside(self, _place: int, entry: Entry) -> None:
         _, at, event, ended = entry
+        self._spans.append((at, ended))
+        self._runs_since = self._root_since or ended  # the pass lasts until backward
         if self._device:
             self._forward.begin_on_device(at, event)
         else:
@@ -170,6 +163,7 @@ class _Reading:
     def evaluated(self, _place: int, entry: Entry) -> None:
         """A call without gradients that is no evaluation: a teacher, or samples of a generator."""
         _, at, ended, _, event, end_event = entry
+        self._ungraded.append((at, ended))
         self._batches.asked(graded=False)
         if not self._device:
             self._forward.beside(at, ended, open_end=False)
@@ -183,11 +177,14 @@ class _Reading:
     def returned(self, _place: int, entry: Entry) -> None:
         if not self._backward_at:
             self._forward.returned(entry[1], entry[2], holds_loss=entry[3])
+            if entry[3]:
+                self._end_forward(entry[1])
 
     def backward(self, place: int, entry: Entry) -> None:
         _, at, event, root, _ = entry
         step = self.step
         self._backward_at, self._backward_event = at, event
+        self._end_forward(at)
         if root is not None:
             step.root = root
         spent, size, calls, pairs = self._forward.end(at, event)
@@ -205,6 +202,7 @@ class _Reading:
         if not self._backward_at:
             return  # the pass began in the step before, which an optimizer that steps inside the pass has ended
         self.step.backward_ns += ended - self._backward_at
+        self._spans.append((self._backward_at, ended))
         if self._in_optimizer:
             self._inside_ns += ended - self._backward_at
         if self._device:
@@ -224,20 +222,22 @@ class _Reading:
         if self._backward_at:
             self._backward_at, self._backward_event = ended, event
         if self._in_optimizer:
+            self._spans.append((self._optimizer_at, ended))
             self.step.optimizer_ns += ended - self._optimizer_at - self._inside_ns
             if self._device and not self._unseen_call:
                 self.step.pair("optimizer", self._optimizer_event, event)
         self._in_optimizer = self._unseen_call = False
 
-    def phase(self, place: int, entry: Entry) -> None:
+    def phase(self, _place: int, entry: Entry) -> None:
         _, began, ended, name, event, end_event = entry
         step = self.step
         if event is not None and self._device:
             step.pair(name, event, end_event, inside=self._running())
             return
-        named, begins = _named_within(self._entries, place, training_only=self._account.training_only)
+        named, begins = self._counted_within(began, ended)
         spent = ended - began - named
-        if name == UNNAMED:
+        self._spans.append((began, ended))
+        if name == kinds.UNNAMED:
             self._unseen_call = True
         elif step.phases_ns is NOTHING:
             step.phases_ns = {name: spent}
@@ -253,74 +253,43 @@ class _Reading:
         if self._in_optimizer:
             self._inside_ns += spent
 
+    def _counted_within(self, began: int, ended: int) -> tuple[int, bool]:
+        """Returns, for a phase, the ns within it that are counted separately: waits, other phases and passes of the step,
+        but not calls without gradients alone (a rollout). Also returns whether the forward pass that runs at its end began
+        in it."""
+        inside = [*takewhile(lambda span: span[1] > began, reversed(self._spans))]
+        begins = self._runs_since >= began
+        if begins:
+            inside.append((self._runs_since, ended))
+        if not inside:
+            return 0, False  # as for most phases
+        ungraded = takewhile(lambda span: span[1] > began, reversed(self._ungraded))
+        return _covered([*inside, *ungraded], began), begins
+
+    def _end_forward(self, at: int) -> None:
+        if self._runs_since:
+            self._spans.append((self._runs_since, at))
+        self._root_since = self._runs_since = 0
+
     def _running(self) -> str:
-        return (
-            "backward"
-            if self._backward_at
-            else "forward"
-            if self._forward.runs
-            else "optimizer"
-            if self._in_optimizer
-            else ""
-        )
+        if self._backward_at:
+            return "backward"
+        return "forward" if self._forward.runs else "optimizer" * self._in_optimizer
 
 
 _READERS = {
-    DATA: _Reading.data,
-    FORWARD: _Reading.forward,
-    RETURNED: _Reading.returned,
-    BACKWARD: _Reading.backward,
-    BACKWARD_END: _Reading.backward_end,
-    OPTIMIZER: _Reading.optimizer,
-    OPTIMIZER_END: _Reading.optimizer_end,
-    PHASE: _Reading.phase,
-    CLEARED: _Reading.cleared,
-    EVALUATED: _Reading.evaluated,
-    BESIDE: _Reading.beside,
+    kinds.DATA: _Reading.data,
+    kinds.FORWARD: _Reading.forward,
+    kinds.RETURNED: _Reading.returned,
+    kinds.BACKWARD: _Reading.backward,
+    kinds.BACKWARD_END: _Reading.backward_end,
+    kinds.OPTIMIZER: _Reading.optimizer,
+    kinds.OPTIMIZER_END: _Reading.optimizer_end,
+    kinds.PHASE: _Reading.phase,
+    kinds.CLEARED: _Reading.cleared,
+    kinds.EVALUATED: _Reading.evaluated,
+    kinds.BESIDE: _Reading.beside,
 }
-
-
-def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) -> tuple[int, bool]:
-    """Returns, for the phase at this place, the ns within it that are counted separately: waits, other phases and
-    passes of the step, but not calls without gradients alone (a rollout). Also returns whether the forward pass that
-    runs at its end began in it."""
-    began, ended = entries[phase][1:3]
-    first = phase
-    while first and entries[first - 1][1] >= began:  # entries within the phase precede it
-        first -= 1
-    if first == phase:
-        return 0, False  # as for most phases
-    spans: list[tuple[int, int]] = []
-    ungraded: list[tuple[int, int]] = []
-    root = forward = backward = optimizer = 0
-    for entry in entries[max(0, first - NEWEST) : phase]:
-        kind, at = entry[0], entry[1]
-        if kind == DATA or (kind == PHASE and entry[4] is None):
-            spans.append((at, entry[2]))
-        elif kind == EVALUATED:
-            ungraded.append((at, entry[2]))
-        elif kind == BESIDE:
-            spans.append((at, entry[3]))
-            forward = root or entry[3]  # the pass lasts until backward
-        elif kind == FORWARD and not backward and (entry[3] or not training_only):
-            forward = root = root or at
-        elif kind == BACKWARD or (kind == RETURNED and entry[3] and not backward):
-            if forward:
-                spans.append((forward, at))
-            root = forward = 0
-            backward = at if kind == BACKWARD else 0
-        elif kind == BACKWARD_END:
-            spans.append((backward or at, at))
-            backward = 0
-        elif kind == OPTIMIZER:
-            optimizer = at
-        elif kind == OPTIMIZER_END:
-            spans.append((optimizer or at, at))
-    begins = forward >= began
-    if begins:
-        spans.append((forward, ended))
-    named = _covered(spans, began)
-    return (_covered(spans + ungraded, began) if named else 0), begins
 
 
 def _covered(spans: list[tuple[int, int]], since: int) -> int:

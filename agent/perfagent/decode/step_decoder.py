@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.decode.breakdown import Breakdown
+from perfagent.decode.gradient_report import GradientReport
 from perfagent.decode.losses import roots_of, with_divisors
 from perfagent.decode.phase_times import Account
 from perfagent.device import DeviceClock, Event, value_of
 from perfagent.step.row import Note, Row, StepRow
-from perfagent.step.trace import DATA, FORWARD, Divided, Entry, Root, entries_of, events_of
+from perfagent.step.trace import DATA, FORWARD, Entry, Loss, LossScale, entries_of, events_of
 
 if TYPE_CHECKING:
     from perfagent.step.roles import Investigator, StepFlops
@@ -39,6 +40,7 @@ class StepReader:
 
     def __init__(self) -> None:
         self.account = Account()
+        self.gradients = GradientReport()
         self.loss_by_user = False
         self.epoch = time.time() - time.perf_counter()
         """Unix time at the start of the monotonic clock."""
@@ -85,7 +87,7 @@ class StepReader:
         """Returns the row of a note. clock: made the device events in the trace, if any, and gets them back."""
         trace = note.trace
         entries: Sequence[Entry] = ()
-        parts = self.account.read_usual(trace) if clock is None and note.roots == 1 and note.began else None
+        parts = self.account.read_usual(trace) if clock is None and note.loss_count == 1 and note.began else None
         if parts is None:
             entries = entries_of(trace) if clock is None else with_divisors(entries_of(trace))
             parts = self.account.read(entries, device=clock is not None)
@@ -146,7 +148,7 @@ class StepReader:
     def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
         """Returns the loss of the backward roots; None if there is none, or if the script's own loss
         counts for this step."""
-        if note.roots == 1 and parts.root is not None:
+        if note.loss_count == 1 and parts.root is not None:
             loss: float | None = value_of(parts.root)
         else:
             loss = self._combined(roots_of(entries), parts, note.passes)
@@ -157,7 +159,7 @@ class StepReader:
             self.loss_by_user = True
         return None
 
-    def _combined(self, roots: Sequence[Root], parts: Breakdown, passes: int) -> float | None:
+    def _combined(self, roots: Sequence[Loss], parts: Breakdown, passes: int) -> float | None:
         """Combines several roots into one loss. Roots that the script divided (accumulation with scaling, as every
         framework does) are summed, unless each is a mean by itself. Undivided roots are averaged if each had its own
         batch, and summed if they share one."""
@@ -178,7 +180,7 @@ class StepReader:
         total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
         return total / len(values) if average else total
 
-    def _are_means(self, divisors: Sequence[Divided], parts: Breakdown) -> bool:
+    def _are_means(self, divisors: Sequence[LossScale], parts: Breakdown) -> bool:
         """True if each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`.
         Then each loss of a window has its own divisor, or the same one, its share of the items. A divisor that scales a
         window is the same for all its losses, also in the last and perhaps short window of an epoch; or the shares of

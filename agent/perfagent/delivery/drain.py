@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.decode.finished_steps import is_plain, is_ready, note_of, row_of, with_user_loss
 from perfagent.delivery.captured_rows import CapturedRows
 from perfagent.delivery.columns import INT64, Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
@@ -23,7 +24,7 @@ from perfagent.delivery.wakeup import yield_gil
 from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
 from perfagent.step.captured_log import CapturedLog
-from perfagent.step.overflow import Mark
+from perfagent.step.overflow import OverflowMark
 from perfagent.step.pending_logs import EarlyLog
 from perfagent.step.row import StepRow
 from perfagent.step.trace import entry_count
@@ -90,7 +91,7 @@ class Collector:
         """Rows that were taken or dropped so far, as far as that is known: up to the last mark."""
         self.pressing = False
         self.newest = 0
-        Mark.put(handoff.rows)
+        OverflowMark.put(handoff.rows)
 
     @property
     def waits(self) -> bool:
@@ -98,7 +99,7 @@ class Collector:
         rows: deque[Any] = self._handoff.rows
         if self.aside or self._held or self._captured.waits or len(rows) > 1:
             return True
-        return len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh)
+        return len(rows) == 1 and not (type(rows[0]) is OverflowMark and rows[0].fresh)
 
     def collect(self, now: float, *, last: bool) -> Drained:
         """The rows that can be written down; those of one series in their order. last: nothing is waited for."""
@@ -120,7 +121,7 @@ class Collector:
         while taken < most and waiting:
             row = waiting[0]
             kind = type(row)
-            if kind is Mark:
+            if kind is OverflowMark:
                 self._compare(row, taken)
                 most -= 1
                 continue
@@ -137,7 +138,7 @@ class Collector:
                 stepped[0] += 1
                 stepped[1] += entry_count(row[7])
                 newest = row[0]
-                rows.append(row.with_user_loss(p) if losses else row)
+                rows.append(with_user_loss(p, row) if losses and p is not None else row)
             elif kind in _EARLY and not row.settled and not last:
                 self.aside.append(row)
             elif (self._held and kind is not CapturedLog) or not self._ask(row, now, now, last=last):
@@ -179,7 +180,7 @@ class Collector:
                 self._captured.add(row)
                 return True
             if isinstance(row, StepRow) and p is not None:
-                if row.ready(p):
+                if is_ready(p, row):
                     self._take_step(row)
                     return True
             elif type(row) is tuple or row.ready():
@@ -193,14 +194,14 @@ class Collector:
     def _take_step(self, step: StepRow) -> None:
         p = self._handoff.progress
         assert p is not None
-        if step.plain(p):
-            note = step.note(p)
+        if is_plain(p, step):
+            note = note_of(p, step)
             self.newest = max(self.newest, step.step)
             self.pressing = self.pressing or is_pressing(note)
             self._rows.append(note)
             return
         self._read_now()
-        row = step.row(p)
+        row = row_of(p, step)
         self.pressing = self.pressing or is_pressing(row)
         self._add((*row[:3], (*row[3],), [*row[3].values()]))
 
@@ -235,7 +236,7 @@ class Collector:
         self._before_row()  # notes are read in the order of their steps
         self._rows[:] = rows_of(self._rows, self._handoff.reader, self._lost)
 
-    def _compare(self, mark: Mark, taken: int) -> None:
+    def _compare(self, mark: OverflowMark, taken: int) -> None:
         """What was handed in before the mark with what was taken of it; the difference was dropped."""
         dropped = mark.before - self._passed - taken
         if dropped > 0:

@@ -25,9 +25,9 @@ from perfagent.step.trace import (
     FIELDS,
     MOST_ITEMS,
     PHASE,
-    Divided,
     Entry,
-    Root,
+    Loss,
+    LossScale,
     begins_entry,
     entries_of,
     trace_of,
@@ -43,7 +43,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.backward_depth or (p.thread != get_ident() and not p.adopts()):
+        if p is None or p.backward_depth or (p.thread != get_ident() and not p.claim_thread()):
             return original(tensors, *args, **kwargs)
         began = now()
         try:
@@ -57,7 +57,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                         p.opened = True
                         value = tensors.item()
                         p.trace.extend((began, None, value, False, BACKWARD))
-                        p.roots = 1
+                        p.loss_count = 1
                         if value - value != 0.0:
                             _suspect(p, tensors)
                     else:
@@ -94,13 +94,13 @@ def _begin(p: StepState, tensors: Any, began: int, weights: Any = None) -> None:
     if p.losses.loss_made is None:
         p.losses.loss_made = {}  # first: an error in there must not come again, nor cost the rest
         _note_loss(p, tensors)
-    if p.roots and single and _is_whole(tensors):
+    if p.loss_count and single and _is_whole(tensors):
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)
     root = None
-    if not p.losses.inside_roots:  # LBFGS evaluates several times; only the first is the loss at the current weights
+    if not p.losses.inside_closure:  # LBFGS evaluates several times; only the first is the loss at the current weights
         if p.entered:  # called by the optimizer's own step, through a closure
-            p.losses.inside_roots = p.unusual = True
+            p.losses.inside_closure = p.unusual = True
         root = _root(p, tensors) if single else _sum(p, tensors)
         if root is None and single and weights is not None:
             root = _weighted(p, tensors, weights)
@@ -108,9 +108,9 @@ def _begin(p: StepState, tensors: Any, began: int, weights: Any = None) -> None:
         p.trace.extend((began, event, None, False, BACKWARD))
     else:
         p.trace.extend((began, event, *root, BACKWARD))
-        p.roots += 1
+        p.loss_count += 1
     if len(p.trace) > MOST_ITEMS:  # backward passes without an optimizer: this will never be a step
-        p.trace, p.roots = [], 0
+        p.trace, p.loss_count = [], 0
 
 
 @guarded
@@ -143,7 +143,7 @@ def _fold_parts(p: StepState) -> None:
     for entry in entries_of(p.trace[since:]):
         if entry[0] == BACKWARD:
             begun = entry
-            p.roots -= entry[3] is not None
+            p.loss_count -= entry[3] is not None
         elif entry[0] == BACKWARD_END and begun is not None:
             folded.append((PHASE, begun[1], entry[1], "backward", begun[2], entry[2]))
             begun = None
@@ -165,7 +165,7 @@ def begin_pass(p: StepState, tensor: Any) -> Event | None:
     return None if p.clock is None else p.clock.begin(tensor)
 
 
-def _root(p: StepState, tensor: Any) -> Root | None:
+def _root(p: StepState, tensor: Any) -> Loss | None:
     if p.amp.scaled:
         unscaled = p.amp.scaled.pop(id(tensor), None)
         if unscaled is not None:
@@ -178,14 +178,14 @@ def _root(p: StepState, tensor: Any) -> Root | None:
         value = float(local.item())
         if value - value != 0.0:  # NaN or infinite: measure the gradients of this step
             _suspect(p, tensor)
-        return Root(value, _divided(tensor) if p.losses.accumulates or p.roots else False)
+        return Loss(value, _divided(tensor) if p.losses.accumulates or p.loss_count else False)
     if p.losses.arriving is not None:
         check_arrived(p)  # of the micro-batch before
     p.losses.arriving = later = collect(local)
-    return None if later is None else Root(later, _divided(tensor))
+    return None if later is None else Loss(later, _divided(tensor))
 
 
-def _weighted(p: StepState, tensor: Any, weights: Any) -> Root | None:
+def _weighted(p: StepState, tensor: Any, weights: Any) -> Loss | None:
     """Returns the weighted sum of a vector of losses, which is what the optimizer minimizes. (With more dimensions it
     is the output of a pipeline stage.)"""
     tensors = sys.modules["torch"].Tensor
@@ -202,7 +202,7 @@ def _weighted(p: StepState, tensor: Any, weights: Any) -> Root | None:
     value = float((tensor.detach() * weights.detach()).sum().item())
     if value - value != 0.0:
         _suspect(p, tensor)
-    return Root(value, divided=True)
+    return Loss(value, divided=True)
 
 
 @guarded
@@ -225,7 +225,7 @@ def _suspect(p: StepState, tensor: Any) -> None:
         p.unusual = True
 
 
-def _sum(p: StepState, tensors: Any) -> Root | None:
+def _sum(p: StepState, tensors: Any) -> Loss | None:
     """Returns the sum of several roots in one call, since their gradients add up."""
     if not isinstance(tensors, (list, tuple)):
         return None
@@ -233,10 +233,10 @@ def _sum(p: StepState, tensors: Any) -> Root | None:
     values = [root.value for root in roots if root is not None]
     if not values or not all(isinstance(value, float) for value in values):
         return None if len(values) != 1 else roots[0]
-    return Root(float(sum(value for value in values if isinstance(value, float))), divided=True)
+    return Loss(float(sum(value for value in values if isinstance(value, float))), divided=True)
 
 
-def _divided(tensor: Any) -> Divided:
+def _divided(tensor: Any) -> LossScale:
     """Returns the divisor if a division made the loss; True for a product or an unknown divisor; else False.
 
     Never runs the hooks that hold tensors for the backward pass: activation checkpointing would run the model again.
@@ -268,4 +268,4 @@ def remember(p: StepState, outputs: Any, scaled: Any) -> None:
     if value is not None:
         if len(p.amp.scaled) > 64:  # scaled and never used for a backward pass
             p.amp.scaled.clear()
-        p.amp.scaled[id(scaled)] = Root(value, _divided(outputs))
+        p.amp.scaled[id(scaled)] = Loss(value, _divided(outputs))

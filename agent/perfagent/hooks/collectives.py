@@ -25,7 +25,7 @@ from types import FunctionType
 from typing import Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames
-from perfagent.boundary.guard import failed, failures
+from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
@@ -133,13 +133,9 @@ def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.backward_depth or p.phase_depth or p.thread != get_ident() or _NAME in failures:
+        if p is None or p.backward_depth or p.phase_depth or p.thread != get_ident():
             return original(tensors, *args, **kwargs)
-        handle, depth = None, p.phase_depth
-        try:
-            handle = _listen(p, tensors)
-        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            failed(_NAME, error)
+        handle, depth = _listen(p, tensors), p.phase_depth
         try:
             return original(tensors, *args, **kwargs)
         finally:
@@ -150,9 +146,7 @@ def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-_NAME = f"{__name__}.backward"
-
-
+@guarded
 def _listen(p: StepState, tensors: Any) -> Any:
     """Has the engine report the end of this backward pass and of its local part. Returns a handle to
     remove the hook."""
@@ -167,7 +161,7 @@ def _listen(p: StepState, tensors: Any) -> Any:
 
 
 class _End:
-    """Times the end of one backward pass. An exception from these three methods would reach the autograd engine."""
+    """Times the end of one backward pass. The autograd engine calls the methods."""
 
     __slots__ = ("_began", "_event", "_progress", "_queue")
 
@@ -175,23 +169,17 @@ class _End:
         self._progress = p
         self._queue = sys.modules["torch.autograd"].Variable._execution_engine.queue_callback
 
-    def first_gradient(self, gradient: Any) -> None:  # noqa: ARG002 - the signature torch calls
-        try:
-            self._queue(self.local_part_done)
-        except Exception as error:  # noqa: BLE001
-            failed(_NAME, error)
+    @guarded
+    def first_gradient(self, gradient: object) -> None:  # noqa: ARG002 - the signature torch calls
+        self._queue(self.local_part_done)
 
+    @guarded
     def local_part_done(self) -> None:
-        try:
-            self._event, self._began = device_mark(self._progress), now()
-            self._queue(self.all_is_done)
-            self._progress.phase_depth += 1  # waits within this time count only once
-        except Exception as error:  # noqa: BLE001
-            failed(_NAME, error)
+        self._event, self._began = device_mark(self._progress), now()
+        self._queue(self.all_is_done)
+        self._progress.phase_depth += 1  # waits within this time count only once
 
+    @guarded
     def all_is_done(self) -> None:
-        try:
-            self._progress.phase_depth -= 1
-            _note(self._progress, self._began, self._event)
-        except Exception as error:  # noqa: BLE001
-            failed(_NAME, error)
+        self._progress.phase_depth -= 1
+        _note(self._progress, self._began, self._event)

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.boundary.dynamo import untraced
-from perfagent.boundary.guard import failed, failures, guarded
+from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
@@ -69,37 +68,30 @@ def step_of(compile_id: str) -> int | None:
     return next((step for known, step in reversed(list(_steps)) if known == compile_id), None)
 
 
-@untraced
-def _started(_: Any = None) -> None:
-    try:
-        p = state.current
-        _open.clear()
-        if p is not None and not p.off and __name__ not in failures and _is_in_step(p):
-            mark = device_mark(p)
-            if p.clock is None or mark is not None:
-                _open.append((get_ident(), p.in_progress(), now(), mark))
-    except Exception as error:  # noqa: BLE001 - it must not reach the compiler
-        failed(__name__, error)
+@guarded
+def _started(_: object = None) -> None:
+    p = state.current
+    _open.clear()
+    if p is not None and not p.off and _is_in_step(p):
+        mark = device_mark(p)
+        if p.clock is None or mark is not None:
+            _open.append((get_ident(), p.in_progress(), now(), mark))
 
 
-@untraced
+@guarded
 def _ended(told: Any = None) -> None:
-    try:
-        p = state.current
-        if p is None or p.off or __name__ in failures:
-            return
-        _steps.append((_compile_id(told), p.completed + 1))
-        if not _open:
-            return
-        thread, step, began, mark = _open.pop()
-        end_mark = device_mark(p) if mark is not None else None
-        if thread != get_ident() or step < p.completed or (mark is None) != (end_mark is None):
-            if p.clock is not None and mark is not None:
-                p.clock.release([mark])
-            return
+    p = state.current
+    if p is None or p.off:
+        return
+    _steps.append((_compile_id(told), p.completed + 1))
+    if not _open:
+        return
+    thread, step, began, mark = _open.pop()
+    end_mark = device_mark(p) if mark is not None else None
+    if thread == get_ident() and step >= p.completed and (mark is None) == (end_mark is None):
         p.trace.extend((began, now(), "compile", mark, end_mark, PHASE))
-    except Exception as error:  # noqa: BLE001 - it must not reach the compiler
-        failed(__name__, error)
+    elif p.clock is not None and mark is not None:
+        p.clock.release([mark])
 
 
 def _compile_id(told: Any) -> str:

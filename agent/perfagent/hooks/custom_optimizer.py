@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced
 from perfagent.hooks.optimizer_step import after_step, before_step
 from perfagent.step.state import state
 
-__all__ = ["is_foreign", "watch_foreign", "watch_step"]
+__all__ = ["is_foreign", "watch_step"]
 
 
 def watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,25 +46,3 @@ def is_foreign(optimizer: Any) -> bool:
         return False
     kind = sys.modules["torch"].optim.Optimizer
     return not any(issubclass(type(held), kind) for held in own.values())
-
-
-def watch_foreign(optimizer: Any) -> Callable[[], None]:
-    """Watches the steps of an optimizer that the user named, and of others of its class; returns the undo function."""
-    owner = type(optimizer)
-    inherited = "step" not in owner.__dict__
-    original = owner.step
-    patch = not_traced(watch_step(original))
-    owner.step = patch
-    keep_out_of_frames()
-    where = weakref.ref(owner)
-
-    def undo() -> None:
-        patched: Any = where()
-        if patched is None or patched.__dict__.get("step") is not patch:
-            return  # the class is gone, or somebody patched over our patch, which then passes through
-        if inherited:
-            del patched.step
-        else:
-            patched.step = original
-
-    return undo

@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +31,7 @@ __all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 Item = TypeVar("Item")
 
 
-def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_next(original: Callable[..., Any], id_of: Callable[[Any], int] = id) -> Callable[..., Any]:
     """Wraps _BaseDataLoaderIter.__next__."""
 
     @functools.wraps(original)
@@ -48,11 +49,11 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = original(self)
         except BaseException as error:
             p.opened = was_open  # the epoch is over: no next step has started, and log() belongs to the last one
-            _ended(p, id(self), began, error)
+            _ended(p, id_of(self), began, error)
             raise
         finally:
             p.data_depth = 0
-        loader = id(self)
+        loader = id_of(self)
         if loader not in p.readers or _GOT in failures or len(p.trace) > MOST_ITEMS:
             _got(p, loader, batch, began, self)
             return batch
@@ -112,7 +113,7 @@ def _ended(p: StepState, loader: int, began: int, error: BaseException) -> None:
 
 
 @guarded
-def _got(p: StepState, loader: int, batch: Any, began: int, iterator: Any = None) -> None:
+def _got(p: StepState, loader: int, batch: object, began: int, iterator: object) -> None:
     sampler = getattr(iterator, "_index_sampler", None)
     measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
@@ -132,7 +133,7 @@ def contents_of(p: StepState) -> BatchContents:
 
 
 @untraced
-def measure_of(p: StepState, loader: int, batch: Any, batch_size: Any = None) -> Measure:
+def measure_of(p: StepState, loader: int, batch: object, batch_size: Any = None) -> Measure:
     """Chooses how to read the size of this loader's batches from now on."""
     if len(p.readers) > 64:
         p.readers.clear()
@@ -146,39 +147,27 @@ def measure_of(p: StepState, loader: int, batch: Any, batch_size: Any = None) ->
 _GOT = f"{__name__}._got"
 
 
-_numbers = count(1)
-"""Numbers of the iterations that `timed` has begun. (A generator's id was often that of the one before, now gone.)"""
+class _Iteration:
+    """An iteration by `timed`. number: stands for its id, which is often that of the one before, now gone."""
+
+    __slots__ = ("iterator", "number")
+    _numbers = count(1)
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator, self.number = iterator, next(self._numbers)
+
+
+_next = watch_next(lambda iteration: next(iteration.iterator), attrgetter("number"))
 
 
 def timed(p: StepState, iterable: Iterable[Item]) -> Iterator[Item]:
     """Yields the items of any iterable, and counts the wait for each as a data wait."""
-    loader = next(_numbers)
-    iterator = _begun(p, iter, iterable)
+    iteration = _Iteration(_begun(p, iter, iterable))
     while True:
-        if not _counts(p):
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            yield item
-            continue
-        was_open = p.opened
-        p.data_depth = 1  # a DataLoader inside is not counted a second time
-        began = now()
-        p.opened = True
-        if not p.losses.seen_backward:
-            _fetch_before_training(p)
         try:
-            item = next(iterator)
-        except BaseException as error:
-            p.opened = was_open
-            _ended(p, loader, began, error)
-            if isinstance(error, StopIteration):
-                return
-            raise
-        finally:
-            p.data_depth = 0
-        _got(p, loader, item, began)
+            item: Item = _next(iteration)
+        except StopIteration:
+            return
         yield item
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark, watch_phase
-from perfagent.step.row import StepRow
+from perfagent.step.row import AfterLastStep
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import BESIDE, EVALUATED, MOST_ITEMS, PHASE, EvalTrace, RolloutTrace, entries_of, shorten
 
@@ -121,23 +121,6 @@ def _has_gradients(output: Any) -> bool:
 not_traced(evaluated)
 
 
-class _AfterLast(StepRow):
-    """The trace after the last step, which is read like a step's row once all steps have been read."""
-
-    __slots__ = ()
-
-    def ready(self, p: StepState) -> bool:  # noqa: ARG002 - the signature of a step's
-        return True
-
-    def plain(self, p: StepState) -> bool:  # noqa: ARG002 - the signature of a step's
-        return False
-
-    def row(self, p: StepState) -> Any:
-        """Returns `phase/eval_s` under the last step's number, as a row of log(): without a value it is not stored."""
-        seconds = p.links.account.evaluations.after(p, self.step, self.trace)
-        return self.step, self.wall, self.began / 1e9, {"phase/eval_s": seconds} if seconds else {}
-
-
 def after_last_step(p: StepState) -> None:
     """Adds a row for an evaluation since the last step, when the run ends. Called on the thread that ends the run; a
     second call does nothing.
@@ -149,4 +132,4 @@ def after_last_step(p: StepState) -> None:
         entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace)
     )
     if p.last is not None and may_hold and len(trace) < MOST_ITEMS // 3:
-        p.rows.append(_AfterLast(p.completed, time.time(), now(), 0, None, None, 0, trace, None))
+        p.rows.append(AfterLastStep(p.completed, time.time(), now(), 0, None, None, 0, trace, None))

@@ -7,9 +7,8 @@ they cost the module its fast path (2 µs a call), would be copied and pickled a
 become part of the graph where torch.compile traces them.
 
 If the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
-the model's call and backward does not have that time in `forward`. That does not hold where backward passes start from
-something else than that loss (preference optimization), which is checked a few times. A call counts only if a
-backward pass follows; calls in evaluation mode of a model that is trained in training mode never do.
+the model's call and backward does not have that time in `forward`. A call counts only if a backward pass follows; calls
+in evaluation mode of a model that is trained in training mode never do.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.boundary.call_slot import CALL, Standing, copy_that_calls
+from perfagent.boundary.call_slot import CALL, CallSlot, copy_that_calls
 from perfagent.boundary.dynamo import not_traced, untraced
-from perfagent.boundary.gc_instances import living
-from perfagent.boundary.guard import failed, failures, guarded
+from perfagent.boundary.gc_instances import instances_of
+from perfagent.boundary.guard import failed, failures
 from perfagent.device import accelerator
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
@@ -32,51 +31,42 @@ from perfagent.signals.batches.contents import NO_LOADER
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 
-__all__ = ["Watched", "size_of_call", "watch_forward"]
+__all__ = ["WatchedModel", "size_of_call", "watch_forward"]
 
 logger = logging.getLogger("perfagent")
 
 _PARTS_FOR = 16
 """After a call without a fetch, the sizes of the model's inputs are read for so many calls more: an input may be a part
 of the fetched batch."""
-_ENOUGH = 3
+_SEARCHES = 3
 """Outputs are no longer searched after so many training calls whose output held no loss."""
 
 
-def watch_forward(model: Any) -> Watched | None:
+def watch_forward(model: Any) -> WatchedModel | None:
     """Watches the calls of a root model until `take_off`. Returns None if this version of torch does not allow it."""
     root = _outermost(model)
     if not hasattr(root, CALL):
         logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", CALL)
         return None
-    watched = Watched(root)
+    watched = WatchedModel(root)
     watched.put_on()
     return watched
 
 
-_PROOFS, _UNUSED = 3, -1
-"""After so many backward passes from something else, the loss that the model returns is not the one trained on."""
-# With 16 nodes, a penalty that is added for each parameter hides the loss.
-_MOST_NODES = 4096
-"""Most nodes of a graph to search, nearest first: a loss may be scaled, and some loops add another one for each layer.
-1 µs per node, and only in those few passes."""
-_MOST_RETURNED = 256
 _DATA = FIELDS[DATA]
 
 
-class Watched(Standing):
+class WatchedModel(CallSlot):
     """Replaces the root's call. called: it was called in the course of a training step."""
 
-    __slots__ = ("_grad_enabled", "_is_compiled", "_looks", "_returned", "_tracing", "_unproven", "called")
+    __slots__ = ("_grad_enabled", "_is_compiled", "_searches_left", "_tracing", "called")
 
     def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
         super().__init__(root, replaced)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._tracing = sys.modules["torch"]._C._get_tracing_state
         self._is_compiled = "_orig_mod" in root.__dict__.get("_modules", ())
-        self._looks = _ENOUGH
-        self._unproven = _PROOFS  # 0: the loss that the model returns is the one trained on
-        self._returned: set[int] = set()  # numbers of the nodes that made the losses since the last backward pass
+        self._searches_left = _SEARCHES
         self.called = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,57 +108,23 @@ class Watched(Standing):
             failed(_NAME, error)
         try:
             output = call(*args, **kwargs)
-        except BaseException as error:
-            if p.links.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
+        except (RuntimeError, MemoryError) as error:
+            if p.links.investigator is not None:
                 p.links.investigator.passing(error)
             raise
-        if not self._looks:
+        if not self._searches_left:
             return output
         try:
             self.called = True
-            holds_loss = self._unproven != _UNUSED and _holds_loss(output)
-            if holds_loss and self._unproven:
-                if len(self._returned) > _MOST_RETURNED:
-                    self._returned.clear()  # no backward pass ever follows
-                self._returned.update(
-                    loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None
-                )
-                p.losses.proof = self._prove
-                p.plain = False  # so that the backward pass calls `proof`
+            holds_loss = _holds_loss(output)
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
-                self._looks = _ENOUGH
+                self._searches_left = _SEARCHES
             elif training:
-                self._looks -= 1
+                self._searches_left -= 1
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         return output
-
-    @guarded
-    def _prove(self, roots: Any) -> None:
-        """Checks that a backward pass from these roots starts from a loss that the model returned."""
-        returned, self._returned = self._returned, set()
-        if not returned:
-            return
-        several = roots if isinstance(roots, (list, tuple)) else [roots]
-        made = [getattr(root, "grad_fn", None) for root in several]  # torch also accepts edges of a graph
-        if _leads_to(returned, [node for node in made if node is not None]):
-            self._unproven = 0
-        else:
-            self._unproven = self._unproven - 1 or _UNUSED
-
-
-def _leads_to(numbers: set[int], nodes: list[Any]) -> bool:
-    """True if a node with one of these numbers is among the nearest ancestors of `nodes`."""
-    seen = set(nodes)
-    for node in nodes:
-        if node._sequence_nr() in numbers:
-            return True
-        following = {each for each, _ in node.next_functions if each is not None and each not in seen}
-        if len(seen) < _MOST_NODES:
-            seen |= following
-            nodes.extend(following)
-    return False
 
 
 def size_of_call(p: StepState, args: Any, kwargs: Any) -> Any:
@@ -190,7 +146,7 @@ def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 _NAME = f"{__name__}.watch_forward"
-not_traced(Watched.__call__)
+not_traced(WatchedModel.__call__)
 not_traced(_probed)
 
 
@@ -206,7 +162,7 @@ def _outermost(model: Any) -> Any:
     wrappers = {kind: name for kind, name in ((compiled, "_orig_mod"), (parallel, "module")) if kind is not None}
     if not wrappers or type(model) in wrappers:
         return model
-    for candidate in living(*wrappers):
+    for candidate in instances_of(*wrappers):
         name = wrappers.get(type(candidate))
         if name is not None and candidate.__dict__.get("_modules", {}).get(name) is model:
             return candidate
@@ -214,17 +170,13 @@ def _outermost(model: Any) -> Any:
 
 
 @untraced
-def _holds_loss(output: Any) -> bool:
+def _holds_loss(output: object) -> bool:
     """True if the model's output holds the loss: a scalar from which gradients can start."""
-    return any(True for _ in _losses(output))
-
-
-def _losses(output: Any) -> Iterator[Any]:
     tensor = sys.modules["torch"].Tensor
     if isinstance(output, (tuple, list)):
-        candidates: Any = output[:4]
+        candidates = output[:4]
     elif isinstance(output, dict):
         candidates = (output.get("loss"),)
     else:
         candidates = (output if isinstance(output, tensor) else getattr(output, "loss", None),)
-    return (item for item in candidates if isinstance(item, tensor) and item.dim() == 0 and item.requires_grad)
+    return any(isinstance(item, tensor) and item.dim() == 0 and item.requires_grad for item in candidates)

@@ -10,7 +10,6 @@ from typing import Any
 from perfagent.boundary.guard import guarded
 from perfagent.device import take
 from perfagent.hooks.backward import check_arrived, remember
-from perfagent.hooks.optimizer_selection import appoint
 from perfagent.hooks.optimizer_step import finish_step
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import OPTIMIZER
@@ -25,7 +24,7 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         p = state.current
-        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.adopts()):
+        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.claim_thread()):
             remember(p, outputs, scaled)
         return scaled
 
@@ -38,7 +37,7 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or not self._enabled or p.scaler_depth or (p.thread != get_ident() and not p.adopts()):
+        if p is None or not self._enabled or p.scaler_depth or (p.thread != get_ident() and not p.claim_thread()):
             return original(self, optimizer, *args, **kwargs)
         p.scaler_depth = 1
         _begin_scaled(p, self, optimizer)
@@ -58,7 +57,7 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded
 def _begin_scaled(p: StepState, scaler: Any, optimizer: Any) -> None:
     if not p.primary_id:
-        appoint(p, optimizer)
+        p.selection.ensure_primary(optimizer)
     if p.losses.arriving is not None:
         check_arrived(p)
     p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
@@ -77,7 +76,7 @@ def _end_scaled(p: StepState, optimizer: Any, stepped: bool) -> None:
     if not stepped and p.losses.arriving is not None:  # a scaler waits for its device, and has changed nothing
         check_arrived(p)
     if not stepped and p.primary_id != id(optimizer):
-        p.links.together.skips(p, optimizer)
+        p.links.joint_step.steps(optimizer, skipped=True)
     finish_step(p, optimizer, skipped, event)
 
 

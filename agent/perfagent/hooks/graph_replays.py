@@ -65,7 +65,7 @@ def _end(graph: Any) -> None:
     if captured:
         counts = next((one for one in captured if id(one) == p.primary_id), captured[-1])
         _steps[graph] = weakref.ref(counts)
-        p.trace, p.roots, p.opened = [], 0, False
+        p.trace, p.loss_count, p.opened = [], 0, False
 
 
 def _watch_replay(original: Callable[..., Any]) -> Callable[..., Any]:

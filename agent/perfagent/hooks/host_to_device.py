@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames
-from perfagent.boundary.guard import failed, failures
+from perfagent.boundary.guard import guarded
 from perfagent.device import accelerator
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import StepState, now, state
@@ -40,7 +40,7 @@ def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.clock is None or not self.is_cpu or __name__ in failures or p.thread != get_ident():
+        if p is None or p.clock is None or not self.is_cpu or p.thread != get_ident():
             return original(self, *args, **kwargs)
         if p.phase_depth or p.data_depth:  # already timed as part of something else
             return original(self, *args, **kwargs)
@@ -53,12 +53,7 @@ def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def _mark(p: StepState) -> Any:
-    try:
-        return device_mark(p)
-    except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-        failed(__name__, error)
-        return None
+_mark = guarded(device_mark)
 
 
 def _note(p: StepState, began: int, event: Any, copied: Any) -> None:

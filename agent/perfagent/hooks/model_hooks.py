@@ -9,22 +9,24 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.hooks.auxiliary_models import Beside
-from perfagent.hooks.custom_optimizer import is_foreign, watch_foreign
+from perfagent.hooks.custom_optimizer import is_foreign
 from perfagent.hooks.forward import watch_forward
-from perfagent.hooks.optimizer_selection import Lost
 from perfagent.hooks.optimizer_step import watch_whole_step
-from perfagent.hooks.submodule_forward import Uncalled
+from perfagent.hooks.selection.auxiliary_models import AuxiliaryModelFinder
 from perfagent.signals.batches.padding import has_embedding
 from perfagent.step.state import StepState
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 __all__ = ["Watching"]
 
 _MOST_OPTIMIZERS = 8
-_LEAST_PAUSE_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0, 3600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0
 
 
 class Watching:
@@ -33,36 +35,31 @@ class Watching:
     def __init__(self, progress: StepState, add: Callable[[Any], None]) -> None:
         self._progress, self._add = progress, add
         self._undo_forward: Callable[[], None] | None = None
-        self._uncalled: Uncalled | None = None
-        self._beside: Beside | None = None
+        self._finder: AuxiliaryModelFinder | None = None
         self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
-        self._lost = Lost(progress)
-        self._undo_foreign: list[Callable[[], None]] = []
-        self._pause_s, self._due, self._looked = _FIRST_PAUSE_S, 0.0, 0.0
+        self._pause_s, self._due = _FIRST_PAUSE_S, 0.0
 
-    def put_on(self, model: Any, optimizer: Any) -> None:
+    def put_on(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Watches the model and the optimizer; either may be None (not known yet). Hooks already in place stay."""
         if model is not None and self._undo_forward is None:
             self._progress.links.account.embedded = has_embedding(model)
             watched = watch_forward(model)
             if watched is not None:
                 self._undo_forward = watched.take_off
-                self._uncalled, self._beside = Uncalled(model, watched), Beside(self._progress, model)
+                self._finder = AuxiliaryModelFinder(self._progress, model, watched)
                 self._progress.links.account.evaluations.usual_from(self._progress.completed)
-                self._add(self._uncalled)
-                self._add(self._beside)
-                self._looked = time.monotonic()
-                self._pause_s, self._due = _FIRST_PAUSE_S, self._looked + _FIRST_PAUSE_S
+                self._add(self._finder)
+                self._pause_s, self._due = _FIRST_PAUSE_S, time.monotonic() + _FIRST_PAUSE_S
         if optimizer is not None:
             self.watch_step(optimizer)
 
     @guarded
-    def named(self, optimizer: Any) -> None:
+    def named(self, optimizer: Optimizer) -> None:
         """Watches an optimizer that the user named, even where torch's hooks do not see its class."""
         if is_foreign(optimizer):
-            self._undo_foreign.append(watch_foreign(optimizer))
+            self.watch_step(optimizer)
 
-    def watch_step(self, optimizer: Any) -> None:
+    def watch_step(self, optimizer: Optimizer) -> None:
         """Times the steps of one more optimizer from outside."""
         owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
         known = self._undo_steps.get(id(owner))
@@ -74,31 +71,19 @@ class Watching:
 
     def poll(self) -> None:
         """Now and then repeats the search for auxiliary models and for a lost model. Called on the sender's thread."""
-        if self._lost.is_due():
-            self._add(self._lost)
-        beside, at = self._beside, time.monotonic()
-        if beside is None or at < self._looked + _LEAST_PAUSE_S:
-            return
-        if at >= self._due:
+        if self._progress.selection.has_lost_model():
+            self._add(self._progress.selection)
+        if self._finder is not None and time.monotonic() >= self._due:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        elif not beside.has_lost_one():
-            return
-        self._looked, self._due = at, at + self._pause_s
-        self._add(beside)
+            self._due = time.monotonic() + self._pause_s
+            self._add(self._finder)
 
     def take_off(self) -> None:
-        for task in (self._uncalled, self._beside):
-            if task is not None:
-                task.remove()
+        if self._finder is not None:
+            self._finder.remove()
         if self._undo_forward is not None:
             self._undo_forward()
         for _, undo in self._undo_steps.values():
             undo()
-        self._undo_forward = self._uncalled = self._beside = None
+        self._undo_forward = self._finder = None
         self._undo_steps.clear()
-
-    def close(self) -> None:
-        """Removes all hooks when the run ends."""
-        self.take_off()
-        while self._undo_foreign:
-            self._undo_foreign.pop()()

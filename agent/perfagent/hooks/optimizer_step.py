@@ -11,50 +11,35 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import devices_of, take, take_if_any
 from perfagent.hooks.backward import check_arrived
-from perfagent.hooks.multi_optimizer import has_gradients
-from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
+from perfagent.hooks.selection.joint_step import has_gradients
+from perfagent.step import trace as kinds
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import (
-    BACKWARD_END,
-    CLEARED,
-    FORWARD,
-    OPTIMIZER,
-    OPTIMIZER_END,
-    PHASE,
-    RETURNED,
-    UNNAMED,
-    backward_since,
-    only_backward_since,
-    only_optimizers,
-)
+from perfagent.step.trace import BACKWARD_END, CLEARED, OPTIMIZER, OPTIMIZER_END, backward_since, only_backward_since
 
-__all__ = ["after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_whole_step"]
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
-_IN_FORWARD = (FORWARD, RETURNED)
+    from perfagent.device import Event, Value
+
+__all__ = ["after_step", "before_step", "finish_step", "watch_clear", "watch_whole_step"]
+
+_IN_FORWARD = (kinds.FORWARD, kinds.RETURNED)
 _CLEARED_AFTER = (*_IN_FORWARD, BACKWARD_END)
 _RAISED = 64
 """Steps of other optimizers after which an optimizer that began a step and never ended it is assumed to have raised."""
 
 
 @untraced
-def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Global pre-hook of every optimizer. If it returns arguments, the step gets them in place of its own."""
     p = state.current
-    if p is None or p.whole or _BEFORE in failures:
-        return None
-    try:
-        closure = _closure(args, kwargs)
-        _before(p, optimizer, closure=closure)
-        return _with_closure_watched(p, optimizer, args, kwargs) if closure and p.entered == id(optimizer) else None
-    except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-        failed(_BEFORE, error)
-        return None
+    return None if p is None or p.whole else _before(p, optimizer, args, kwargs)
 
 
 def _closure(args: Any, kwargs: Any) -> bool:
@@ -62,21 +47,21 @@ def _closure(args: Any, kwargs: Any) -> bool:
     return kwargs.get("closure") is not None or any(map(callable, args))
 
 
-def _with_closure_watched(p: StepState, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Wraps the closure of a step. The step's gradients are those of its loss: of the closure's first call, if it is
-    called several times. (Lightning also passes closures that do nothing.)"""
+def _with_closure_watched(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if kwargs.get("closure") is not None:
         return args, {**kwargs, "closure": _watched(p, optimizer, kwargs["closure"])}
     at = [callable(arg) for arg in args].index(True)
     return (*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs
 
 
-def _watched(p: StepState, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
-    me, at, roots, first = id(optimizer), len(p.trace), p.roots, True
+def _watched(p: StepState, optimizer: Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the closure of a step. The step's gradients are those of its loss: of the closure's first call, if it is
+    called several times. (Lightning also passes closures that do nothing.)"""
+    me, at, roots, first = id(optimizer), len(p.trace), p.loss_count, True
     if not p.primary_id:
-        _appoint_safely(p, optimizer)
+        _ensure_primary(p, optimizer)
     if p.primary_id == me:
-        p.measured.looked = False
+        p.measured.in_closure = False
 
     @functools.wraps(closure)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -91,22 +76,16 @@ def _watched(p: StepState, optimizer: Any, closure: Callable[..., Any]) -> Calla
         if first and p.entered == me:
             first = False
             if p.primary_id == me:
-                p.measured.looked = True
-                _look_safely(p, optimizer)
+                p.measured.in_closure = True
+                _measure_safely(p, optimizer)
             elif not backward_since(p.trace, at):  # otherwise its gradients are from a backward pass of its own
-                p.links.together.steps(p, optimizer)
-        if p.entered == me:
-            _closed(p, began, here)
+                p.links.joint_step.steps(optimizer)
+        if p.entered == me and only_backward_since(p.trace, here):
+            # its forward pass is not optimizer time, even if no model is known (yet)
+            p.trace.extend((began, now(), kinds.UNNAMED, None, None, kinds.PHASE))
         return loss
 
     return watched
-
-
-@guarded
-def _closed(p: StepState, began: int, at: int) -> None:
-    """Records that a closure has returned. Its forward pass is not optimizer time, even if no model is known (yet)."""
-    if only_backward_since(p.trace, at):
-        p.trace.extend((began, now(), UNNAMED, None, None, PHASE))
 
 
 @guarded
@@ -115,74 +94,75 @@ def _forget_attempt(p: StepState, at: int, roots: int, *, counts: bool) -> None:
     the trace's length after the entry that began the step."""
     if p.trace[at - 1 : at] == [OPTIMIZER]:  # otherwise an evaluation has folded the entries before
         del p.trace[at:]
-        p.roots, p.losses.inside_roots = roots, False
+        p.loss_count, p.losses.inside_closure = roots, False
     if counts:
-        p.clips, p.measured.clip_norm, p.measured.looked = None, [], False
+        p.clips, p.measured.clip_norm, p.measured.in_closure = None, [], False
         p.gradients = p.amp.grad_scale = None
-        p.links.health.forget()
+        p.links.gradient_schedule.forget()
 
 
-def _before(p: StepState, optimizer: Any, *, closure: bool) -> None:
-    if p.thread != get_ident() and not p.follows(optimizer):
-        return
-    me = id(optimizer)
+@guarded
+def _before(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    if p.thread != get_ident() and not p.move_to_thread(optimizer):
+        return None
+    me, closure = id(optimizer), _closure(args, kwargs)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
         p.selection.blocked += 1
         if p.selection.blocked < _RAISED:
-            return  # ... unless that one raised in its step and will never return
+            return None  # ... unless that one raised in its step and will never return
     p.entered = me
     p.plain = False
     if p.losses.arriving is not None:
         check_arrived(p)
     if not p.primary_id:
-        appoint(p, optimizer)
+        p.selection.ensure_primary(optimizer)
     if not p.scaler_depth:
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
+    if closure:
+        return _with_closure_watched(p, optimizer, args, kwargs)
     if p.primary_id != me:
-        if not closure:
-            p.links.together.steps(p, optimizer)
-    elif not closure and (p.clips is not None or p.completed >= p.measure_at):
-        _look(p, optimizer)
+        p.links.joint_step.steps(optimizer)
+    elif p.clips is not None or p.completed >= p.measure_at:
+        measure_gradients(p, optimizer)
+    return None
 
 
-def _look(p: StepState, optimizer: Any) -> None:
+def measure_gradients(p: StepState, optimizer: Optimizer) -> None:
     """Measures the gradients, unless they were clipped: then it is too late."""
     is_due = p.completed >= p.measure_at and p.gradients is None
     if is_due:
-        p.measured.without_gradient = (
-            0 if (any_gradient := has_gradients(optimizer)) else p.measured.without_gradient + 1
-        )
-    if p.clips is not None and p.clips.settle(p, optimizer):
+        any_gradient = has_gradients(optimizer)
+        p.measured.without_gradient = 0 if any_gradient else p.measured.without_gradient + 1
+    if p.clips is not None and p.clips.settle(optimizer):
         return
     if is_due and any_gradient and not p.measured.clip_norm:
         p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused kernel unscales by it
-        p.links.health.measure(p, optimizer)
+        p.links.gradient_schedule.measure(optimizer)
 
 
-@untraced
-def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+@guarded
+def after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG001
     """Global post-hook of every optimizer."""
     p = state.current
-    if p is None or p.whole or p.entered != id(optimizer) or _AFTER in failures or p.thread != get_ident():
+    if p is None or p.whole or p.entered != id(optimizer) or p.thread != get_ident():
         return
     p.entered = p.selection.blocked = 0
     if p.scaler_depth:
         p.scaler_depth = 2  # GradScaler.step did not skip, and ends the step
         p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; it is reset later
         return
-    try:
-        finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
-        if p.last is not None and p.links.on_next_optimizer is not None:
-            p.links.on_next_optimizer(optimizer)  # from the next step on, it is timed from outside
-    except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-        failed(_AFTER, error)
+    finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
+    if p.last is not None and p.links.on_next_optimizer is not None:
+        p.links.on_next_optimizer(optimizer)  # from the next step on, it is timed from outside
 
 
-_BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
+_AFTER = f"{__name__}.after_step"
 
 
 @untraced
-def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
+def finish_step(
+    p: StepState, optimizer: Optimizer, skipped: Value | bool | None, event: Event | None, lr: Any = None
+) -> None:
     """Ends a step. event: of the device clock, at the end of the optimizer's step. lr: of this step, if the optimizer
     no longer has it."""
     if p.links.captured is not None:
@@ -190,26 +170,23 @@ def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any 
             p.links.captured.append(optimizer)
             return
         p.links.captured = None  # the device takes marks: the capture was given up, and nobody ended it
-    if p.primary_id != id(optimizer) and (not takes_over(p, optimizer, lr) or _belongs_to_last(p)):
-        p.roots = 0
+    if p.primary_id != id(optimizer) and (not p.selection.maybe_replace_primary(optimizer, lr) or _belongs_to_last(p)):
+        p.loss_count = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:
-            p.clips.forget(p, optimizer)
-        if p.links.together.kept is not None:
-            p.links.together.moved(p, optimizer)
+            p.clips.forget(optimizer)
+        if p.links.joint_step.kept is not None:
+            p.links.joint_step.moved(optimizer)
         return
-    clipped = p.measured.looked
+    clipped = p.measured.in_closure
     if p.clips is not None:
-        clipped = clipped or p.clips.settle(p, optimizer)
-        p.links.together.clipped = p.completed + 1, p.clips
+        clipped = clipped or p.clips.settle(optimizer)
+        p.links.joint_step.clipped = p.completed + 1, p.clips
         p.clips = None
-    if (
-        p.completed >= p.measure_at
-        and p.gradients is None
-        and skipped is not True
-        and not (clipped or p.measured.clip_norm)
-    ):
-        _look_late(p, optimizer)
+    is_due = p.completed >= p.measure_at and p.gradients is None and skipped is not True
+    if is_due and not (clipped or p.measured.clip_norm) and has_gradients(optimizer):
+        # the closure computed them during the step
+        p.links.gradient_schedule.measure(optimizer, after=True)
     if skipped is True:
         p.amp.skipped += 1
     if lr is None and optimizer.param_groups:
@@ -217,20 +194,20 @@ def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any 
     if type(lr) is not float and lr is not None:
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
-        p.links.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
+        p.links.gradient_schedule.finish(optimizer, now() - (p.step_end or p.trace[0]))
     first, began = p.last is None, p.selection.began
     p.losses.arriving = None
     p.losses.seen_backward = True  # with torch.func.grad or autograd.grad no backward call is seen, but it trains
     p.complete(lr, skipped, event)
     if clipped:
-        p.measured.looked = False
+        p.measured.in_closure = False
     if first or began == p.completed - 1:  # the first step that this optimizer counts
         p.links.pausing = True
         try:
             if p.clock is not None:
                 p.clock.span(devices_of(optimizer))
             if not first:
-                follow(p, optimizer)
+                p.selection.find_model(optimizer)
             elif p.links.on_first_step is not None:
                 p.links.on_first_step(optimizer)
         finally:
@@ -241,40 +218,21 @@ def finish_step(p: StepState, optimizer: Any, skipped: Any, event: Any, lr: Any 
 def _belongs_to_last(p: StepState) -> bool:
     """True if this optimizer used gradients of the backward pass of the last step, which a smaller optimizer has ended:
     some libraries create an optimizer for each parameter when it steps for the first time."""
-    return p.last is not None and p.last.roots > 0 and not p.opened and only_optimizers(p.trace)
+    return p.last is not None and p.last.loss_count > 0 and not p.opened and kinds.only_optimizers(p.trace)
 
 
-def _look_late(p: StepState, optimizer: Any) -> None:
-    if has_gradients(optimizer):
-        p.links.health.measure(p, optimizer, after=True)  # the closure computed the gradients during the step
-
-
-@guarded
-def _look_safely(p: StepState, optimizer: Any) -> None:
-    _look(p, optimizer)
+_measure_safely = guarded(measure_gradients)
 
 
 @guarded
-def _appoint_safely(p: StepState, optimizer: Any) -> None:
-    appoint(p, optimizer)
-
-
-@guarded
-def _step_beside(p: StepState, optimizer: Any) -> None:
-    """Handles the step of an optimizer that is not the primary one and is timed from outside. If the primary one is
-    gone, this one takes its place."""
-    if not p.primary_id:
-        appoint(p, optimizer)
-    if p.primary_id != id(optimizer):
-        p.links.together.steps(p, optimizer)
-    elif p.clips is not None or p.completed >= p.measure_at:
-        _look(p, optimizer)
+def _ensure_primary(p: StepState, optimizer: Optimizer) -> None:
+    p.selection.ensure_primary(optimizer)
 
 
 # ---- the whole call
 
 
-def watch_whole_step(optimizer: Any) -> Callable[[], None]:
+def watch_whole_step(optimizer: Optimizer) -> Callable[[], None]:
     """Times the steps of an optimizer, and of others of its class, from outside of torch's own wrapper. Returns a
     function that undoes this.
 
@@ -284,16 +242,19 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
     meanwhile: noting both would take 2 µs a step more.
     """
     kept = weakref.ref(optimizer) if "step" in optimizer.__dict__ else None
-    owner = type(optimizer) if kept is None else optimizer
+    owner: Any = type(optimizer) if kept is None else optimizer
     inherited = "step" not in owner.__dict__
     original = owner.step
+    hooked = hasattr(original, "hooked")  # by torch, whose hooks learn of another thread first
     alone = 1 if kept is None else 0  # number of arguments of a step that is called without any
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current
-        me = args[0] if kept is None else kept()
-        if p is None or p.entered or p.scaler_depth or _AFTER in failures or p.thread != get_ident():
+        me: Any = args[0] if kept is None else kept()
+        if p is None or p.entered or p.scaler_depth or _AFTER in failures:
+            return original(*args, **kwargs)
+        if p.thread != get_ident() and (hooked or not p.move_to_thread(me)):
             return original(*args, **kwargs)
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
         p.entered = id(me)
@@ -304,10 +265,13 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
         try:
             if (kwargs or len(args) > alone) and _closure(args, kwargs):
                 args, kwargs = _with_closure_watched(p, me, args, kwargs)
-            elif p.primary_id != p.entered:
-                _step_beside(p, me)
-            elif p.clips is not None or p.completed >= p.measure_at:
-                _look_safely(p, me)
+            else:
+                if not p.primary_id:
+                    _ensure_primary(p, me)
+                if p.primary_id != p.entered:
+                    p.links.joint_step.steps(me)
+                elif p.clips is not None or p.completed >= p.measure_at:
+                    _measure_safely(p, me)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
             if p.links.investigator is not None:
@@ -347,10 +311,10 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or not p.trace or not (p.roots or p.trace[-1] in _CLEARED_AFTER) or p.thread != get_ident():
+        if p is None or not p.trace or not (p.loss_count or p.trace[-1] in _CLEARED_AFTER) or p.thread != get_ident():
             return original(self, *args, **kwargs)
         trace, began, after = p.trace, now(), p.trace[-1]
-        held = (p.roots or after == BACKWARD_END) and after not in _IN_FORWARD and _holds_gradients(p, self)
+        held = (p.loss_count or after == BACKWARD_END) and after not in _IN_FORWARD and _holds_gradients(p, self)
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -364,11 +328,7 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded
 def _holds_gradients(p: StepState, cleared: Any) -> bool:
     """True if any trained parameter has a gradient. cleared: checked if those are not known, before the first step."""
-    known = p.selection.primary() if p.selection.primary is not None else None
-    if known is None:
-        known = p.selection.found() if p.selection.found is not None else None
-    if known is None:
-        known = cleared
+    known: Any = next(one for one in (p.selection.primary, p.selection.model, cleared) if one is not None)
     if hasattr(known, "param_groups"):
         return has_gradients(known)
     return any(parameter.grad is not None for parameter in known.parameters())

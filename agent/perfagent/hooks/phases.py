@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from perfagent.device import Event
-from perfagent.step.phase_events import report_phase
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
 
@@ -55,7 +54,7 @@ class Span:
         if not p.phase_depth and self._begin_step >= p.completed and not p.off:
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
         if self._tells:
-            report_phase(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
+            p.report_phase(self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
 
 
 def device_mark(p: StepState) -> Event | None:
@@ -91,7 +90,7 @@ def watch_phase(
                     done(p, seen)
                 return result
             finally:
-                report_phase(p, name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
+                p.report_phase(name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
 
         return call
 

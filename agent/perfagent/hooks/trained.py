@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.device import accelerator, devices_of
 from perfagent.hooks.model_hooks import Watching
-from perfagent.hooks.optimizer_step import make_primary
 from perfagent.signals.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
@@ -39,11 +38,10 @@ class Trained:
 
     def model(self) -> Any:
         """None where it is not known, and where the script has dropped it."""
-        found = self._named or self._progress.selection.found
-        return found() if found is not None else None
+        return self._progress.selection.model
 
     def optimizer(self) -> Any:
-        return self._progress.selection.primary() if self._progress.selection.primary is not None else None
+        return self._progress.selection.primary
 
     def device(self) -> int | None:
         """The index of this rank's device: that of the parameters it trains. Before its first step, and where it never
@@ -67,14 +65,15 @@ class Trained:
     def name(self, model: Any, optimizer: Any) -> None:
         """What the script says that it trains; None for what it does not say."""
         if model is not None:
-            self._named = self._progress.selection.found = weakref.ref(model)
+            self._named = weakref.ref(model)
+            self._progress.selection.trains(model)
             self._progress.selection.model_size = _trainable(model)
             if self._progress.last is not None:
                 self._watch_again()
         if optimizer is not None:
             inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
-            trained_by = inner if hasattr(inner, "param_groups") else optimizer
-            make_primary(self._progress, trained_by)
+            trained_by: Any = inner if hasattr(inner, "param_groups") else optimizer
+            self._progress.selection.make_primary(trained_by)
             self.watching.named(trained_by)
 
     def note_device(self, optimizer: Any) -> None:
@@ -87,11 +86,7 @@ class Trained:
 
     def is_another(self, model: Any) -> bool:
         """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
-        if (
-            model is None
-            or self._progress.last is None
-            or (self._named is None and self._progress.selection.found is None)
-        ):
+        if model is None or self._progress.last is None or not self._progress.selection.had_model:
             return False
         known = self.model()  # None: it is gone
         return known is None or not (_holds(known, model) or _holds(model, known))

@@ -8,23 +8,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from perfagent.boundary.gc_instances import living as instances_of
+from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, take
 from perfagent.hooks.backward import begin_pass, remember
 from perfagent.hooks.checkpoint_saves import watch_save
 from perfagent.hooks.custom_optimizer import watch_step as watch_optimizer_step
 from perfagent.hooks.evaluation import watch_environment, watch_generation
-from perfagent.hooks.forward import Watched as WatchedForward
+from perfagent.hooks.forward import WatchedModel
 from perfagent.hooks.grad_clipping import Clip, about_to_clip
-from perfagent.hooks.model_discovery import owned as numbers_trained
-from perfagent.hooks.optimizer_step import finish_step, make_primary, watch_clear
+from perfagent.hooks.optimizer_step import finish_step, watch_clear
 from perfagent.hooks.phases import watch_phase
+from perfagent.hooks.selection.models import numbers_trained
 from perfagent.signals.sharding import world_size
 from perfagent.step.state import StepState, now, state
 from perfagent.step.stop import claim as stop_due
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from perfagent.device.backends import Event
 
 __all__ = [
-    "Function", "OpenPass", "OpenStep", "Watch", "WatchedForward", "add_norm", "after", "are_gradients_due", "backward", "before",
+    "Function", "OpenPass", "OpenStep", "Watch", "WatchedModel", "add_norm", "after", "are_gradients_due", "backward", "before",
     "begin_clipping", "begin_step",
     "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
     "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "primary_optimizer",
@@ -124,7 +123,7 @@ def begin_step(optimizer: HasGroups) -> OpenStep | None:
     if p is None or p.entered or p.scaler_depth:
         return None
     if p.thread != get_ident():
-        if p.completed or p.selection.primary is not None:
+        if p.completed or p.selection.has_begun:
             return None
         p.thread = get_ident()
     groups = optimizer.param_groups
@@ -167,21 +166,23 @@ def end_step(
         add_norm(norm)
     if scale is not None:
         p.amp.scaler_scale, p.unusual = scale, True
-    finish_step(p, optimizer, skipped, None if p.clock is None else p.clock.mark(), step.lr)
+    finish_step(
+        p, cast("torch.optim.Optimizer", optimizer), skipped, None if p.clock is None else p.clock.mark(), step.lr
+    )
 
 
 def primary_optimizer() -> object:
     """The optimizer whose steps are counted; None before there is one."""
     p = state.current
-    return None if p is None or p.selection.primary is None else p.selection.primary()
+    return None if p is None else p.selection.primary
 
 
-def trains(optimizer: HasGroups, model: object) -> None:
+def trains(optimizer: HasGroups, model: torch.nn.Module) -> None:
     """The steps of this optimizer count from now on, and it trains this model."""
     p = state.current
     if p is not None:
-        make_primary(p, optimizer)
-        p.selection.found = weakref.ref(model)
+        p.selection.make_primary(cast("torch.optim.Optimizer", optimizer))
+        p.selection.trains(model)
 
 
 # ---- gradients
@@ -199,7 +200,7 @@ def measure_shards(
     """shards: (parameter, this rank's part of its gradient). scale: of the loss, which they still contain."""
     p = state.current
     if p is not None:
-        p.links.health.measure_pieces(p, shards, model, scale)
+        p.links.gradient_schedule.measure_pieces(shards, model, scale)
 
 
 def add_norm(norm: Value) -> None:
@@ -265,7 +266,7 @@ def loss(begun: OpenPass | None, value: torch.Tensor | float | None) -> None:
     p, known = state.current, number(value)
     if p is not None and known is not None and begun is not None and begun.trace is p.trace:
         p.trace[begun.at + 2 : begun.at + 4] = known, True
-        p.roots += 1
+        p.loss_count += 1
 
 
 def scaled_loss(unscaled: torch.Tensor, scaled: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ def install(framework: ModuleType, patch: Patch) -> None:
 
 
 def _watch_training_step(original: api.Function) -> api.Function:
-    calls: weakref.WeakKeyDictionary[Any, api.WatchedForward] = weakref.WeakKeyDictionary()
+    calls: weakref.WeakKeyDictionary[Any, api.WatchedModel] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def _watch_training_step(original: api.Function) -> api.Function:
         watched = calls.get(self)
         if watched is None:
             strategy = weakref.ref(self)
-            watched = calls[self] = api.WatchedForward(
+            watched = calls[self] = api.WatchedModel(
                 module, lambda *given, **named: original(strategy(), *given, **named)
             )
         return watched(*args, **kwargs)

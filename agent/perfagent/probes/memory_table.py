@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.signals.memory import allocator
 from perfagent.signals.sharding import local
-from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, numbers_in, tensors_in
+from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in, tensors_in
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff, Source
@@ -69,15 +69,15 @@ class MemoryTable:
     def poll(self) -> None:
         p = self._progress
         now = self._clock()
-        if now < self._next or p.completed < FROM_STEP or p.selection.primary is None:
+        if now < self._next or p.completed < FROM_STEP or not p.selection.has_begun:
             return
         self._next = now + EVERY_S
         if self._source is not None:
             self._source.due = self._next
-        optimizer = p.selection.primary()
+        optimizer = p.selection.primary
         if optimizer is None:
             return
-        _, *others = every_optimizer(p, optimizer)
+        _, *others = p.selection.all()
         found = table(optimizer, self._model(), others)
         sums = {column: int(found[column]) for column in _COLUMNS}
         peak = self._peak(found["devices"]) if self._device() is not None else None

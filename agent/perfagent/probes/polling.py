@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfagent.boundary import guard
 from perfagent.decode.step_decoder import interned
-from perfagent.hooks.model_discovery import has_optimizer
+from perfagent.hooks.selection.models import has_optimizer
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff, Source
@@ -57,10 +57,10 @@ class Polling:
         self._trained.watching.poll()
         self.report_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
-        gradients_ns = p.costs.pass_ns + p.costs.telling_ns + p.costs.device_ns
+        gradients_ns = p.costs.pass_ns + p.costs.report_ns + p.costs.device_ns
         share = self._governor.report(own_ns, gradients_ns, self._sender.cpu_s, p.completed)
         if share is not None:
-            p.links.health.come_back(p)
+            p.links.gradient_schedule.come_back()
             self._sender.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     @guard.guarded

@@ -20,9 +20,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.gc_instances import living
+from perfagent.boundary.gc_instances import instances_of
 from perfagent.signals.batches.fingerprint import content_of
-from perfagent.signals.tensor_storage import every_optimizer, numbers_in
+from perfagent.signals.tensor_storage import numbers_in
 from perfagent.signals.uncleared import Uncleared
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Unoptimized:
     def poll(self) -> float:
         """Returns the time (of its clock) before which nothing is due."""
         p, look = self._progress, self._look
-        if (p.measured.without_gradient >= LEAST_STEPS) != self._is_starved and not p.links.health.rank:
+        if (p.measured.without_gradient >= LEAST_STEPS) != self._is_starved and not p.links.gradient_schedule.rank:
             self._tell_starved(p.measured.without_gradient)
         if self._clearing is not None and self._clearing.over:
             self._tell_uncleared(self._clearing)
@@ -77,7 +77,7 @@ class Unoptimized:
         elif self._clock() >= self._due and not p.links.ended and p.completed - self._begin >= FIRST_STEPS:
             began = self._cpu()
             self._compare()
-            if self._clearing is None and not self._is_fruitless and not p.links.health.rank:
+            if self._clearing is None and not self._is_fruitless and not p.links.gradient_schedule.rank:
                 self._clearing = Uncleared(p)
                 self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
@@ -91,12 +91,12 @@ class Unoptimized:
 
     def _compare(self) -> None:
         model, p = self._model(), self._progress
-        primary = p.selection.primary() if p.selection.primary is not None else None
-        if model is None or primary is None or p.links.health.rank:
+        primary = p.selection.primary
+        if model is None or primary is None or p.links.gradient_schedule.rank:
             return
         try:
             trainable = {id(one): one for one in model.parameters() if one.requires_grad}
-            stepping = _held_by(every_optimizer(p, primary))
+            stepping = _held_by(p.selection.all())
         except RuntimeError:  # the loop changes the model or an optimizer at this moment
             return
         if not _held_by([primary]) & trainable.keys():
@@ -110,7 +110,7 @@ class Unoptimized:
 
     def _tell_starved(self, looks: int) -> None:
         p = self._progress
-        optimizer = p.selection.primary() if p.selection.primary is not None else None
+        optimizer = p.selection.primary
         self._is_starved = looks >= LEAST_STEPS
         if p.links.on_event is None or optimizer is None:
             return
@@ -159,11 +159,13 @@ class Unoptimized:
     def without(self, left: list[Any]) -> list[Any]:
         """Returns those that no optimizer of the process has."""
         p = self._progress
-        stepping = _held_by(every_optimizer(p, p.selection.primary() if p.selection.primary is not None else None))
+        stepping = _held_by(p.selection.all())
         left = [one for one in left if id(one) not in stepping]
         if left and self._searches < _MOST_SEARCHES:
             self._searches += 1
-            held = _held_by(one for one in living(sys.modules["torch"].optim.Optimizer) if "param_groups" in vars(one))
+            held = _held_by(
+                one for one in instances_of(sys.modules["torch"].optim.Optimizer) if "param_groups" in vars(one)
+            )
             self._owned.update(id(one) for one in left if id(one) in held)
             left = [one for one in left if id(one) not in held]
         return left

@@ -189,7 +189,7 @@ class Inquiry:
                     module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
                 )
                 named += [(_joined(module_name, name), p) for name, p in parameters if p is not None]
-        primary = self._progress.selection.primary() if self._progress.selection.primary is not None else None
+        primary = self._progress.selection.primary
         if not named and primary is not None:
             for number, group in enumerate(primary.param_groups):
                 named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
@@ -203,7 +203,7 @@ class Inquiry:
     def _averages(self, named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """What the optimizer keeps of the gradients of each parameter, by the parameter's name: a gradient that was no
         number stays in it."""
-        primary = self._progress.selection.primary() if self._progress.selection.primary is not None else None
+        primary = self._progress.selection.primary
         state = getattr(primary, "state", None)
         if not isinstance(state, Mapping):
             return []
@@ -227,7 +227,7 @@ class Inquiry:
 
     def _learning_rate(self) -> float | None:
         """Of the step in progress; None where it lies on a device."""
-        primary = self._progress.selection.primary() if self._progress.selection.primary is not None else None
+        primary = self._progress.selection.primary
         rate = primary.param_groups[0].get("lr") if primary is not None and primary.param_groups else None
         if isinstance(rate, sys.modules["torch"].Tensor):
             return float(rate) if rate.is_cpu and rate.numel() == 1 else None
@@ -379,7 +379,7 @@ class Inquiry:
     ) -> NonfiniteEvidence:
         """What made the update of a step bad whose loss was finite, where that shows. bad: of the gradients, or else of the
         weights after them."""
-        primary = self._progress.selection.primary() if self._progress.selection.primary is not None else None
+        primary = self._progress.selection.primary
         last = self.step - 1
         if bad and not began.get("measured") and had_finite_gradients(last, found):
             zero = zero_eps(primary)

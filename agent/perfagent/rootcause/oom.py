@@ -17,7 +17,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.device import Backend, accelerator, backend_of
 from perfagent.process.exit_reason import text_of
 from perfagent.rootcause.evidence import Evidence
-from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in
+from perfagent.signals.tensor_storage import is_lazy, made_of, tensors_in
 from perfagent.wire.evidence import MemoryEvidence
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ def _categories(investigator: Investigator, kind: str, index: int | None) -> dic
         return total
 
     p = investigator.progress
-    primary = p.selection.primary() if p.selection.primary is not None else None
-    optimizers = every_optimizer(p, primary) if primary is not None else []
+    primary = p.selection.primary
+    optimizers = p.selection.all() if primary is not None else []
     model = investigator.model()
     weights: list[Any] = list(model.parameters()) if model is not None else []
     weights += [weight for one in optimizers for group in one.param_groups for weight in group["params"]]

@@ -170,12 +170,13 @@ class Profile:
         """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where
         nothing is profiled, which is nearly always, they do not even ask. Each place says whether an evaluation begins
         there."""
-        from perfagent.hooks import forward, phases, submodule_forward
+        from perfagent.hooks import forward, phases
+        from perfagent.hooks.selection import auxiliary_models
 
         loading = sys.modules.get("torch.utils.data.dataloader")
         places: list[tuple[Any, str, Callable[..., bool | None]]] = [
-            *((calls, "evaluated", lambda _p, training, *_: not training) for calls in (forward, submodule_forward)),
-            *((calls, "interrupted", lambda *_: True) for calls in (forward, submodule_forward)),
+            *((calls, "evaluated", lambda _p, training, *_: not training) for calls in (forward, auxiliary_models)),
+            *((calls, "interrupted", lambda *_: True) for calls in (forward, auxiliary_models)),
             (phases.Span, "__enter__", lambda span: None if span._name in _OF_STEPS else span._name == "eval"),
             # below the hook on __next__, which looks at the frame that called it
             (getattr(loading, "_SingleProcessDataLoaderIter", None), "_next_data", lambda *_: False),

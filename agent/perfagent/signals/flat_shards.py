@@ -8,9 +8,10 @@ hold the same shard.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["flat_copies", "is_flat"]
+__all__ = ["flat_copies", "holds_flat", "is_flat"]
 
 _WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -18,6 +19,11 @@ _WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
 def is_flat(parameter: Any) -> bool:
     """True if FSDP1 manages the parameter, by the mark with which it avoids doing so twice."""
     return getattr(parameter, "_fsdp_flattened", False) is True
+
+
+def holds_flat(parameters: Iterable[object]) -> bool:
+    """True if any of these is a shard that looks like a whole tensor. (DTensors do not.)"""
+    return _WRAPPER in sys.modules and any(map(is_flat, parameters))
 
 
 def flat_copies(model: Any, world: int) -> dict[int, float | None]:

@@ -7,7 +7,6 @@ rows' norms, it is within 1e-5, and as fast. That needs contiguous tensors, sinc
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,40 +14,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-__all__ = ["LARGE", "Order", "norms_of"]
+__all__ = ["LARGE", "norms_of"]
 
 LARGE = 2**19
 """Fewest numbers of a tensor to reduce by rows: below that, torch's own norm is within 0.03 %."""
 _ROW = 2**14
 
 
-class Order:
-    """The tensors of a list that exist, found once and used in every pass. Holds no tensor.
+def norms_of(tensors: Sequence[Tensor], of_type: dtype | None, *, has_large: bool | None = None) -> Tensor:
+    """Returns the 2-norms of tensors of one device and type, as one tensor of `of_type` (None: their own type). has_large:
+    one of them may be large and on the CPU; None: not known.
 
-    of, places: their places in the list. shapes: of all places of tensors on the CPU; None for those of a device.
+    Passes on torch's exceptions (RuntimeError, NotImplementedError, TypeError) if they are not alike.
     """
-
-    __slots__ = ("_has_large", "of", "places")
-
-    def __init__(self, of: Sequence[int], shapes: Sequence[tuple[int, ...]] | None) -> None:
-        self.of = self.places = list(of)
-        self._has_large = shapes is not None and any(math.prod(shapes[place]) >= LARGE for place in self.of)
-
-    def norms(self, tensors: Sequence[Tensor], of_type: dtype | None) -> Tensor:
-        """Returns the 2-norms of tensors on one device, as one tensor of that type (None: the type of the tensors).
-
-        Passes on torch's exceptions (RuntimeError, NotImplementedError, TypeError) if they do not match their shapes.
-        """
-        return _norms([tensors[place] for place in self.places], of_type, has_large=self._has_large)
-
-
-def norms_of(tensors: Sequence[Tensor], of_type: dtype | None) -> Tensor:
-    """Returns the 2-norms of tensors of one device and type, as `Order.norms`."""
-    return _norms(tensors, of_type, has_large=tensors[0].is_cpu and any(map(_is_large, tensors)))
-
-
-def _norms(tensors: Sequence[Tensor], of_type: dtype | None, *, has_large: bool) -> Tensor:
     torch = sys.modules["torch"]
+    if has_large is None:
+        has_large = tensors[0].is_cpu and any(map(_is_large, tensors))
     if not has_large:
         return torch.stack(torch._foreach_norm(tensors, 2, dtype=of_type))  # type: ignore[no-any-return]
     others = [tensor for tensor in tensors if not _is_large(tensor)]

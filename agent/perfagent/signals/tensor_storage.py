@@ -9,16 +9,9 @@ from typing import Any
 
 from perfagent.signals.sharding import local
 
-__all__ = ["every_optimizer", "is_lazy", "made_of", "numbers_in", "tensors_in"]
+__all__ = ["is_lazy", "made_of", "numbers_in", "tensors_in"]
 
 _DEEPEST = 4
-
-
-def every_optimizer(progress: Any, primary: Any) -> list[Any]:
-    """Returns the optimizer whose steps count, and those that step besides it (a discriminator's, one for
-    the embeddings)."""
-    others = [one() for one in list(progress.selection.beside.values())]
-    return [primary, *(other for other in others if other is not None and other is not primary)]
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:

@@ -73,7 +73,7 @@ class Uncleared:
         self._kept, self._seen, self._passes = None, False, 0
         if p.losses.proof == self._backward_begins:
             p.losses.proof = None
-        primary = p.selection.primary() if p.selection.primary is not None else None
+        primary = p.selection.primary
         if not self.over and p.losses.proof is None and primary is not None:
             self._keep(primary)
         return not self.over

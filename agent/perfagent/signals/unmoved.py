@@ -59,7 +59,7 @@ class Unmoved:
         changes = kept.changes(parameters) if kept is not None and kept.is_of(plan) else None
         if changes is not None:
             self._compared += 1
-            p.measured.extras.append(_Compared(self, p, changes, plan, _facts(optimizer), since, tell=tell))
+            p.measured.deferred.append(_Compared(self, p, changes, plan, _facts(optimizer), since, tell=tell))
         self._passes = 0
         self._since = p.completed
         trainable = [parameter.requires_grad for parameter in parameters]
@@ -107,7 +107,7 @@ class _Compared:
         self._step = p.completed + 1
         self.ready = changes.ready
 
-    def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG002
+    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
         sizes, facts = self._plan.sizes, self._facts
         compared = [(place, still) for place, still in self._changes.stood_still() if facts[place][0]]
         still = [place for place, stood in compared if stood]

@@ -21,10 +21,11 @@ from itertools import compress
 from typing import Any
 
 from perfagent.device import Reading, collect
-from perfagent.signals.gradients import Plan, joint_plan
+from perfagent.signals.gradients import Plan
 from perfagent.signals.sharding import local
+from perfagent.step.gradients import WeightChanges
 
-__all__ = ["MOST_NUMBERS", "RUN", "Changes", "UpdateRatios", "Weights", "joint_ratios"]
+__all__ = ["MOST_NUMBERS", "RUN", "Changes", "Weights"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
@@ -93,7 +94,7 @@ class Weights:
             spacing -= -(-width // runs)  # from the first run to the last, covers all columns once
         return weights.as_strided((runs, RUN), (spacing, 1), weights.storage_offset())
 
-    def compare(self, parameters: Sequence[Any]) -> UpdateRatios | None:
+    def compare(self, parameters: Sequence[Any]) -> WeightChanges | None:
         """Returns what the step changed; None if that cannot be read without waiting, or if the parameters
         have changed."""
         torch = sys.modules["torch"]
@@ -109,7 +110,7 @@ class Weights:
                 if reading is None:
                     return None
                 readings.append((reading, places))
-        return UpdateRatios(readings, self._factors, self._plan)
+        return WeightChanges(readings, self._factors, self._plan)
 
     def changes(self, parameters: Sequence[Any]) -> Changes | None:
         """Returns which parameters have changed since, and keeps their present numbers for the next time. None as for
@@ -163,49 +164,3 @@ class Changes:
             for place, size in zip(places, sizes, strict=True):
                 yield place, not any(changed[begin : begin + size])
                 begin += size
-
-
-class UpdateRatios:
-    """Norms of weights and changes, perhaps still on the device."""
-
-    __slots__ = ("_factors", "_plan", "_readings")
-
-    def __init__(self, readings: Sequence[tuple[Reading, Sequence[int]]], factors: Sequence[float], plan: Plan) -> None:
-        self._readings, self._factors, self._plan = readings, factors, plan
-
-    def ready(self) -> bool:
-        return all(reading.ready() for reading, _ in self._readings)
-
-    def rows(self) -> tuple[float | None, dict[str, float]]:
-        """Returns the ratio of all weights and of each layer; left out where all weights are zero. Called
-        once, when ready."""
-        return joint_ratios([self])
-
-    def _squares(self) -> Iterator[tuple[int, float, float]]:
-        """Yields (place of the parameter, sum of squares of its weights, and of its changes)."""
-        for reading, places in self._readings:
-            values = reading.values()
-            for number, place in enumerate(places):
-                factor = self._factors[place]  # each number of a sample stands for this many
-                yield place, factor * values[number] ** 2, factor * values[len(places) + number] ** 2
-
-
-def joint_ratios(parts: Sequence[UpdateRatios]) -> tuple[float | None, dict[str, float]]:
-    """Returns the ratio of all weights that several optimizers moved, and of each layer, which may belong to more than
-    one of them; left out where all weights are zero. Called once, when all are ready."""
-    layers = (parts[0]._plan if len(parts) == 1 else joint_plan([part._plan for part in parts])).layers
-    weights, changes = [0.0] * len(layers.names), [0.0] * len(layers.names)
-    before = 0
-    for part in parts:
-        for place, weight, change in part._squares():
-            row = layers.of[before + place]
-            weights[row] += weight
-            changes[row] += change
-        before += len(part._plan.ids)
-    ratios = {
-        name: math.sqrt(change / weight)
-        for name, weight, change in zip(layers.names, weights, changes, strict=True)
-        if weight != 0.0
-    }
-    total = sum(weights)
-    return (math.sqrt(sum(changes) / total) if total != 0.0 else None), ratios

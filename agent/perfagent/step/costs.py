@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-__all__ = ["clips_ns", "log_ns", "rare_ns", "stamp_ns", "steps_ns", "telling_ns"]
+__all__ = ["clips_ns", "log_ns", "occasional_ns", "report_ns", "stamp_ns", "steps_ns"]
 
 _STEP, _ENTRY = 60, 48
 """Stamps for completing a step, and for each entry of its trace."""
@@ -56,7 +56,7 @@ def steps_ns(steps: int, entries: int) -> float:
     return stamp_ns() * (_STEP * steps + _ENTRY * entries)
 
 
-def rare_ns(*, scaled: bool) -> float:
+def occasional_ns(*, scaled: bool) -> float:
     """Returns the cost of what one step has and not every step does. scaled: a GradScaler stepped."""
     return stamp_ns() * (_RARE + _SCALED * scaled)
 
@@ -72,7 +72,7 @@ def log_ns(calls: int, values: int, again: int = 0, values_again: int = 0) -> fl
     return stamp_ns() * (_LOG * calls + _VALUE * values + _LOG_AGAIN * again + _VALUE_AGAIN * values_again)
 
 
-def telling_ns(layers: int) -> float:
+def report_ns(layers: int) -> float:
     """Returns the cost of reporting a pass over the gradients of so many layers. Never measures, since it is called
     between two steps."""
     return (_measured_ns or _USUAL_NS) * (_TOLD + _LAYER * layers)

@@ -6,10 +6,10 @@ import weakref
 from collections import deque
 from typing import Any
 
-__all__ = ["Mark"]
+__all__ = ["OverflowMark"]
 
 
-class Mark:
+class OverflowMark:
     """Counts the rows that a full deque drops, without any cost to the threads that append.
 
     One mark lies among the rows and holds the number of rows appended before it. When the deque drops the mark,
@@ -38,7 +38,7 @@ class Mark:
     def renew(self, rows: deque[Any]) -> None:
         """Removes this mark from the head of the rows and appends the next one."""
         self.live = False
-        mark = Mark(self._rows, self.before)
+        mark = OverflowMark(self._rows, self.before)
         mark.fresh = True
         rows.append(mark)  # append first: if the rows are full, they drop this mark and nothing else
         if rows[0] is self:
@@ -48,4 +48,4 @@ class Mark:
     def __del__(self) -> None:
         rows = self._rows()
         if self.live and rows and rows.maxlen:  # not where a sender drops all its rows
-            rows.append(Mark(self._rows, self.before + rows.maxlen))
+            rows.append(OverflowMark(self._rows, self.before + rows.maxlen))

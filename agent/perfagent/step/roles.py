@@ -2,82 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
     from perfagent.device import DeviceClock, Value
-    from perfagent.step.row import Note, Row, StepRow, Taken
-    from perfagent.step.state import StepState
+    from perfagent.step.governor import Governor
+    from perfagent.step.row import Note, OptimizerGradients, Row, StepRow
     from perfagent.step.trace import Entry
 
 __all__ = [
-    "BatchContents", "GradientReport", "GradientSchedule", "Investigator", "JointStep", "LoopAccount", "Measured",
+    "BatchContents", "Clips", "GradientSchedule", "Investigator", "JointStep", "LoopAccount", "OptimizerSelection", "RunLinks",
     "StepFlops", "StepReader",
 ]  # fmt: skip
 
 
-class Measured(Protocol):
-    """Numbers on their way from a device: norms of gradients, or how far weights moved."""
+class OptimizerSelection(Protocol):
+    """hooks.selection.optimizers.OptimizerSelection"""
 
-    def ready(self) -> bool:
-        """True when all of them have arrived. Never blocks."""
+    blocked: int
+    began: int
+    model_size: int
+
+    @property
+    def primary(self) -> Optimizer | None: ...
+    @property
+    def model(self) -> nn.Module | None: ...
+    @property
+    def had_model(self) -> bool: ...
+    @property
+    def has_begun(self) -> bool: ...
+    def trains(self, model: nn.Module) -> None: ...
+    def all(self) -> list[Optimizer]: ...
+    def make_primary(self, optimizer: Optimizer) -> None: ...
+    def ensure_primary(self, optimizer: Optimizer) -> None: ...
+    def maybe_replace_primary(self, optimizer: Optimizer, rate: object = None) -> bool: ...
+    def find_model(self, optimizer: Optimizer) -> None: ...
+    def has_lost_model(self) -> bool: ...
+    def at_boundary(self) -> bool: ...
 
 
 class GradientSchedule(Protocol):
-    """signals.gradient_schedule.Health"""
+    """signals.gradient_schedule.GradientSchedule"""
 
     rank: int
 
-    def measure(self, p: StepState, optimizer: Any, *, after: bool = False) -> None: ...
-    def measure_other(self, p: StepState, optimizer: Any) -> Measured | None: ...
-    def measure_unnamed(self, p: StepState, gradients: list[Any]) -> None: ...
+    def measure(self, optimizer: Optimizer, *, after: bool = False) -> None: ...
     def measure_pieces(
-        self, p: StepState, pieces: list[tuple[Any, Any]], model: Any, carried: Value | None
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]], model: nn.Module, carried: Value | None
     ) -> None: ...
-    def compares(self, p: StepState) -> bool: ...
-    def keep_other(self, p: StepState, optimizer: Any) -> Any: ...
-    def compare_other(self, p: StepState, optimizer: Any, kept: Any) -> Measured | None: ...
-    def finish(self, p: StepState, optimizer: Any, step_ns: int) -> None: ...
+    def compares(self) -> bool: ...
+    def measure_other(self, optimizer: Optimizer) -> Any: ...
+    def keep_other(self, optimizer: Optimizer) -> Any: ...
+    def compare_other(self, optimizer: Optimizer, kept: Any) -> Any: ...
+    def finish(self, optimizer: Optimizer, step_ns: int) -> None: ...
     def found_model(self) -> None: ...
     def forget(self) -> None: ...
-    def took_of_device(self, p: StepState, ns: float, cost_ns: int) -> None: ...
-    def come_back(self, p: StepState) -> None: ...
-
-
-class GradientReport(Protocol):
-    """signals.gradient_report.GradientReport"""
-
-    on_nonfinite: Callable[[int, list[str]], None] | None
-
-    def report_step(
-        self,
-        p: StepState,
-        when: tuple[int, float, float],
-        values: dict[str, float],
-        rows: list[dict[str, float]],
-        all_taken: Sequence[Taken],
-        *,
-        skipped: bool,
-    ) -> None: ...
+    def took_on_device(self, ns: float, cost_ns: int) -> None: ...
+    def count_next(self, places: Sequence[int], known: Collection[int]) -> None: ...
+    def come_back(self) -> None: ...
 
 
 class JointStep(Protocol):
-    """hooks.multi_optimizer.Together"""
+    """hooks.selection.joint_step.JointStep"""
 
     clipped: tuple[int, Any]
     kept: Any
 
     def forget(self) -> None: ...
-    def steps(self, p: StepState, optimizer: Any) -> None: ...
-    def skips(self, p: StepState, optimizer: Any) -> None: ...
-    def moved(self, p: StepState, optimizer: Any) -> None: ...
-    def of_step(self, p: StepState) -> list[Taken]: ...
-    def measure_clipped(self, p: StepState, clips: Any, clip: Any) -> None: ...
+    def steps(self, optimizer: Optimizer, *, skipped: bool = False) -> None: ...
+    def moved(self, optimizer: Optimizer) -> None: ...
+    def of_step(self) -> dict[int, OptimizerGradients]: ...
+    def measure_clipped(self, clips: Any, clip: Any) -> None: ...
 
 
 class LoopAccount(Protocol):
-    """decode.phase_times.Account"""
+    """decode.phase_times.LoopFacts"""
 
     averages: bool | None
     divided_later: bool
@@ -92,6 +97,7 @@ class StepReader(Protocol):
     """decode.step_decoder.StepReader"""
 
     flops: Any
+    gradients: Any
     investigator: Any
     loss_by_user: bool
 
@@ -106,7 +112,8 @@ class Investigator(Protocol):
     stop: Any
 
     def passing(self, error: BaseException) -> None: ...
-    def stays_bad(self, step: int) -> bool: ...
+    def suspect(self, tensor: torch.Tensor) -> bool: ...
+    def stays_bad(self, first: int) -> bool: ...
     def pressing(self, taken: Any) -> None: ...
     def judged(self, step: int, values: dict[str, float]) -> None: ...
 
@@ -116,7 +123,7 @@ class BatchContents(Protocol):
 
     cost_ns: int
 
-    def look(self, iteration: int, batch: Any) -> None: ...
+    def look(self, iteration: int, batch: object) -> None: ...
     def begun(self, loader: Any, iteration: int) -> None: ...
     def ended(self, iteration: int) -> None: ...
     def report(self) -> dict[str, float]: ...
@@ -126,3 +133,36 @@ class StepFlops(Protocol):
     """signals.flops.step_flops.StepFlops"""
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None: ...
+
+
+class Clips(Protocol):
+    """hooks.grad_clipping.Clips"""
+
+    def settle(self, optimizer: Optimizer) -> bool: ...
+    def forget(self, optimizer: Optimizer) -> None: ...
+
+
+@dataclass(slots=True)
+class RunLinks:
+    """The parts of the run that hooks call.
+
+    governor: decides how often gradients are measured.
+    on_resumed: gets the number of the next step. on_event: the sender's: (kind, data, *, step).
+    pausing: after a step and before the loop continues, the agent does something that takes long.
+    captured: the optimizers that have stepped while a graph is captured; None while none is.
+    """
+
+    governor: Governor
+    reader: StepReader
+    account: LoopAccount
+    gradient_schedule: GradientSchedule = field(init=False)
+    joint_step: JointStep = field(init=False)
+    investigator: Any = None
+    on_first_step: Callable[[Optimizer], None] | None = None
+    on_resumed: Callable[[int], None] | None = None
+    on_next_model: Callable[[bool], None] | None = None
+    on_next_optimizer: Callable[[Optimizer], None] | None = None
+    on_event: Callable[..., None] | None = None
+    captured: list[Optimizer] | None = None
+    pausing: bool = False
+    ended: bool = False

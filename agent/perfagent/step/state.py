@@ -13,6 +13,7 @@ exchange data by one append to a deque or one assignment.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -23,28 +24,28 @@ from typing import TYPE_CHECKING, Any
 from perfagent.step.clusters import (
     GradientMeasurement,
     LossState,
-    OptimizerSelection,
+    MixedPrecision,
     OverheadCounters,
     PhaseState,
-    RunLinks,
     StepCounting,
 )
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
-from perfagent.step.mixed_precision import MixedPrecision
-from perfagent.step.overflow import Mark
+from perfagent.step.overflow import OverflowMark
 from perfagent.step.pending_logs import EarlyLog
-from perfagent.step.row import Rare, StepRow, Taken
+from perfagent.step.row import OccasionalValues, OptimizerGradients, StepRow
 from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
 from perfagent.step.training_thread import OneOfThreads, lives
 
 if TYPE_CHECKING:
-    from perfagent.device import DeviceClock, Value
-    from perfagent.step.roles import BatchContents
+    from perfagent.device import DeviceClock, Event, Value
+    from perfagent.step.gradients import GradientNorms
+    from perfagent.step.roles import BatchContents, OptimizerSelection, RunLinks
 
 __all__ = ["StepState", "now", "state"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
+_EVENT_EVERY_S, _LONG_S = 1.0, 0.1
 _as_row = tuple.__new__
 
 
@@ -57,7 +58,7 @@ class StepState:
     thread: the thread that steps the optimizer; hooks on other threads (prefetching, evaluation servers) do nothing.
     plain: the next backward pass is the first of its step, in full precision and on the CPU, and the step before had
         only one.
-    roots: the number of losses backpropagated since the last step of any optimizer.
+    loss_count: the number of losses backpropagated since the last step of any optimizer.
     off: nobody reads the trace any more.
     unusual: the step holds something that only some steps have (clipping, mixed precision, a closure).
     whole: the optimizer's step is timed outside of torch's wrapper, so the hooks inside do nothing.
@@ -72,39 +73,40 @@ class StepState:
 
     __slots__ = (
         "amp", "backward_depth", "boundary", "clips", "clock", "completed", "contents", "costs", "data_depth", "early",
-        "entered", "gradients", "last", "links", "logs", "losses", "measure_at", "measured", "off", "opened", "phase_depth",
-        "phases", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "selection", "step_end",
+        "entered", "gradients", "last", "links", "logs", "loss_count", "losses", "measure_at", "measured", "off", "opened",
+        "phase_depth", "phases", "plain", "primary_id", "probe", "readers", "rows", "scaler_depth", "selection", "step_end",
         "thread", "trace", "unusual", "whole",
     )  # fmt: skip
+
+    selection: OptimizerSelection
 
     def __init__(self, rows: deque[Any], links: RunLinks, *, start_step: int = 0) -> None:
         self.thread = get_ident()
         self.trace: Trace = []
         self.opened = self.plain = self.off = self.unusual = self.whole = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
-        self.roots = self.entered = self.primary_id = self.step_end = 0
+        self.loss_count = self.entered = self.primary_id = self.step_end = 0
         self.clock: DeviceClock | None = None
         self.early: list[EarlyLog] = []
         self.boundary: Callable[[], None] | None = None
         self.measure_at = self.completed = start_step
         self.rows = rows
         self.last: StepRow | None = None
-        self.gradients: Any = None
+        self.gradients: GradientNorms | None = None
         self.probe: Any = None
         self.clips: Any = None
         self.readers: dict[int, Any] = {}
         self.contents: BatchContents | None = None
         self.amp = MixedPrecision()
-        self.selection = OptimizerSelection()
         self.measured = GradientMeasurement()
         self.costs = OverheadCounters()
         self.logs = StepCounting(early_step=start_step + 1 if start_step else 0)
         self.losses = LossState()
         self.phases = PhaseState()
         self.links = links
-        Mark.put(rows)
+        OverflowMark.put(rows)
 
-    def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
+    def complete(self, lr: Value | None, skipped: Value | bool | None, event: Event | None) -> None:
         """Ends one step of the optimizer that counts with one append, and begins the next step.
 
         Takes the end time last, so that the step and its optimizer phase include our own work, as a timer
@@ -115,14 +117,14 @@ class StepState:
         self.completed = step = self.completed + 1
         rare = None
         if self.unusual or self.gradients is not None or skipped is not None:
-            rare = self._rare(skipped)
-        elif self.roots == 1:
+            rare = self._occasional(skipped)
+        elif self.loss_count == 1:
             self.plain = self.clock is None
-        self.losses.accumulates = self.roots > 1
+        self.losses.accumulates = self.loss_count > 1
         trace = self.trace
-        self.last = row = _as_row(StepRow, (step, 0.0, self.step_end, self.roots, lr, None, 0, trace, rare))
+        self.last = row = _as_row(StepRow, (step, 0.0, self.step_end, self.loss_count, lr, None, 0, trace, rare))
         self.trace = []
-        self.roots = 0
+        self.loss_count = 0
         self.opened = False
         self.step_end = ended = now()
         trace.extend((ended, event, OPTIMIZER_END))
@@ -137,24 +139,27 @@ class StepState:
         self.rows.append(_as_row(StepRow, (step, 0.0, self.step_end, roots, lr, None, 0, trace, None)))
         self.step_end = trace[-3]
 
-    def _rare(self, skipped: Any) -> Rare:
+    def _occasional(self, skipped: Value | bool | None) -> OccasionalValues:
         """Collects what only some steps have."""
-        taken = Taken(self.gradients, self.measured.clip_norm, self.amp.grad_scale, 0.0, self.measured.moved)
-        rare = Rare(
+        amp, measured = self.amp, self.measured
+        taken = OptimizerGradients(self.gradients, measured.clip_norm, amp.grad_scale, 0.0, measured.moved)
+        found = OccasionalValues(
             taken,
-            self.links.together.of_step(self),
-            self.amp.scaler_scale,
+            self.links.joint_step.of_step(),
+            amp.scaler_scale,
             skipped,
-            self.amp.skipped,
-            self.measured.extras,
+            amp.skipped,
+            measured.deferred,
+            measured.clipped_scaled,
         )
-        self.plain = not self.unusual and self.roots == 1 and self.clock is None
-        self.gradients = self.amp.grad_scale = self.amp.scaler_scale = self.measured.moved = None
-        self.measured.clip_norm, self.measured.extras = [], []  # the step keeps the old lists, which are read later
+        self.plain = not self.unusual and self.loss_count == 1 and self.clock is None
+        self.gradients = amp.grad_scale = amp.scaler_scale = measured.moved = None
+        measured.clip_norm, measured.deferred = [], []  # the step keeps the old lists, which are read later
+        measured.clipped_scaled = False
         if self.unusual:
-            self.unusual = self.losses.inside_roots = self.amp.scaling = self.amp.unscaled = False
-            self.amp.scaled.clear()
-        return rare
+            self.unusual = self.losses.inside_closure = amp.scaling = amp.unscaled = False
+            amp.scaled.clear()
+        return found
 
     def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
         """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged,
@@ -163,7 +168,20 @@ class StepState:
         looks = 0 if self.contents is None else self.contents.cost_ns
         return counted + self.costs.hooks_ns + self.costs.pass_ns + self.costs.device_ns + looks
 
-    def adopts(self) -> bool:
+    def report_phase(self, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
+        """Sends the event of a part of the loop, so that it is shown although not every step has it. always: False for
+        phases that may be short and in every step; one event a second is then enough. Any thread."""
+        if self.links.on_event is None:
+            return
+        if not always and duration_s < _LONG_S:
+            at, (reported_s, in_step) = time.monotonic(), self.phases.reported.get(name, (-math.inf, 0))
+            soon = at - reported_s < _EVENT_EVERY_S and step - in_step <= 1
+            self.phases.reported[name] = reported_s if soon else at, step
+            if soon:
+                return
+        self.links.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)
+
+    def claim_thread(self) -> bool:
         """Makes the calling thread, which is not the training thread, the training thread if the old one has done
         nothing of a step yet or no longer exists. Returns whether it did."""
         if (self.last is not None or self.trace or self.losses.seen_backward) and lives(self.thread):
@@ -171,16 +189,16 @@ class StepState:
         self.thread = get_ident()
         return True
 
-    def follows(self, optimizer: Any) -> bool:
+    def move_to_thread(self, optimizer: object) -> bool:
         """Returns whether the training has moved to the calling thread, which is not the training thread and is about
         to step this optimizer."""
         if self.last is None:
             self.thread = get_ident()  # the first thread that steps is the training thread
-            self.trace, self.roots = [], 0  # what another thread did is not part of its step
+            self.trace, self.loss_count = [], 0  # what another thread did is not part of its step
         elif self.primary_id == id(optimizer) and not (self.entered or self.opened):
             self.thread = OneOfThreads.of(*getattr(self.thread, "known", (self.thread,)), get_ident())
         else:
-            return self.adopts()
+            return self.claim_thread()
         return True
 
     def in_progress(self) -> int:

@@ -22,7 +22,7 @@ clock, or None):
     began, ended, training, event, event, EVALUATED
                                             a call of a model without gradients (hooks/evaluation.py)
     began, event, ended, BESIDE             a call of another model with gradients, outside the root's forward pass
-                                            (hooks/auxiliary_models.py)
+                                            (hooks/selection/auxiliary_models.py)
 
 `entries_of` turns them into tuples, the kind first, for readers that are not in a hurry.
 """
@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS",
-    "NEWEST", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Divided", "Entry", "EvalTrace",
-    "RolloutTrace", "Root", "Trace", "backward_since", "begins_entry", "entries_of", "entry_count", "events_of",
-    "forward_passes", "forward_runs", "only_backward_since", "only_optimizers", "read_on", "shorten", "trace_of",
+    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
+    "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "EvalTrace", "Loss", "LossScale", "RolloutTrace",
+    "Trace", "backward_since", "begins_entry", "entries_of", "entry_count", "events_of", "forward_passes", "forward_runs",
+    "only_backward_since", "only_optimizers", "read_on", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
@@ -51,17 +51,17 @@ MOST_ITEMS = 400_000
 """Most items of a trace that no step ends."""
 Trace = list[Any]
 Entry = tuple[Any, ...]
-Divided = Value | bool
+LossScale = Value | bool
 """The divisor of a loss before its backward pass; see BACKWARD."""
 NEWEST = 64
 """Number of newest entries to search where a step that no optimizer ends may have any number."""
 
 
-class Root(NamedTuple):
+class Loss(NamedTuple):
     """The tensor that a backward pass starts from."""
 
     value: Value | None
-    divided: Divided
+    divided: LossScale
 
 
 def entries_of(trace: Sequence[Any]) -> list[Entry]:

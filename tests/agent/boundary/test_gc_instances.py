@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from perfagent.boundary.gc_instances import living
+from perfagent.boundary.gc_instances import instances_of
 
 
 class Base: ...
@@ -24,8 +24,8 @@ class Unrelated:
 
 def test_instances_of_a_class_and_derived_ones_are_found():
     kept = [Base(), Derived(), Derived(), Unrelated()]
-    assert {id(thing) for thing in living(Base)} == {id(thing) for thing in kept[:3]}
-    assert len(living(Derived, Unrelated)) == 3
+    assert {id(thing) for thing in instances_of(Base)} == {id(thing) for thing in kept[:3]}
+    assert len(instances_of(Derived, Unrelated)) == 3
 
 
 def test_no_thread_that_builds_a_tuple_is_hurt():
@@ -53,7 +53,7 @@ def test_no_thread_that_builds_a_tuple_is_hurt():
             thread.start()
         for scan in range(30):
             gc.set_threshold(1 + scan % 10, 10**6, 10**6)  # a collection may begin with any allocation
-            assert len(living(Derived)) == len(kept)
+            assert len(instances_of(Derived)) == len(kept)
     finally:
         ended.set()
         gc.callbacks.remove(let_others_run)

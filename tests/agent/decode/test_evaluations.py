@@ -11,18 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from perfagent.decode.evaluations import unseen_evaluations
-from perfagent.step.trace import (
-    BACKWARD,
-    BACKWARD_END,
-    BESIDE,
-    CLEARED,
-    DATA,
-    EVALUATED,
-    FIELDS,
-    FORWARD,
-    OPTIMIZER,
-    PHASE,
-)
+from perfagent.step import trace as kinds
 
 NAP_S, DATA_S = 0.03, 0.004
 DATASET = torch.arange(16.0).reshape(8, 2)
@@ -113,61 +102,44 @@ def entries(*what):
     found, at = [], 0
     for one in what:
         kind, *rest = one if isinstance(one, tuple) else (one,)
-        found.append((kind, at, at + 10, *(rest or (None,) * 3))[: FIELDS[kind]])
+        found.append((kind, at, at + 10, *(rest or (None,) * 3))[: kinds.FIELDS[kind]])
         at += 20
     return found
 
 
-BEGIN, END = (DATA, 0, None), (DATA, 7, None)
-BATCH, OTHER = (DATA, 7, (2, None, False)), (DATA, 8, (2, None, False))
+BEGIN, END = (kinds.DATA, 0, None), (kinds.DATA, 7, None)
+BATCH, OTHER = (kinds.DATA, 7, (2, None, False)), (kinds.DATA, 8, (2, None, False))
+CALLS = (kinds.FORWARD, kinds.BESIDE, kinds.EVALUATED)
 
 
-@pytest.mark.parametrize("behind", [[OTHER, FORWARD, BACKWARD], []], ids=["another loader", "the end"])
-def test_a_loader_that_is_begun_and_read_to_its_end_is_found(behind):
-    assert unseen_evaluations(entries(BEGIN, BATCH, BATCH, END, CLEARED, *behind)) == [range(4)]
-
-
-COMPILES = (PHASE, "compile", None, None)
-
-
-@pytest.mark.parametrize(
-    "trace", [(BEGIN, BATCH, COMPILES, BATCH, COMPILES, END), (BEGIN, COMPILES, BATCH, BATCH, BATCH, END)]
-)
-def test_a_model_compiled_at_its_first_batch_is_evaluated(trace):
-    assert unseen_evaluations(entries(*trace, OTHER, FORWARD, BACKWARD)) == [range(6)]
-
-
-@pytest.mark.parametrize("call", [FORWARD, BESIDE, EVALUATED])
-def test_a_call_next_is_of_a_batch_that_was_kept(call):
-    assert unseen_evaluations(entries(BEGIN, BATCH, END, CLEARED, call, BACKWARD, OPTIMIZER)) == []
-
-
-@pytest.mark.parametrize("behind", [BACKWARD, OPTIMIZER])
-def test_what_training_comes_next_to_is_none(behind):
-    assert unseen_evaluations(entries(BEGIN, BATCH, END, behind, OTHER, FORWARD)) == []
-    trace = entries(BEGIN, BATCH, END, BEGIN, BATCH, BATCH, END, behind)
-    assert unseen_evaluations(trace) == [], "candidates of a search"
-
-
+READ, COMPILES = (BEGIN, BATCH, BATCH, END), (kinds.PHASE, "compile", None, None)
+FOUND = {
+    "then another loader": (*READ, kinds.CLEARED, OTHER, kinds.FORWARD, kinds.BACKWARD),
+    "then the end": (*READ, kinds.CLEARED),
+    "compiled at its first batch": (BEGIN, BATCH, COMPILES, BATCH, COMPILES, END, OTHER, kinds.FORWARD, kinds.BACKWARD),
+}
 NONE = {
     "empty": (BEGIN, END, OTHER),
     "begun before": (BATCH, BATCH, END, BEGIN, OTHER),
     "broken off": (BEGIN, BATCH, BATCH, BEGIN, OTHER),
     "two loaders": (BEGIN, BATCH, OTHER, END, OTHER),
     "another first": (BEGIN, OTHER, BATCH, END, OTHER),
-    "called": (BEGIN, BATCH, FORWARD, END, OTHER),
-    "in a phase": (BEGIN, PHASE, BATCH, END, OTHER),
     "in turn": (BEGIN, BATCH, OTHER, BATCH, END, OTHER),
-    "trained on": (CLEARED, BATCH, FORWARD, BACKWARD, BACKWARD_END, BATCH, END, BEGIN, OTHER),
+    "called": (BEGIN, BATCH, kinds.FORWARD, END, OTHER),
+    "in a phase": (BEGIN, kinds.PHASE, BATCH, END, OTHER),
+    "candidates of a search": (*READ, *READ, kinds.BACKWARD),
+    **{f"then {kind} of a kept batch": (*READ, kinds.CLEARED, kind, kinds.BACKWARD) for kind in CALLS},
+    **{f"then {kind}": (*READ, kind, OTHER, kinds.FORWARD) for kind in (kinds.BACKWARD, kinds.OPTIMIZER)},
 }
 
 
-@pytest.mark.parametrize("kind", NONE)
-def test_all_else_is_none(kind):
-    assert unseen_evaluations(entries(*NONE[kind])) == []
+@pytest.mark.parametrize("kind", [*FOUND, *NONE])
+def test_a_loader_read_to_its_end_and_not_trained_on_is_found(kind):
+    trace = entries(*(FOUND | NONE)[kind])
+    assert unseen_evaluations(trace) == [range(6 if "compiled" in kind else 4)] * (kind in FOUND)
 
 
 def test_a_loop_that_does_little_with_the_batches_collects_them():
-    begin, batch = (DATA, 0, 9, 0, None), (DATA, 10, 99, 7, (2, None, False))
+    begin, batch = (kinds.DATA, 0, 9, 0, None), (kinds.DATA, 10, 99, 7, (2, None, False))
     for next_at, found in ((100, []), (112, []), (130, [range(3)])):
-        assert unseen_evaluations([begin, batch, (DATA, next_at, 199, 7, None)]) == found, next_at
+        assert unseen_evaluations([begin, batch, (kinds.DATA, next_at, 199, 7, None)]) == found, next_at

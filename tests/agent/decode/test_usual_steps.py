@@ -17,20 +17,9 @@ from perfagent.rootcause.investigator import Investigator
 from perfagent.signals.batches.size import inputs
 from perfagent.signals.flops.op_formulas import Counted
 from perfagent.signals.flops.step_flops import StepFlops
+from perfagent.step import trace as kinds
 from perfagent.step.row import Note
-from perfagent.step.trace import (
-    BACKWARD,
-    BACKWARD_END,
-    CLEARED,
-    DATA,
-    FORWARD,
-    OPTIMIZER,
-    OPTIMIZER_END,
-    PHASE,
-    RETURNED,
-    entries_of,
-    trace_of,
-)
+from perfagent.step.trace import entries_of, trace_of
 
 LOADERS = (7, 8)
 OF_A_STEP = {"_entries", "_fetches", "_passes", "_repeated", "_again", "_whole", "_evaluated"}
@@ -74,24 +63,24 @@ class Loop:
             if loader is not None:
                 fetches = 2 if habits["ahead"] and one.random() < 0.3 else 1
                 trace += [
-                    (DATA, self.tick(), self.tick(), loader, size if one.random() < 0.98 else None)
+                    (kinds.DATA, self.tick(), self.tick(), loader, size if one.random() < 0.98 else None)
                     for _ in range(fetches)
                 ]
             training = habits["training"] or one.random() < 0.5
-            trace.append((FORWARD, self.tick(), None, training, None if loader is not None else size))
+            trace.append((kinds.FORWARD, self.tick(), None, training, None if loader is not None else size))
             if habits["cleared"] == "before":
-                trace.append((CLEARED, self.tick(), self.tick()))
+                trace.append((kinds.CLEARED, self.tick(), self.tick()))
             if habits["returned"] is not None:
-                trace.append((RETURNED, self.tick(), None, habits["returned"] if one.random() < 0.98 else True))
+                trace.append((kinds.RETURNED, self.tick(), None, habits["returned"] if one.random() < 0.98 else True))
             if habits["cleared"] == "after":
-                trace.append((CLEARED, self.tick(), self.tick()))
+                trace.append((kinds.CLEARED, self.tick(), self.tick()))
             if habits["phase"]:
-                trace.append((PHASE, self.tick(), self.tick(), "checkpoint", None, None))
+                trace.append((kinds.PHASE, self.tick(), self.tick(), "checkpoint", None, None))
             loss = one.choice([one.random()] * 60 + [math.nan, math.inf, None, 3])
-            trace.append((BACKWARD, self.tick(), None, loss, one.random() < 0.2))
-            trace.append((BACKWARD_END, self.tick() if one.random() < 0.98 else self.now, None))
-        trace.append((OPTIMIZER, self.tick(), None))
-        trace.append((OPTIMIZER_END, self.tick() if one.random() < 0.98 else self.now, None))
+            trace.append((kinds.BACKWARD, self.tick(), None, loss, one.random() < 0.2))
+            trace.append((kinds.BACKWARD_END, self.tick() if one.random() < 0.98 else self.now, None))
+        trace.append((kinds.OPTIMIZER, self.tick(), None))
+        trace.append((kinds.OPTIMIZER_END, self.tick() if one.random() < 0.98 else self.now, None))
         self.step += 1
         rare = one.choice(
             [{"grad/norm": 1.0}, {"grad/norm": 2.0, "grad/nonfinite": one.choice([0.0, 0.0, 1.0])}, None, None]

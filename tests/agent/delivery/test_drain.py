@@ -15,8 +15,8 @@ from perfagent.delivery.drain import Collector, Drained
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
-from perfagent.step.row import Note, StepRow
-from perfagent.step.state import StepState, now
+from perfagent.step.row import Note, OccasionalValues, OptimizerGradients, StepRow
+from perfagent.step.state import now
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
 
@@ -140,28 +140,17 @@ def test_rows_behind_a_log_without_its_step_are_taken(sender: Any, collector: Co
 # ---- steps
 
 
-class Measured:
-    """What only some steps have."""
-
-    scaled = False
-
-    def __init__(self, **values: float) -> None:
-        self._values = values
-
-    def ready(self) -> bool:
-        return True
-
-    def add(self, values: dict[str, float], p: StepState, when: tuple[int, float, float]) -> None:
-        values.update(self._values)
+def clipped(*norms: float) -> OccasionalValues:
+    return OccasionalValues(OptimizerGradients(None, norms), {}, None, None, 0, [], clipped_scaled=False)
 
 
 def test_steps_of_every_kind_keep_their_order(sender: Any, collector: Collector) -> None:
-    steps = [step(1), step(2), step(3, size=7), step(4, loss=math.nan, rare=Measured())]
-    steps += [step(5, rare=Measured(**{"grad/norm": 2.0})), step(6)]
+    steps = [step(1), step(2), step(3, size=7), step(4, loss=math.nan, rare=clipped())]
+    steps += [step(5, rare=clipped(2.0)), step(6)]
     sender.rows.extend(steps)
     taken = collector.collect(1.0, last=False)
     assert [note.step for note in notes_of(taken)] == [*range(1, 7)]
-    assert notes_of(taken)[4].rare == {"grad/norm": 2.0}
+    assert notes_of(taken)[4].rare == {"grad/norm": 2.0, "grad/nonfinite": 0.0}
     assert collector.pressing
 
 

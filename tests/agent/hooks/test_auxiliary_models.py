@@ -1,4 +1,5 @@
-"""Models that are called beside the one that is watched: a teacher, a discriminator, the other tower of two."""
+"""Modules that the loop calls besides the model: a teacher, a discriminator, the other tower of two, and the parts of a
+model that it never calls."""
 
 from __future__ import annotations
 
@@ -159,3 +160,43 @@ def test_an_evaluation_with_the_teacher_is_no_forward_pass(record, both):
     assert list(evaluations) == [6, 11]
     assert all(0.035 <= seconds < 0.085 for seconds in evaluations.values())
     assert all(forward[number] < READINGS_S for number in evaluations)
+
+
+# ---- a model that is trained by one of its methods, and never called
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, 2)
+        self.decoders = nn.ModuleList([nn.Linear(2, 4), nn.Linear(2, 4)])
+
+    def loss(self, x):
+        code = self.encoder(x).relu()
+        nap(NAP_S)  # the work between the parts
+        return sum((decoder(code) - x).square().mean() for decoder in self.decoders)
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+def test_the_forward_pass_begins_with_the_first_call_of_a_part(record):
+    model = Autoencoder()
+    parts = [model, model.encoder, *model.decoders]
+    evaluated = []
+
+    def before(number):
+        if number == 7:
+            model.eval()
+            with torch.no_grad():
+                evaluated.extend(model.loss(X) for _ in range(3))
+            model.train()
+        assert number < 4 or all(map(is_watched, parts))
+
+    recorded = train(record, lambda: model.loss(X), model, before=before)
+    forward = recorded.series("phase/forward_s")
+    assert list(forward) == [4, 5, 6, 7, 8], "from the step after the one in which it was looked for"
+    assert all(about(seconds, NAP_S) for seconds in forward.values())
+    assert dict.fromkeys((5, 6, 8), 2).items() <= recorded.consumed().items()
+    assert recorded.numbers("phase/eval_s") == [7]
+    assert not any(map(is_watched, parts))

@@ -7,8 +7,8 @@ import torch
 from agent.hooks.loops import sgd, small, step, train
 from agent.hooks.test_optimizer_step import rates
 
-from perfagent.hooks import optimizer_selection
-from perfagent.hooks.model_discovery import search
+from perfagent.hooks.selection import optimizers
+from perfagent.hooks.selection.models import search
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def looks(clock, monkeypatch):
         clock.sleep(0.15)
         return search(models=models)
 
-    monkeypatch.setattr(optimizer_selection, "search", slowly)
+    monkeypatch.setattr(optimizers, "search", slowly)
     return made
 
 

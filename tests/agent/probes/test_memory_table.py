@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.hooks.optimizer_step import make_primary
 from perfagent.probes.memory_table import MemoryTable, table
 from perfagent.wire import CATALOGUE
 
@@ -136,7 +135,7 @@ def allocator(*peaks):
 def test_activations_are_what_is_left_of_the_peak(record, monkeypatch, peaks, rest):
     recorded = record()
     optimizer = torch.optim.SGD([OnGpu(torch.zeros(100))], lr=0.1)
-    make_primary(recorded.progress, optimizer)
+    recorded.progress.selection.make_primary(optimizer)
     recorded.progress.completed = 2
     with monkeypatch.context() as patch:
         patch.setattr(torch, "cuda", allocator(*peaks))

@@ -180,7 +180,8 @@ LARGE.grad = torch.ones_like(LARGE)
 def test_where_no_gradient_can_be_looked_at_it_ends(record, group):
     """Too large, none, or an optimizer that fails."""
     progress = record(TwoParts()).progress
-    progress.selection.primary = lambda: SimpleNamespace(param_groups=[group])
+    optimizer = SimpleNamespace(param_groups=[group])
+    progress.selection = SimpleNamespace(primary=optimizer)
     look = Uncleared(progress)
     assert (look.at_boundary(), look.over, look.fruitless) == (False, True, bool(group))
     assert [*guard.failures.values()] == [1] * (not group)

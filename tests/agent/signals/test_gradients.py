@@ -70,7 +70,7 @@ def test_gradients_clipped_before_unscaling_have_the_first_norm(record, measured
 def test_nan_is_counted_before_clipping_spreads_it(record):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model)
+    recorded = record(model, optimizer=optimizer)
     model(torch.randn(4, 8)).mean().backward()
     model[2].bias.grad.fill_(float("nan"))
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -112,7 +112,7 @@ def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
     model, told = small(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     recorded = everything(model)
-    recorded.progress.links.gradient_report.on_nonfinite = lambda step, names: told.append((step, names))
+    recorded.progress.links.reader.gradients.on_nonfinite = lambda step, names: told.append((step, names))
     for _ in range(2):
         model(torch.randn(4, 8)).square().mean().backward()
         model[2].weight.grad[0, :5] = float("nan")
@@ -140,7 +140,7 @@ def test_passes_of_several_ranks_fall_on_the_same_steps(record, monkeypatch):
     due = []
     for completed, step_ns in ((5, 10**15), (100, 1), (1030, 1)):  # every step, and one in a thousand
         p.completed = completed
-        p.links.health.finish(p, optimizer, step_ns)
+        p.links.gradient_schedule.finish(optimizer, step_ns)
         due.append(p.measure_at)
     assert due == [6, 1024, 2048]
 
@@ -158,7 +158,7 @@ def test_a_device_without_room_for_a_pass_costs_that_pass_only(record, monkeypat
     recorded = record(model)
     train(model, optimizer, 4)
     assert not guard.failures
-    recorded.progress.links.health.come_back(recorded.progress)
+    recorded.progress.links.gradient_schedule.come_back()
     assert recorded.progress.measure_at >= 1000
     assert asked == [0], "each failure makes torch give back what it holds in reserve"
     assert [number for number, _ in recorded.steps()] == [1, 2, 3, 4]

@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from perfagent.decode.layers import MOST_LAYERS, Layers, layers_of
 from perfagent.signals.gradients import Plan
-from perfagent.signals.layers import MOST_LAYERS, Layers, names_of
+from perfagent.signals.parameter_names import names_of
+from perfagent.step.gradients import ParameterTable
 from perfagent.wire import MAX_NAME_BYTES
 
 KINDS = ("weight", "bias")
+
+
+def grouped(names) -> Layers:
+    return layers_of(ParameterTable(names=names, sizes=[1] * len(names)))
 
 
 def sgd(model):
@@ -17,7 +23,7 @@ def sgd(model):
 
 
 def test_too_many_parameters_share_the_row_of_their_module():
-    layers = Layers([f"blocks.{i}.{part}.{kind}" for i in range(64) for part in ("q", "k", "v") for kind in KINDS])
+    layers = grouped([f"blocks.{i}.{part}.{kind}" for i in range(64) for part in ("q", "k", "v") for kind in KINDS])
     assert len(layers.names) == 192
     assert layers.names[:3] == ("blocks.0.q", "blocks.0.k", "blocks.0.v")
     assert layers.of[:4] == [0, 0, 1, 1]
@@ -25,20 +31,20 @@ def test_too_many_parameters_share_the_row_of_their_module():
 
 def test_deep_models_are_cut_where_few_enough_rows_are_left():
     names = [f"model.layers.{i}.mlp.experts.{e}.w{w}.weight" for i in range(48) for e in range(64) for w in (1, 2, 3)]
-    layers = Layers([*names, "lm_head.weight"])
+    layers = grouped([*names, "lm_head.weight"])
     assert len(layers.names) == 49
     assert (layers.names[0], layers.names[-1]) == ("model.layers.0.mlp.experts", "lm_head")
 
 
 def test_one_long_list_of_layers_shares_rows_among_neighbors():
     blocks = [f"stages.{s}.{b}.{part}" for s in range(3) for b in range(200) for part in ("conv.weight", "norm.weight")]
-    layers = Layers(["stem.weight", *blocks, "head.weight", "head.bias"])
+    layers = grouped(["stem.weight", *blocks, "head.weight", "head.bias"])
     assert 150 < len(layers.names) <= MOST_LAYERS
     assert layers.of == sorted(layers.of)
     assert layers.names[:3] == ("stem", "stages.0.0", "stages.0.3")
     assert layers.names[-2:] == ("stages.2.198", "head")
     assert {layers.names[row] for row in layers.of[1:7]} == {"stages.0.0"}, "three blocks, each as a whole"
-    parameters = Layers([f"experts.{i}" for i in range(300)])
+    parameters = grouped([f"experts.{i}" for i in range(300)])
     assert parameters.names[:2] == ("experts.0", "experts.2")
     assert parameters.of == [i // 2 for i in range(300)]
 
@@ -62,7 +68,8 @@ def test_a_very_long_name_still_fits_on_the_wire():
 def test_ranks_with_other_parameters_have_the_same_rows():
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))
     parameters = list(model.parameters())
-    whole = Layers([name for name, _ in model.named_parameters()])
+    whole = grouped([name for name, _ in model.named_parameters()])
     for mine in (slice(0, 200), slice(199, 600)):  # the 200th is held in part by each
         plan = Plan.of_pieces([(parameter, torch.ones(1)) for parameter in parameters[mine]], model)
-        assert [plan.layers.names[row] for row in plan.layers.of] == [whole.names[row] for row in whole.of[mine]]
+        layers = layers_of(plan)
+        assert [layers.names[row] for row in layers.of] == [whole.names[row] for row in whole.of[mine]]

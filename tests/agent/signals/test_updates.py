@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent.decode.gradient_report import ratios_of
 from perfagent.signals.gradients import Plan
 from perfagent.signals.updates import Weights
 
@@ -49,7 +50,7 @@ def stepped(model, *, lr=0.1, most=2**18, then=lambda: None):
     optimizer.step()
     then()
     compared = weights.compare(parameters)
-    return None if compared is None else compared.rows(), moved(before, parameters)
+    return None if compared is None else ratios_of([compared]), moved(before, parameters)
 
 
 def sampled(parameters, most):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfagent.step.costs import clips_ns, rare_ns, steps_ns
+from perfagent.step.costs import clips_ns, occasional_ns, steps_ns
 
 STEPS = 20
 
@@ -39,7 +39,7 @@ def counted_ns(record, *, clips=False, scaled=False, loader=False, losses=1) -> 
 def test_what_only_some_loops_ask_for_is_counted(record):
     plain, clipped, scaled = counted_ns(record), counted_ns(record, clips=True), counted_ns(record, scaled=True)
     assert plain >= steps_ns(STEPS, 4 * STEPS)
-    assert clipped - plain == pytest.approx(STEPS * rare_ns(scaled=False) + clips_ns(STEPS, 4 * STEPS))
-    assert scaled - plain == pytest.approx(STEPS * rare_ns(scaled=True))
+    assert clipped - plain == pytest.approx(STEPS * occasional_ns(scaled=False) + clips_ns(STEPS, 4 * STEPS))
+    assert scaled - plain == pytest.approx(STEPS * occasional_ns(scaled=True))
     for more in ({"loader": True}, {"losses": 3}):
         assert counted_ns(record, **more) > plain + steps_ns(0, STEPS)

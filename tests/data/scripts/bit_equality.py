@@ -19,7 +19,7 @@ if len(sys.argv) > 2:  # --attach: the one line that makes the difference
         from perfagent.step.governor import Governor
 
         run._progress.links.governor = Governor(1e9)
-        run._progress.links.health.deeper = 1
+        run._progress.links.gradient_schedule.deeper = 1
 
 model = nn.Sequential(
     nn.Conv1d(2, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16 * 32, 64),

@@ -146,8 +146,7 @@ class Contents:
 
     def _pad(self) -> int | None:
         """Which token is padding, once the trained model is known."""
-        found = self._progress.selection.found
-        model = None if found is None else found()
+        model = self._progress.selection.model
         if model is not None and (self._pad_of is None or self._pad_of() is not model):
             self._pad_of, self._pad_id = weakref.ref(model), pad_id_of(model)
         return self._pad_id

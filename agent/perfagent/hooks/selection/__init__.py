@@ -1,0 +1,1 @@
+"""Which optimizer's steps count, which model it trains, and which others take part in its steps."""

@@ -1,0 +1,57 @@
+"""Names an optimizer's parameters as the model does, without what wrappers added to their paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+__all__ = ["names_in", "names_of"]
+
+_MOST_BYTES = 200
+"""Longest name: with the group before it, it fits into a metric name."""
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
+"""Parts that torch.compile, FSDP, activation checkpointing and Lightning add to a parameter's path."""
+
+
+def names_of(optimizer: Optimizer, model: nn.Module | None) -> list[str]:
+    """Returns a name for each parameter of an optimizer, in its order: the model's name, or `group0.3` if neither model
+    nor optimizer has one."""
+    known = {} if model is None else _named(model)
+    names = []
+    for number, group in enumerate(optimizer.param_groups):
+        given, size = group.get("param_names"), len(group["params"])
+        if isinstance(given, list) and len(given) == size:
+            own = _cleaned(list(map(str, given)))
+        else:
+            own = [f"group{number}.{place}" for place in range(size)]
+        names += [known.get(id(parameter), name) for parameter, name in zip(group["params"], own, strict=True)]
+    return names
+
+
+def names_in(model: nn.Module, parameters: Sequence[torch.Tensor]) -> tuple[list[str], list[str]]:
+    """Returns a name for each of these parameters of a model, and all of the model's names."""
+    known = _named(model)
+    names = [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)]
+    return names, [*known.values()]
+
+
+def _named(model: nn.Module) -> dict[int, str]:
+    named = list(model.named_parameters())
+    return dict(zip([id(p) for _, p in named], _cleaned([name for name, _ in named]), strict=True))
+
+
+def _cleaned(names: Sequence[str]) -> list[str]:
+    """Removes from paths of parameters the parts that wrappers added."""
+    paths = [[part for part in name.split(".") if part not in _WRAPPERS] for name in names]
+    if all(len(path) > 1 and path[0] == "module" for path in paths):  # DistributedDataParallel, DataParallel, DeepSpeed
+        paths = [path[1:] for path in paths]
+    return [_short(".".join(path) or name) for path, name in zip(paths, names, strict=True)]
+
+
+def _short(name: str) -> str:
+    return name if len(name.encode("utf-8", "replace")) <= _MOST_BYTES else name[-_MOST_BYTES // 4 :]
