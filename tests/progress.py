@@ -18,7 +18,7 @@ __all__ = ["new_progress"]
 
 def new_progress(rows: deque[Any]) -> StepState:
     reader = StepReader()
-    links = RunLinks(Governor(0.5), reader, reader.account)
+    links = RunLinks(Governor(0.5), reader, reader.facts)
     progress = StepState(rows, links)
     progress.selection, links.joint_step = OptimizerSelection(progress), JointStep(progress)
     links.gradient_schedule = GradientSchedule(progress)

@@ -85,13 +85,13 @@ class Lifecycle:
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
         reader = StepReader()
-        links = RunLinks(governor, reader, reader.account)
+        links = RunLinks(governor, reader, reader.facts)
         self._progress = StepState(self._sender.rows, links, start_step=done)
         self._progress.selection = OptimizerSelection(self._progress)
         links.joint_step = JointStep(self._progress)
         links.gradient_schedule = GradientSchedule(self._progress, self._identity.rank)
         links.on_first_step, links.on_event, links.on_resumed = self._first_step, self._sender.event, self._goes_on_at
-        links.account.evaluations = Evaluations()
+        links.facts.evaluations = Evaluations()
         self._trained = Trained(self._progress, self._sender)
         self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
         self._trained.watch_by(self._investigator.add)

@@ -12,7 +12,7 @@ from perfagent.step import trace as kinds
 from perfagent.step.trace import Entry, RolloutTrace, Trace, entries_of, trace_of
 
 if TYPE_CHECKING:
-    from perfagent.step.roles import LoopAccount
+    from perfagent.step.roles import LoopFacts
     from perfagent.step.state import StepState
 
 __all__ = ["Evaluations"]
@@ -118,7 +118,7 @@ class Evaluations:
         first: it is the run's first step, before which scripts read data for all kinds of reasons.
         """
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(p.links.account, step, self._with_unseen(step, entries_of(trace), first=first))
+        folded = self._folded(p.links.facts, step, self._with_unseen(step, entries_of(trace), first=first))
         self._tell(p, step - 1, step)
         return trace_of(folded)
 
@@ -126,12 +126,12 @@ class Evaluations:
         """Returns the seconds of evaluation after the last step. A notebook may go on for hours and call the model now
         and then: calls far apart are not one evaluation."""
         if p.last is not None:
-            p.links.account.trains(
+            p.links.facts.trains(
                 entries_of(p.last.trace)
             )  # this trace does not show in which mode the model was trained
         self._acted = type(trace) is RolloutTrace
         folded = self._folded(
-            p.links.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS
+            p.links.facts, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS
         )
         self._tell(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == kinds.PHASE and entry[3] == "eval")
@@ -150,10 +150,8 @@ class Evaluations:
             entries[places.start : places.stop] = [(kinds.PHASE, began, ended, "eval", None, None)]
         return entries
 
-    def _folded(
-        self, account: LoopAccount, step: int, entries: list[Entry], *, apart_ns: float = math.inf
-    ) -> list[Entry]:
-        trains = account.trains(entries)
+    def _folded(self, facts: LoopFacts, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
+        trains = facts.trains(entries)
         own = self._habit.own_calls(step, entries)
         if self._acted and not self._acts_in_training:
             self._acts_in_training = any(entry[0] == kinds.EVALUATED and entry[3] for entry in entries)
@@ -166,9 +164,9 @@ class Evaluations:
         trained = False  # one of the span's calls was in training mode
         for place, entry in enumerate(entries):
             kind = entry[0]
-            feeds = kind == kinds.DATA and entry[3] == (account.batches.feeding or None)
+            feeds = kind == kinds.DATA and entry[3] == (facts.batches.feeding or None)
             if kind == kinds.DATA and entry[4] is None:
-                account.batches.feeding = 0  # the iterator ended; the next one may get its id
+                facts.batches.feeding = 0  # the iterator ended; the next one may get its id
             if kind == kinds.DATA and not feeds:
                 fetches.append(entry)
             elif kind == kinds.PHASE and inside and entry[3] == "compile":

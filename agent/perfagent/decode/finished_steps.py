@@ -62,7 +62,7 @@ def note_of(p: StepState, row: StepRow) -> Note:
     if row.rare is not None:
         rare = _values_of(p, row.rare, (row.step, wall, ended / 1e9))
     passes = 0
-    if row.loss_count > 1 and p.last is not None and p.links.account.averages is None:
+    if row.loss_count > 1 and p.last is not None and p.links.facts.averages is None:
         passes = _passes_as_in(p.last, row.loss_count)
     p.costs.hooks_ns += steps_ns(1, entry_count(row.trace))
     user_loss = p.losses.user_losses.pop(row.step, None) if p.losses.user_losses else None
@@ -76,7 +76,7 @@ def with_user_loss(p: StepState, row: StepRow) -> Note:
 
 def row_of(p: StepState, row: StepRow) -> Row:
     """Returns the finished row of a step that has no plain note. Called once, when ready."""
-    evaluations = p.links.account.evaluations
+    evaluations = p.links.facts.evaluations
     if type(row) is AfterLastStep:  # as a row of log(): without a value it is not stored
         seconds = evaluations.after(p, row.step, row.trace)
         return row.step, row.wall, row.began / 1e9, {"phase/eval_s": seconds} if seconds else {}

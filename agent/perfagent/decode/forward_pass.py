@@ -1,14 +1,13 @@
 """Adds up the forward pass of a step from the calls of models before backward starts.
 
-If the root returned the loss, its call is the forward pass. If it returned something else, the pass lasts until
-backward starts, since the script computes the loss in between. Calls of other models before the root's call, or instead
-of it, add their own time; if the root is not called, so does the time between the last of them and backward. Nothing
-counts twice: waits and phases within a call are taken off the call, and a call within a wait or phase is not counted.
+A pass begins with the first call of a model with gradients: of the root, or of another model. If the root returns the
+loss, its return ends it; otherwise backward does, since the script computes the loss in between. A call without gradients
+before it adds its own time. Waits and phases are taken off.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from perfagent.device import Event
 
 __all__ = ["ForwardPass", "Size"]
 
@@ -17,90 +16,61 @@ Size = tuple[int | None, int | None, bool]
 
 
 class ForwardPass:
-    """Calls that wait for their backward pass. Times in ns; events: of the device clock. ignored: calls in evaluation
-    mode that have not returned."""
+    """Calls that wait for their backward pass. Times in ns; events: of the device clock.
 
-    __slots__ = ("_aside", "_began", "_calls", "_event", "_pairs", "_size", "_spent", "_till", "_waits", "ignored")
+    began: of the running pass, or 0. ignored: calls in evaluation mode that have not returned.
+    """
+
+    __slots__ = ("_calls", "_event", "_pairs", "_paused", "_size", "_spent", "began", "ignored")
 
     def __init__(self) -> None:
-        self.ignored = 0
-        self._aside: list[tuple[int, int, int]] = []  # calls of other models that count: began, ended, ns
-        self._waits: list[tuple[int, int]] = []  # began, ns
         self.reset()
 
     def reset(self) -> None:
-        self._began = self._spent = self._calls = self._till = self.ignored = 0
-        self._event: Any = None
-        self._pairs: list[tuple[Any, Any]] | None = None
+        self.began = self._paused = self._spent = self._calls = self.ignored = 0
+        self._event: Event | None = None
+        self._pairs: list[tuple[Event | None, Event]] = []
         self._size: Size | None = None
-        if self._aside:
-            self._aside = []
-        if self._waits:
-            self._waits = []
 
-    def begin(self, at: int, event: Any, size: Size | None) -> None:
+    def begin(self, at: int, event: Event | None) -> None:
+        """A model is called with gradients."""
+        if not self.began:
+            self.began, self._event, self._paused = at, event, 0
+
+    def called(self, size: Size | None) -> None:
         """The root is called."""
-        if not self._began:
-            self._began, self._event = at, event
         self._calls += 1
         if self._size is None or (size is not None and _numbers(size) > _numbers(self._size)):
             self._size = size
-        self._till = 0
 
-    def begin_on_device(self, at: int, event: Any) -> None:
-        """Another model is called, in device time."""
-        if not self._began:
-            self._began, self._event = at, event
+    def ungraded(self, spent: int) -> None:
+        """A model was called without gradients."""
+        if not self.began:
+            self._spent += spent
 
-    def beside(self, at: int, ended: int, *, open_end: bool) -> None:
-        """Another model was called. open_end: with gradients, so the pass may last until backward."""
-        if self._began:
-            return
-        spent = ended - at
-        for began, wait in reversed(self._waits):
-            if began < at:
-                break
-            spent -= wait
-        self._aside.append((at, ended, spent))
-        self._spent += spent
-        if open_end:
-            self._till = ended
-
-    @property
-    def runs(self) -> bool:
-        return bool(self._began)
-
-    def pause(self, at: int, ended: int) -> None:
+    def pause(self, spent: int) -> None:
         """The loop did something else: fetched a batch, cleared gradients, or spent time in another phase."""
-        while self._aside and at <= self._aside[-1][0] and self._aside[-1][1] <= ended:
-            self._spent -= self._aside.pop()[2]
-        self._waits.append((at, ended - at))
-        if self._began:
-            self._began += ended - at
-        elif self._till:
-            self._till += ended - at
+        self._paused += spent
 
-    def returned(self, at: int, event: Any, *, holds_loss: bool) -> None:
+    def returned(self, at: int, event: Event | None, *, holds_loss: bool) -> None:
         if self.ignored:
             self.ignored -= 1
-        elif holds_loss and self._began:
-            self._add(at, event)
-            self._began = 0
+        elif holds_loss:
+            self._close(at, event)
 
-    def _add(self, at: int, event: Any) -> None:
-        self._spent += at - self._began
-        if event is not None:
-            self._pairs = [*(self._pairs or ()), (self._event, event)]
+    def _close(self, at: int, event: Event | None) -> None:
+        if self.began:
+            self._spent += at - self.began - self._paused
+            if event is not None:
+                self._pairs.append((self._event, event))
+            self.began = 0
 
-    def end(self, at: int, event: Any) -> tuple[int, Size | None, int, list[tuple[Any, Any]]]:
+    def end(self, at: int, event: Event | None) -> tuple[int, Size | None, int, list[tuple[Event | None, Event]]]:
         """Ends the pass when backward starts. Returns the ns of its forward passes, the size of the largest batch (not
         that of a few boundary points next to the interior; both views of a pair), the number of the root's calls, and
         pairs of events."""
-        if self._began:
-            self._add(at, event)
-        elif self._till:
-            self._spent += at - self._till
-        ended = self._spent, self._size, self._calls, self._pairs or []
+        self._close(at, event)
+        ended = self._spent, self._size, self._calls, self._pairs
         self.reset()
         return ended
 

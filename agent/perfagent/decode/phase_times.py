@@ -16,7 +16,7 @@ from perfagent.decode.forward_pass import ForwardPass
 from perfagent.step import trace as kinds
 from perfagent.step.trace import Entry, Trace
 
-__all__ = ["Account", "Breakdown"]
+__all__ = ["Breakdown", "LoopFacts"]
 
 
 def _usual_layouts() -> dict[int, tuple[Any, ...]]:
@@ -38,7 +38,7 @@ def _usual_layouts() -> dict[int, tuple[Any, ...]]:
 _USUAL = _usual_layouts()
 
 
-class Account:
+class LoopFacts:
     """Reads the traces of one run, one step after another."""
 
     def __init__(self) -> None:
@@ -105,17 +105,16 @@ class _Reading:
     """Reads one step's trace, entry by entry."""
 
     __slots__ = (
-        "_account", "_backward_at", "_backward_event", "_batches", "_device", "_entries", "_forward", "_in_optimizer",
-        "_inside_ns", "_optimizer_at", "_optimizer_event", "_root_since", "_runs_since", "_spans", "_ungraded", "_unseen_call",
-        "step",
+        "_backward_at", "_backward_event", "_batches", "_device", "_entries", "_facts", "_forward", "_in_optimizer",
+        "_inside_ns", "_optimizer_at", "_optimizer_event", "_spans", "_ungraded", "_unseen_call", "step",
     )  # fmt: skip
 
-    def __init__(self, account: Account, entries: Sequence[Entry], *, device: bool) -> None:
+    def __init__(self, facts: LoopFacts, entries: Sequence[Entry], *, device: bool) -> None:
         self.step = Breakdown()
         if device:
             self.step.device = {}
-        self._account, self._entries, self._device = account, entries, device
-        self._forward, self._batches = account.forward, account.batches
+        self._facts, self._entries, self._device = facts, entries, device
+        self._forward, self._batches = facts.forward, facts.batches
         self._forward.reset()
         self._batches.begin(entries)
         self._backward_at = self._optimizer_at = 0
@@ -126,13 +125,12 @@ class _Reading:
         self._unseen_call = False  # a model that nobody watches was called within the optimizer's step
         self._spans: list[tuple[int, int]] = []  # what was counted, by its end; for phases around it
         self._ungraded: list[tuple[int, int]] = []  # calls without gradients
-        self._root_since = self._runs_since = 0  # the running calls of the root; the running forward pass
 
     def data(self, _place: int, entry: Entry) -> None:
         _, began, ended, loader, size = entry
         self.step.data_ns = (self.step.data_ns or 0) + ended - began
         self._spans.append((began, ended))
-        self._forward.pause(began, ended)
+        self._forward.pause(ended - began)
         if self._in_optimizer:
             self._inside_ns += ended - began
         if size is None:
@@ -144,21 +142,15 @@ class _Reading:
         _, at, event, training, size = entry
         if self._backward_at:
             return  # activation checkpointing runs the model again
-        if not training and self._account.trains(self._entries):
+        if not training and self._facts.trains(self._entries):
             self._forward.ignored += 1
             return
-        self._root_since = self._runs_since = self._root_since or at
         self._batches.asked(graded=True)
-        self._forward.begin(at, event, size)
+        self._forward.begin(at, event)
+        self._forward.called(size)
 
     def beside(self, _place: int, entry: Entry) -> None:
-        _, at, event, ended = entry
-        self._spans.append((at, ended))
-        self._runs_since = self._root_since or ended  # the pass lasts until backward
-        if self._device:
-            self._forward.begin_on_device(at, event)
-        else:
-            self._forward.beside(at, ended, open_end=True)
+        self._forward.begin(entry[1], entry[2])
 
     def evaluated(self, _place: int, entry: Entry) -> None:
         """A call without gradients that is no evaluation: a teacher, or samples of a generator."""
@@ -166,25 +158,25 @@ class _Reading:
         self._ungraded.append((at, ended))
         self._batches.asked(graded=False)
         if not self._device:
-            self._forward.beside(at, ended, open_end=False)
-        elif not self._forward.runs:
+            self._forward.ungraded(ended - at)
+        elif not self._forward.began:
             self.step.pair("forward", event, end_event)
 
     def cleared(self, _place: int, entry: Entry) -> None:
         """Takes clearing off the forward pass, since many loops clear the gradients within it."""
-        self._forward.pause(entry[1], entry[2])
+        self._forward.pause(entry[2] - entry[1])
 
     def returned(self, _place: int, entry: Entry) -> None:
         if not self._backward_at:
-            self._forward.returned(entry[1], entry[2], holds_loss=entry[3])
             if entry[3]:
-                self._end_forward(entry[1])
+                self._note_forward(entry[1])
+            self._forward.returned(entry[1], entry[2], holds_loss=entry[3])
 
     def backward(self, place: int, entry: Entry) -> None:
         _, at, event, root, _ = entry
         step = self.step
         self._backward_at, self._backward_event = at, event
-        self._end_forward(at)
+        self._note_forward(at)
         if root is not None:
             step.root = root
         spent, size, calls, pairs = self._forward.end(at, event)
@@ -246,10 +238,8 @@ class _Reading:
         if self._backward_at:
             step.backward_ns -= spent
             return
-        if named and not begins:
-            self._forward.pause(ended, ended + spent)  # after the calls within it, which are counted separately
-        elif not begins:
-            self._forward.pause(began, ended)
+        if not begins:
+            self._forward.pause(spent)
         if self._in_optimizer:
             self._inside_ns += spent
 
@@ -258,23 +248,22 @@ class _Reading:
         but not calls without gradients alone (a rollout). Also returns whether the forward pass that runs at its end began
         in it."""
         inside = [*takewhile(lambda span: span[1] > began, reversed(self._spans))]
-        begins = self._runs_since >= began
+        begins = self._forward.began >= began
         if begins:
-            inside.append((self._runs_since, ended))
+            inside.append((self._forward.began, ended))
         if not inside:
             return 0, False  # as for most phases
         ungraded = takewhile(lambda span: span[1] > began, reversed(self._ungraded))
         return _covered([*inside, *ungraded], began), begins
 
-    def _end_forward(self, at: int) -> None:
-        if self._runs_since:
-            self._spans.append((self._runs_since, at))
-        self._root_since = self._runs_since = 0
+    def _note_forward(self, at: int) -> None:
+        if self._forward.began:
+            self._spans.append((self._forward.began, at))
 
     def _running(self) -> str:
         if self._backward_at:
             return "backward"
-        return "forward" if self._forward.runs else "optimizer" * self._in_optimizer
+        return "forward" if self._forward.began else "optimizer" * self._in_optimizer
 
 
 _READERS = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.decode.breakdown import Breakdown
 from perfagent.decode.gradient_report import GradientReport
 from perfagent.decode.losses import roots_of, with_divisors
-from perfagent.decode.phase_times import Account
+from perfagent.decode.phase_times import LoopFacts
 from perfagent.device import DeviceClock, Event, value_of
 from perfagent.step.row import Note, Row, StepRow
 from perfagent.step.trace import DATA, FORWARD, Entry, Loss, LossScale, entries_of, events_of
@@ -24,22 +24,21 @@ from perfagent.step.trace import DATA, FORWARD, Entry, Loss, LossScale, entries_
 if TYPE_CHECKING:
     from perfagent.step.roles import Investigator, StepFlops
 
-__all__ = ["StepReader", "interned"]
+__all__ = ["StepReader"]
 
-_NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _SAME = 1e-3
 """Relative difference up to which a logged loss and the loss we see are the same quantity (rounding, a bf16 copy)."""
 _MOST_BEGINS = 1000
 
 
 class StepReader:
-    """Reads the notes of one run in the order of their steps. `account` holds what it learns about the loop.
+    """Reads the notes of one run in the order of their steps. `facts` holds what it learns about the loop.
 
     loss_by_user: the script logs another quantity under the name "loss", so that series belongs to the script.
     """
 
     def __init__(self) -> None:
-        self.account = Account()
+        self.facts = LoopFacts()
         self.gradients = GradientReport()
         self.loss_by_user = False
         self.epoch = time.time() - time.perf_counter()
@@ -60,14 +59,14 @@ class StepReader:
     def context(self) -> list[Any]:
         """Returns what a reader in another process must know besides the current notes. (The Unix clock may be set.)"""
         self.epoch = time.time() - time.perf_counter()
-        account = self.account
+        facts = self.facts
         return [
-            account.embedded, account.averages, self.loss_by_user, self.epoch, account.micro_batches, account.divided_later,
+            facts.embedded, facts.averages, self.loss_by_user, self.epoch, facts.micro_batches, facts.divided_later,
         ]  # fmt: skip
 
     def restore(self, context: Sequence[Any]) -> None:
-        self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *rest = context
-        self.account.micro_batches, self.account.divided_later = rest
+        self.facts.embedded, self.facts.averages, self.loss_by_user, self.epoch, *rest = context
+        self.facts.micro_batches, self.facts.divided_later = rest
         self._epoch = math.inf  # it does not know which one it is in the middle of
 
     def loss_is_bad(self, row: StepRow) -> bool:
@@ -77,7 +76,7 @@ class StepReader:
 
     def needs_next_step(self, row: StepRow) -> bool:
         """True if only the next step shows whether each backward pass of this one had its own batch."""
-        if self.account.averages is not None:
+        if self.facts.averages is not None:
             return False
         entries = entries_of(row.trace)
         roots = roots_of(entries)
@@ -87,10 +86,10 @@ class StepReader:
         """Returns the row of a note. clock: made the device events in the trace, if any, and gets them back."""
         trace = note.trace
         entries: Sequence[Entry] = ()
-        parts = self.account.read_usual(trace) if clock is None and note.loss_count == 1 and note.began else None
+        parts = self.facts.read_usual(trace) if clock is None and note.loss_count == 1 and note.began else None
         if parts is None:
             entries = entries_of(trace) if clock is None else with_divisors(entries_of(trace))
-            parts = self.account.read(entries, device=clock is not None)
+            parts = self.facts.read(entries, device=clock is not None)
         ended = trace[-3]
         values: dict[str, float] = {}
         self._note_epoch(note.step, values)
@@ -104,7 +103,7 @@ class StepReader:
             values["step_time_s"] = seconds
             if parts.samples:
                 values["samples_per_s"] = parts.samples / seconds
-            tokens = parts.tokens + (parts.embedded_tokens if self.account.embedded else 0)
+            tokens = parts.tokens + (parts.embedded_tokens if self.facts.embedded else 0)
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
             if self.flops is not None:
@@ -132,7 +131,7 @@ class StepReader:
 
     def _note_epoch(self, step: int, values: dict[str, float]) -> None:
         """The number of an epoch stands in its first step."""
-        epoch = self.account.batches.epoch
+        epoch = self.facts.batches.epoch
         if epoch > self._epoch:
             if self._epoch:
                 self.begins.append(step)
@@ -167,16 +166,16 @@ class StepReader:
         if len(values) <= 1:
             return values[0] if values else None
         average = self._are_means([root.divided for root in roots if root.value is not None], parts)
-        if self.account.divided_later:
+        if self.facts.divided_later:
             average = True
         elif not roots[-1].divided:  # the first is not always checked, as it could have been the only one
-            account = self.account
+            facts = self.facts
             batches = parts.batches or parts.forwards
-            if not batches and account.averages is None:
+            if not batches and facts.averages is None:
                 batches = passes
             if batches:
-                account.averages = batches >= len(values)
-            average = bool(account.averages)
+                facts.averages = batches >= len(values)
+            average = bool(facts.averages)
         total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
         return total / len(values) if average else total
 
@@ -196,9 +195,9 @@ class StepReader:
         if min(known) != max(known):
             return abs(sum(1 / divisor for divisor in known) - 1) > _SAME
         if known[0] in (len(divisors), parts.batches or parts.forwards):  # a batch may have several losses
-            self.account.micro_batches = known[0]
+            self.facts.micro_batches = known[0]
         items = (parts.samples, parts.tokens, parts.embedded_tokens)
-        return known[0] != self.account.micro_batches and known[0] * len(divisors) in items
+        return known[0] != self.facts.micro_batches and known[0] * len(divisors) in items
 
 
 def _add_phases(
@@ -231,8 +230,3 @@ def _add_phases(
 
 def _alike(a: float, b: float) -> bool:
     return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b))
-
-
-def interned(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns one tuple object per shape of row, so that the sender groups rows by identity and hashes only once."""
-    return _NAMES.setdefault(names, names)

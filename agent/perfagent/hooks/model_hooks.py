@@ -42,12 +42,12 @@ class Watching:
     def put_on(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Watches the model and the optimizer; either may be None (not known yet). Hooks already in place stay."""
         if model is not None and self._undo_forward is None:
-            self._progress.links.account.embedded = has_embedding(model)
+            self._progress.links.facts.embedded = has_embedding(model)
             watched = watch_forward(model)
             if watched is not None:
                 self._undo_forward = watched.take_off
                 self._finder = AuxiliaryModelFinder(self._progress, model, watched)
-                self._progress.links.account.evaluations.usual_from(self._progress.completed)
+                self._progress.links.facts.evaluations.usual_from(self._progress.completed)
                 self._add(self._finder)
                 self._pause_s, self._due = _FIRST_PAUSE_S, time.monotonic() + _FIRST_PAUSE_S
         if optimizer is not None:

@@ -296,7 +296,7 @@ def divides_later() -> None:
     """The gradients of all losses of a step are divided by their number after the last backward pass."""
     p = state.current
     if p is not None:
-        p.links.account.divided_later = True
+        p.links.facts.divided_later = True
 
 
 # ---- begin and end of a training

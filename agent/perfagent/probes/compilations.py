@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import is_executing
-from perfagent.decode.step_decoder import interned
 from perfagent.hooks import compile_time
 from perfagent.signals.source_lines import short
 
@@ -100,7 +99,7 @@ class Compilations:
         if counts != (self._count, self._recompiles, self._breaks):
             values = tuple(map(float, (self._count, self._recompiles, self._breaks)))
             step = self._progress.logged_at()
-            self._sender.rows.append((step, time.time(), time.monotonic(), interned(_NAMES), values))
+            self._sender.rows.append((step, time.time(), time.monotonic(), _NAMES, values))
 
     def _know(self, record: Any) -> None:
         """Remembers the function of a record: that of a limit reached does not name it."""

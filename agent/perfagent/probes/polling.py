@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from perfagent.boundary import guard
-from perfagent.decode.step_decoder import interned
 from perfagent.hooks.selection.models import has_optimizer
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Polling:
         self._batches_due = at + _BATCHES_S
         values = contents.report()
         if values:
-            names = interned(tuple(values))
+            names = tuple(values)
             self._sender.rows.append((self._progress.logged_at(), time.time(), at, names, tuple(values.values())))
 
     def settle_waiting(self) -> None:

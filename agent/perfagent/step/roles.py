@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perfagent.step.trace import Entry
 
 __all__ = [
-    "BatchContents", "Clips", "GradientSchedule", "Investigator", "JointStep", "LoopAccount", "OptimizerSelection", "RunLinks",
+    "BatchContents", "Clips", "GradientSchedule", "Investigator", "JointStep", "LoopFacts", "OptimizerSelection", "RunLinks",
     "StepFlops", "StepReader",
 ]  # fmt: skip
 
@@ -81,7 +81,7 @@ class JointStep(Protocol):
     def measure_clipped(self, clips: Any, clip: Any) -> None: ...
 
 
-class LoopAccount(Protocol):
+class LoopFacts(Protocol):
     """decode.phase_times.LoopFacts"""
 
     averages: bool | None
@@ -154,7 +154,7 @@ class RunLinks:
 
     governor: Governor
     reader: StepReader
-    account: LoopAccount
+    facts: LoopFacts
     gradient_schedule: GradientSchedule = field(init=False)
     joint_step: JointStep = field(init=False)
     investigator: Any = None

@@ -10,7 +10,7 @@ import pytest
 from progress import new_progress
 
 from perfagent.decode import step_decoder
-from perfagent.decode.phase_times import Account
+from perfagent.decode.phase_times import LoopFacts
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.drafts import rows_of
 from perfagent.rootcause.investigator import Investigator
@@ -111,13 +111,13 @@ def reader(*, embedded: bool = False) -> StepReader:
     inputs.changes.append((0, ()))
     made = StepReader()
     made.epoch = 1_000_000.0
-    made.account.embedded = embedded
+    made.facts.embedded = embedded
     made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
     made.investigator = Investigator(new_progress(deque()), Silent(), lambda: None)
     return made
 
 
-class Alone(Account):
+class Alone(LoopFacts):
     """Reads every step entry by entry."""
 
     def read_usual(self, trace):
@@ -126,7 +126,7 @@ class Alone(Account):
 
 def learned(made: StepReader) -> list[object]:
     """What a reader has taken from the steps so far for those to come."""
-    batches, investigator = vars(made.account.batches), made.investigator
+    batches, investigator = vars(made.facts.batches), made.investigator
     found: list[object] = [(name, batches[name]) for name in sorted({*batches} - OF_A_STEP)]
     return [repr(found), made.loss_by_user, repr(investigator.history()), investigator.judged_upto, investigator.is_bad]
 
@@ -134,8 +134,8 @@ def learned(made: StepReader) -> list[object]:
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
     ways, lost = [], []
-    for account in (Alone, Account):
-        monkeypatch.setattr(step_decoder, "Account", account)
+    for facts in (Alone, LoopFacts):
+        monkeypatch.setattr(step_decoder, "LoopFacts", facts)
         made = reader(embedded=seed % 2 == 0)
         notes = Loop(seed).notes(320)
         ways.append([(repr(rows_of([note], made, lost.append)), learned(made)) for note in notes])
@@ -146,14 +146,14 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
 
 @pytest.mark.parametrize("loader", [None, 7])
 def test_usual_step_is_read_in_the_shorter_way(loader):
-    account, loop = Account(), Loop(0)
+    facts, loop = LoopFacts(), Loop(0)
     loop.habits |= {"data": loader, "ahead": False, "micro": 1, "phase": False, "training": True}
     loop.habits["size"] = (32, None, False)
     short = 0
     for _ in range(100):
         trace = loop.note().trace
-        if account.read_usual(trace) is None:
-            account.read(entries_of(trace))
+        if facts.read_usual(trace) is None:
+            facts.read(entries_of(trace))
         else:
             short += 1
     assert short > 60
