@@ -15,7 +15,7 @@ from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfagent.boundary.dynamo import keep_out_of_frames, untraced
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.evaluation import interrupted
 from perfagent.signals.batches.contents import Contents
@@ -157,7 +157,7 @@ class _Iteration:
         self.iterator, self.number = iterator, next(self._numbers)
 
 
-_next = watch_next(lambda iteration: next(iteration.iterator), attrgetter("number"))
+_next = not_traced(watch_next(lambda iteration: next(iteration.iterator), attrgetter("number")))
 
 
 def timed(p: StepState, iterable: Iterable[Item]) -> Iterator[Item]:

@@ -123,7 +123,7 @@ def begin_step(optimizer: HasGroups) -> OpenStep | None:
     if p is None or p.entered or p.scaler_depth:
         return None
     if p.thread != get_ident():
-        if p.completed or p.selection.has_begun:
+        if p.completed or p.selection.primary is not None:
             return None
         p.thread = get_ident()
     groups = optimizer.param_groups

@@ -69,7 +69,7 @@ class MemoryTable:
     def poll(self) -> None:
         p = self._progress
         now = self._clock()
-        if now < self._next or p.completed < FROM_STEP or not p.selection.has_begun:
+        if now < self._next or p.completed < FROM_STEP or p.selection.primary is None:
             return
         self._next = now + EVERY_S
         if self._source is not None:

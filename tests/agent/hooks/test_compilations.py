@@ -3,7 +3,6 @@ without us."""
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,53 +97,19 @@ def test_a_run_does_not_import_what_compiles(tmp_path):
     assert done.stdout.strip() == "False"
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.scale = nn.Linear(4, 4), 1
+def test_what_was_compiled_before_the_run_is_not_told_and_nothing_stays(record):
+    model = Model()
+    optimizer, compiled = sgd(model), torch.compile(model, backend="eager", dynamic=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.linear(x) * self.scale).square().mean()
-
-
-class Job:
-    """A training of a model that is recorded, and the model compiled."""
-
-    def __init__(self, record, *, model: nn.Module | None = None) -> None:
-        self.model = model or Scaled()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.recorded = record(self.model, optimizer=self.optimizer)
-
-    @functools.cached_property
-    def compiled(self) -> Any:
-        return torch.compile(self.model, backend="eager", dynamic=False)
-
-    def train(self, model: Any, step: Callable[[], Any] | None = None) -> None:
+    def train(length):
         for _ in range(3):
-            self.optimizer.zero_grad()
-            model(torch.ones(2, 4)).backward()
-            (step or self.optimizer.step)()
+            step(optimizer, compiled(torch.arange(2 * length).reshape(2, length) % 10))
 
-
-def compiled_series(recorded) -> set[str]:
-    recorded.finish()
-    return {name for _, values in recorded.rows for name in values if "compile" in name}
-
-
-def test_nothing_stays_in_torch_when_the_run_has_ended(record):
-    job = Job(record)
-    job.train(job.compiled)
+    train(3)
+    recorded = record(model, optimizer=optimizer)
+    train(3)
     handler = torch._dynamo.callback.callback_handler
     assert len(handler.start_callbacks) == len(handler.end_callbacks) == 1
-    job.recorded.finish()
+    recorded.finish()
+    assert not {name for _, values in recorded.rows for name in values if "compile" in name}
     assert handler.start_callbacks == handler.end_callbacks == []
-
-
-def test_what_was_compiled_before_the_run_is_not_told(record):
-    job = Job(record)
-    job.train(job.model)
-    assert not compiled_series(job.recorded), "nor is anything where nothing is compiled"
-    job.train(job.compiled)
-    recorded = record(job.model, optimizer=job.optimizer)
-    job.train(job.compiled)
-    assert not compiled_series(recorded)

@@ -10,7 +10,7 @@ from agent.hooks.loops import sgd
 from fake_streams import Devices, Event
 from torch import nn
 
-from perfagent.device import DeviceClock, devices_of
+from perfagent.device import DeviceClock
 from perfagent.hooks.host_to_device import watch_copy
 from perfagent.step.state import state
 
@@ -173,15 +173,3 @@ def test_a_device_without_events_has_no_times(record):
     assert rows and all(
         "step_time_s" in values and not any(name.startswith("phase/") for name in values) for values in rows
     )
-
-
-# ---- a device that is not the current one
-
-
-@pytest.mark.parametrize(
-    ("places", "expected"), [(["cpu", "xpu:1", "xpu:0", "xpu:1"], ["xpu:1", "xpu:0"]), (["cpu"], [])]
-)
-def test_the_devices_of_a_run_are_where_its_parameters_are(places, expected) -> None:
-    parameters = [SimpleNamespace(device=torch.device(place)) for place in places]
-    found = devices_of(SimpleNamespace(param_groups=[{"params": parameters}]))
-    assert [str(device) for device in found] == expected

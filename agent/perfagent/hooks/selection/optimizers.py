@@ -85,10 +85,6 @@ class OptimizerSelection:
     def had_model(self) -> bool:
         return self._model is not None
 
-    @property
-    def has_begun(self) -> bool:
-        return self._primary is not None
-
     def trains(self, model: nn.Module | None) -> None:
         self._model = None if model is None else weakref.ref(model)
 

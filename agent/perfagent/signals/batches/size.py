@@ -104,6 +104,7 @@ def reader(batch: object, batch_size: object = None) -> Measure:
     kind, (size, path, rule) = type(batch), _chosen(batch, batch_size)
     is_direct = path is not None and len(path) == 2 and path[1] == _SHAPE and kind in (dict, list, tuple)
     key: Any = path[0][1] if path is not None and is_direct else None  # nearly all: half the cost of a walk
+    first = size
     shape: Shape | None = None
     told: Shape | None = None
 
@@ -111,7 +112,10 @@ def reader(batch: object, batch_size: object = None) -> Measure:
         nonlocal size, shape, told
         try:
             same = later if type(later) is kind else None
-            seen = same[key].shape if is_direct else reached(same, path)  # type: ignore[index,arg-type] # None has none
+            if path is None and same.shape == ():  # type: ignore[union-attr] # a number: an error would take 8 µs
+                size, seen = first, shape
+            else:
+                seen = same[key].shape if is_direct else reached(same, path)  # type: ignore[index,arg-type] # None has none
             if seen != shape:
                 shape, (size, told) = seen, rule.read(seen)
         except _NO_SIZE:
