@@ -69,14 +69,12 @@ class MemoryTable:
     def poll(self) -> None:
         p = self._progress
         now = self._clock()
-        if now < self._next or p.completed < FROM_STEP or p.selection.primary is None:
+        optimizer = p.selection.primary
+        if now < self._next or p.completed < FROM_STEP or optimizer is None:
             return
         self._next = now + EVERY_S
         if self._source is not None:
             self._source.due = self._next
-        optimizer = p.selection.primary
-        if optimizer is None:
-            return
         _, *others = p.selection.all()
         found = table(optimizer, self._model(), others)
         sums = {column: int(found[column]) for column in _COLUMNS}

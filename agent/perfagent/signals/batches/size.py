@@ -111,11 +111,12 @@ def reader(batch: object, batch_size: object = None) -> Measure:
     def measure(later: Any) -> Size:
         nonlocal size, shape, told
         try:
-            same = later if type(later) is kind else None
-            if path is None and same.shape == ():  # type: ignore[union-attr] # a number: an error would take 8 µs
-                size, seen = first, shape
+            same: Any = later if type(later) is kind else None
+            seen: Any = shape
+            if path is None and same.shape == ():  # a number: an error would take 8 µs
+                size = first
             else:
-                seen = same[key].shape if is_direct else reached(same, path)  # type: ignore[index,arg-type] # None has none
+                seen = same[key].shape if is_direct else reached(same, path)  # type: ignore[arg-type] # None has none
             if seen != shape:
                 shape, (size, told) = seen, rule.read(seen)
         except _NO_SIZE:
