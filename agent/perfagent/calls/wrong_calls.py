@@ -1,7 +1,5 @@
 """What a script gets for a call of ours that cannot work: an error of one sentence and a traceback that ends at its own
-line.
-
-Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
+line. Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
 instead. What perfagent takes of their calls is in other_trackers.py.
 """
 
@@ -88,14 +86,13 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Around a documented function: an argument that it does not have is named with what there is instead, and its own
     ConfigError comes without the frames of ours in which it was found."""
     code = cast(FunctionType, function).__code__
-    name, takes = code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    takes_all = bool(code.co_flags & CO_VARKEYWORDS)
+    takes = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        strangers = [] if takes_all else [given for given in kwargs if given not in takes]
-        if strangers:
-            raise TypeError(unknown_option(name, strangers[0], takes))
+        unknown = None if code.co_flags & CO_VARKEYWORDS else next((name for name in kwargs if name not in takes), None)
+        if unknown is not None:
+            raise TypeError(unknown_option(code.co_name, unknown, takes))
         try:
             return function(*args, **kwargs)
         except ConfigError as error:
@@ -106,13 +103,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def unknown_option(function: str, given: str, takes: Iterable[str]) -> str:
     """takes: the arguments that the function has."""
-    return f"{function}() has no argument {given!r}{_instead(given, [*takes])}"
-
-
-def _instead(given: str, takes: list[str]) -> str:
     if given in OPTIONS:
-        return f"; perfagent has {OPTIONS[given]}"
+        return f"{function}() has no argument {given!r}; perfagent has {OPTIONS[given]}"
     import difflib  # not with the training: few calls are wrong
 
-    near = difflib.get_close_matches(given, takes, 1)
-    return f"; did you mean {near[0]}=?" if near else f"; it takes {', '.join(takes)}"
+    near = difflib.get_close_matches(given, known := [*takes], 1)
+    instead = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
+    return f"{function}() has no argument {given!r}; {instead}"

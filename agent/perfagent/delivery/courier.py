@@ -43,25 +43,25 @@ class Job(msgspec.Struct):
 
 
 class Courier:
-    """Carries one job at a time; answers come back through a deque."""
+    """Carries one job at a time; answers come back through a deque.
+
+    ended: it is to end, or somebody else has its place. gone: its thread could not be started, or died; why. source:
+    that is being polled.
+    """
 
     def __init__(
         self, transport: Transport, slow_sources: list[Source], wake: Bell, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._transport, self._slow_sources, self._wake = transport, slow_sources, wake
-        self._clock = clock
+        self._transport, self._slow_sources, self._wake, self._clock = transport, slow_sources, wake, clock
         self.work = Bell()
         self.answers: deque[tuple[Job, Answer]] = deque()
-        self.ended = False
-        self.gone = False
-        """Its thread could not be started, or died."""
+        self.ended = self.gone = False
         self.why = ""
         self.cpu_s = 0.0
         self.source: Source | None = None
         self._job: Job | None = None
         self._errand: Callable[[], None] | None = None
-        self._errand_since = 0.0
-        self._since = self._source_since = 0.0
+        self._since = self._source_since = self._errand_since = 0.0
         """When what it does began: a request, from when it was handed over, and what a source is asked meanwhile."""
         if hasattr(transport, "idle"):
             transport.idle = self._sample
@@ -95,67 +95,60 @@ class Courier:
         """What stands for the answer to a request that does not come back, where it is the request that hangs."""
         if self.source is not None or self._errand_since or not 0.0 < self._since < now - STUCK_S:
             return None
-        return Answer(
-            kind="retry", reason=f"no end of the request after {STUCK_S:.0f} s, as if its name were looked up in vain"
-        )
+        reason = f"no end of the request after {STUCK_S:.0f} s, as if its name were looked up in vain"
+        return Answer(kind="retry", reason=reason)
 
     @property
     def runs(self) -> bool:
         """Whether its thread has not come to its end."""
         return self._thread.is_alive()
 
-    def _replaced(self) -> bool:
-        return self.ended
-
     def _run(self) -> None:
         try:
-            self._carry_on()
+            while not self.ended:
+                due = min((source.due for source in [*self._slow_sources]), default=None)
+                self.work.wait(None if due is None else due - self._clock())
+                self._carry_on()
+            self._transport.close()
         except BaseException as error:  # noqa: BLE001 - this thread's errors end here: another one takes its place
             self.why = f"{type(error).__name__}: {error}"
         self.gone = not self.ended
         self._wake.ring()
 
     def _carry_on(self) -> None:
-        while not self.ended:
-            self.work.wait(self._pause_s())
-            job, self._job = self._job, None
-            if job is not None:
-                try:
-                    answer = judge(self._transport.post(job.body, encoding=job.encoding))
-                except ServerUnreachable as error:
-                    answer = Answer(kind="retry", reason=str(error))
-                except Exception as error:  # noqa: BLE001 - a transport's own error must not end the thread that carries
-                    answer = Answer(kind="retry", reason=f"{type(error).__name__}: {error}")
-                self._since = 0.0
-                self.answers.append((job, answer))
-                self._wake.ring()
-            errand, self._errand = self._errand, None
-            if errand is not None:
-                self._errand_since = self._clock()
-                with contextlib.suppress(Exception):  # what cannot be done is left
-                    errand()
-                self._errand_since = 0.0
-                self._wake.ring()
-            self._sample()
-            self.cpu_s = time.thread_time()
-        self._transport.close()
-
-    def _pause_s(self) -> float | None:
-        """Until a source is due; None where there is none."""
-        due = min((source.due for source in [*self._slow_sources]), default=None)
-        return None if due is None else due - self._clock()
+        job, self._job = self._job, None
+        if job is not None:
+            try:
+                answer = judge(self._transport.post(job.body, encoding=job.encoding))
+            except ServerUnreachable as error:
+                answer = Answer(kind="retry", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - a transport's own error must not end the thread that carries
+                answer = Answer(kind="retry", reason=f"{type(error).__name__}: {error}")
+            self._since = 0.0
+            self.answers.append((job, answer))
+            self._wake.ring()
+        errand, self._errand = self._errand, None
+        if errand is not None:
+            self._errand_since = self._clock()
+            with contextlib.suppress(Exception):  # what cannot be done is left
+                errand()
+            self._errand_since = 0.0
+            self._wake.ring()
+        self._sample()
+        self.cpu_s = time.thread_time()
 
     def _sample(self) -> None:
         for source in [*self._slow_sources]:
             now = self._clock()
-            if self.ended or now < source.due:
-                continue
-            self._source_since, self.source = now, source
-            works = source.poll(now)
-            # it took too long and we were replaced meanwhile: from now on it is our successor's
-            if works and self._replaced():
-                self._slow_sources.append(source)
-                return
-            if not works and source in self._slow_sources:
-                self._slow_sources.remove(source)
-            self._source_since, self.source = 0.0, None
+            if not self.ended and now >= source.due:
+                self._poll(source, now)
+
+    def _poll(self, source: Source, now: float) -> None:
+        self._source_since, self.source = now, source
+        works = source.poll(now)
+        if works and self.ended:  # it took too long: from now on it is our successor's
+            self._slow_sources.append(source)
+            return
+        if not works and source in self._slow_sources:
+            self._slow_sources.remove(source)
+        self._source_since, self.source = 0.0, None

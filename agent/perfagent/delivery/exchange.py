@@ -17,6 +17,7 @@ from perfagent.delivery.moves import Moves
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, Transport, packed
+from perfagent.delivery.user_messages import Messages, damage
 from perfagent.errors import WireError
 from perfagent.process.pids import machine, process_start
 from perfagent.redaction import redacted_text
@@ -24,7 +25,6 @@ from perfagent.wire import encode
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff
-    from perfagent.delivery.user_messages import Messages
     from perfagent.identity import Identity
 
 __all__ = ["Exchange", "jittered"]
@@ -214,7 +214,8 @@ class Exchange:
         if outgoing is not None:
             self._send(outgoing, spool, now)
             return
-        self._messages.damaged(spool)
+        if found := damage(spool):
+            self._messages.warn("damaged", str(spool.folder), left=spool.folder, found=found)
         self.orphans.sent()
 
     def _send(self, outgoing: Outgoing, spool: Spool | None, now: float) -> None:

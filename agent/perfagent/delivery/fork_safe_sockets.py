@@ -49,14 +49,12 @@ _gate = _ForkGate()
 
 
 class Dialer:
-    """Opens one connection at a time."""
+    """Opens one connection at a time. looked_up_s: how long the newest connection's name was looked up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._opened: Descriptor | None = None
-        """The newest socket."""
+        self._newest: Descriptor | None = None
         self.looked_up_s = 0.0
-        """How long the newest connection's name was looked up."""
 
     def connect(self, address: tuple[str, int], timeout: float, _source: object = None) -> socket.socket:
         """As socket.create_connection, with a timeout for all addresses together, and none for the look-up of the name:
@@ -70,17 +68,15 @@ class Dialer:
             self.looked_up_s = self._clock() - begun
         until = self._clock() + timeout
         for tried, (family, kind, protocol, _name, target) in enumerate(found):
-            try:
+            sock = None
+            try:  # a kernel without IPv6; an address that swallows everything leaves time for the others
                 sock = self._socket(family, kind, protocol)
-            except OSError as failed:  # a kernel without IPv6
-                error = failed
-                continue
-            try:  # an address that swallows everything leaves time for the others
                 sock.settimeout(max(0.001, (until - self._clock()) / (len(found) - tried)))
                 sock.connect(target)
             except OSError as failed:
                 error = failed
-                sock.close()
+                if sock is not None:
+                    sock.close()
             else:
                 return sock
         raise error or OSError(f"no address found for {address[0]}")
@@ -91,20 +87,20 @@ class Dialer:
             if sock.fileno() != (fd := above_streams(sock.fileno())):
                 sock.detach()
                 sock = socket.socket(family, kind, protocol, fileno=fd)
-            self._opened = Descriptor(fd)
+            self._newest = Descriptor(fd)
         return sock
 
     @property
     def is_ours(self) -> bool:
         """Whether the newest socket is still what its number means."""
-        return self._opened is not None and self._opened.is_ours
+        return self._newest is not None and self._newest.is_ours
 
     def forked(self) -> None:
         """In a forked child: closes what this process inherited of it, without a word to the other side."""
-        opened, self._opened = self._opened, None
+        newest, self._newest = self._newest, None
         with contextlib.suppress(OSError):
-            if opened is not None:
-                opened.close()
+            if newest is not None:
+                newest.close()
 
 
 def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:

@@ -22,10 +22,10 @@ MOST_BYTES = 8 * 2**20
 
 
 class Moves:
-    """left: the spool of the source that was left, until its last word is delivered."""
+    """left: the spool of the source that was left, until its last word is delivered. run: under which the source was
+    used before this process had it."""
 
     def __init__(self, run: str | None) -> None:
-        """run: under which the source was used before this process had it."""
         self.left: Spool | None = None
         self._run = run
         self._said: list[Outgoing] = []
@@ -38,7 +38,7 @@ class Moves:
         if begun or self._size > MOST_BYTES:
             self._said.clear()
         # one without content is a sign of life; the newest may be sent again
-        elif (outgoing.groups or outgoing.events) and not (self._said and self._said[-1] is outgoing):
+        elif (outgoing.groups or outgoing.events) and outgoing not in self._said[-1:]:
             self._said.append(outgoing)
 
     def told_another_run(self, run: str | None) -> bool:
@@ -47,8 +47,7 @@ class Moves:
 
     def move(self, before: Spool, after: Spool) -> None:
         """Written down there before it goes here: killed in between, it is told twice, in two runs."""
-        now = time.monotonic()
-        seqs = {frame.seq for frame in self._said}
+        now, seqs = time.monotonic(), {frame.seq for frame in self._said}
         for frame in self._said:
             after.append(frame.groups, frame.events, now=now)
         while (waiting := before.next()) is not None:  # what is not delivered yet need not be

@@ -28,12 +28,11 @@ class Orphans:
     current: the one that is being sent. Only `look` runs on another thread, and only while `current` is None.
     """
 
-    def __init__(self, root: Path, own: Path, server: str, *, at_a_time_s: float = AT_A_TIME_S) -> None:
-        self.own, self._at_a_time_s = own, at_a_time_s
+    def __init__(self, root: Path, own: Path, server: str) -> None:
+        self.own = own
         self._root, self._server = root, server
         self._folders: list[Path] | None = None
-        self._looking = False
-        self._closed = False
+        self._looking = self._closed = False
         self.current: Spool | None = None
 
     @property
@@ -51,7 +50,7 @@ class Orphans:
 
     def look(self) -> None:
         """Opens the next one that is worth sending, if it is found soon; else it is looked for again."""
-        until = time.monotonic() + self._at_a_time_s
+        until = time.monotonic() + AT_A_TIME_S
         try:
             if self._folders is None:
                 self._folders = [folder for folder in folders(self._root, max_age_s=MAX_AGE_S) if folder != self.own]
@@ -68,12 +67,10 @@ class Orphans:
     def _opened(self, folder: Path) -> Spool | None:
         try:
             header = owner(folder)
-            if header is not None and header.server != self._server:
-                return None
-            spool = Spool.open(folder)
+            spool = Spool.open(folder) if header is None or header.server == self._server else None
         except (SpoolBusyError, OSError):
             return None
-        if spool.header.server != self._server or not spool.header.run:
+        if spool is not None and (spool.header.server != self._server or not spool.header.run):
             spool.close()
             return None
         return spool

@@ -300,7 +300,7 @@ class SendLoop:
             time.sleep(0.01)
             self._drain(self._clock())
         self._read_drafts()  # what of them is refused is reported with the last rows
-        self._messages.left_out(self._columns, last=True)
+        self._messages.refused(self._columns, last=True)
         self._drain(self._clock(), last=True)
         if handoff.mirror is not None:
             self._read_drafts()

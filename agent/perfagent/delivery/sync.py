@@ -19,7 +19,7 @@ from perfagent.command_line.option_types import add_server_options
 from perfagent.command_line.terminal_output import agreed, somebody_can_answer
 from perfagent.delivery.records import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
-from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
+from perfagent.delivery.transport import Answer, HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
 from perfagent.endpoint.addresses import is_on_this_machine
 from perfagent.endpoint.admin_proof import AdminProof
@@ -35,6 +35,7 @@ _NAMED = 4
 """So many sources are named in a line; of more their number is said."""
 PATIENCE_S = 60.0
 """How long it is tried without an answer of the server's."""
+_AWAY = "away"
 _CURES = {
     "unauthorized": "set PERFAGENT_API_KEY to a key with the ingest scope, which `perfagent keys create ingest` on the server's "
     "machine makes; then the same command again",
@@ -76,42 +77,37 @@ def upload(
         if left <= 0:
             result.reason = result.reason or "out of time"
             return result
-        result.away = False
         try:
             body, encoding = packed(encode(spool.frame(outgoing)), loopback=bool(getattr(transport, "loopback", True)))
             answer = judge(transport.post(body, encoding=encoding, deadline_s=min(10.0, left)))
         except WireError as error:
-            spool.quarantine(outgoing.seq, str(error))
-            result.refused += 1
-            continue
+            answer = Answer(kind="refused", reason=str(error))
         except ServerUnreachable as error:
-            result.reason, result.away, pause = str(error), True, None
-            if once:
-                return result
+            answer = Answer(kind=_AWAY, reason=str(error))
+        result.away = answer.kind == _AWAY
+        if answer.kind == "acked":
+            failures = 0
+            until = max(until, time.monotonic() + patience_s)
+            result.frames += 1
+            result.samples += answer.stored
+            result.duplicate += answer.duplicate
+            spool.ack(outgoing.seq)
+        elif answer.kind == "too_large" and spool.split(outgoing.seq):
+            continue
+        elif answer.kind in ("refused", "too_large"):
+            spool.quarantine(outgoing.seq, answer.reason)
+            result.refused += 1
         else:
-            if answer.kind == "acked":
-                failures = 0
-                until = max(until, time.monotonic() + patience_s)
-                result.frames += 1
-                result.samples += answer.stored
-                result.duplicate += answer.duplicate
-                spool.ack(outgoing.seq)
-                continue
-            if answer.kind == "refused" or (answer.kind == "too_large" and not spool.split(outgoing.seq)):
-                spool.quarantine(outgoing.seq, answer.reason)
-                result.refused += 1
-                continue
-            if answer.kind == "too_large":
-                continue
-            result.reason, pause = answer.reason, answer.pause_s
-            if answer.kind in _CURES:
-                result.cure, result.hopeless = _CURES[answer.kind], True
+            result.reason = answer.reason
+            result.hopeless = answer.kind in _CURES
+            result.cure = _CURES.get(answer.kind, result.cure)
+            if result.hopeless or (once and result.away):
                 return result
-        failures += 1
-        if waits is not None and failures == 1:
-            waits(result.reason)
-        pause = pause if pause is not None else jitter.uniform(0.2, min(10.0, 0.5 * 2.0 ** min(failures, 5)))
-        time.sleep(max(0.0, min(pause, until - time.monotonic())))
+            failures += 1
+            if waits is not None and failures == 1:
+                waits(result.reason)
+            pause = answer.pause_s or jitter.uniform(0.2, min(10.0, 0.5 * 2.0 ** min(failures, 5)))
+            time.sleep(max(0.0, min(pause, until - time.monotonic())))
     result.complete, result.reason = True, ""
     return result
 
@@ -185,22 +181,9 @@ class _Round:
 
     def send(self, folder: Path) -> None:
         """All of one source, and a line about it."""
-        try:
-            ours = folder.resolve().parent == (self.config.state_dir / "spool").resolve()
-            spool = Spool.open(folder, recording=not ours)
-        except SpoolBusyError:
-            _say(f"{folder.name}: still being written by a running process, or sent by another one: skipped")
-            # what is in a spool its own process delivers, but whoever names a folder may delete it afterwards
-            self.failed = self.failed or self.recordings
-            return
-        except OSError as error:
-            _say(f"{folder}: {_trouble(error)}")
-            self.failed = True
-            return
-        server = spool.header.server
-        if server is not None and not self.recordings and server != self.config.server and not self.every:
-            self._foreign.setdefault(server, []).append(folder)
-            spool.close()
+        ours = folder.resolve().parent == (self.config.state_dir / "spool").resolve()
+        spool = self._opened(folder, ours=ours)
+        if spool is None:
             return
         if self._refused is not None and spool.waiting:
             self._unsent.append(_who(spool))
@@ -227,17 +210,37 @@ class _Round:
             self._refused = result
             self._unsent.append(_who(spool))
         if not result.hopeless or result.frames or lost:
-            _say(_told(spool, result, self.transport.server) + _torn(spool) + lost)
+            _say(_told(spool, result, self.transport.server) + lost)
         self.failed = self.failed or bool(lost) or not result.complete
         if result.complete and ours and not result.refused:
             spool.remove()
         else:
             spool.close()
 
+    def _opened(self, folder: Path, *, ours: bool) -> Spool | None:
+        """None, and said, where it cannot be had, or was recorded for another server."""
+        try:
+            spool = Spool.open(folder, recording=not ours)
+        except SpoolBusyError:
+            _say(f"{folder.name}: still being written by a running process, or sent by another one: skipped")
+            # what is in a spool its own process delivers, but whoever names a folder may delete it afterwards
+            self.failed = self.failed or self.recordings
+            return None
+        except OSError as error:
+            _say(f"{folder}: {_trouble(error)}")
+            self.failed = True
+            return None
+        server = spool.header.server
+        if server in (None, self.config.server) or self.recordings or self.every:
+            return spool
+        self._foreign.setdefault(str(server), []).append(folder)
+        spool.close()
+        return None
+
     def _upload(self, spool: Spool) -> Upload:
-        until = time.monotonic() + PATIENCE_S
         stopped = stopped_server(self.config.server)
         once = self._away or self._own is not None or bool(stopped)
+        until = time.monotonic() + PATIENCE_S
         result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=once, waits=self._waits)
         if result.away and self._own is not None:
             result.cure = f"your server listens at {self._own}: perfagent sync --server {self._own}"
@@ -257,8 +260,9 @@ class _Round:
                 continue
             self.failed = True
             here, there = (f"perfagent sync --server {shlex.quote(one)}" for one in (self.config.server, server))
+            shown = " ".join(shlex.quote(str(folder)) for folder in left[:_NAMED]) + " ..." * (len(left) > _NAMED)
             _say(f"{what}, and not sent. To send {it} to {self.config.server}: {here} --yes")
-            _say(f"To send {it} to {server}: {there}. To drop {it}: rm -r {_shell(left)}")
+            _say(f"To send {it} to {server}: {there}. To drop {it}: rm -r {shown}")
 
     def sum_up(self) -> None:
         """What holds for several sources, once."""
@@ -288,14 +292,7 @@ def _no_folder(folder: Path) -> str | None:
         return f"there is no folder {folder}; give the one of PERFAGENT_RECORD, attach(record=...) or run --record"
     except OSError as error:
         return f"{folder} cannot be read ({error.strerror or error}); run this as the user who recorded it"
-    if not stat.S_ISDIR(mode):
-        return f"{folder} is a file; give the folder of the recording"
-    return None
-
-
-def _shell(folders: list[Path]) -> str:
-    shown = " ".join(shlex.quote(str(folder)) for folder in folders[:_NAMED])
-    return f"{shown} ..." if len(folders) > _NAMED else shown
+    return None if stat.S_ISDIR(mode) else f"{folder} is a file; give the folder of the recording"
 
 
 def _who(spool: Spool) -> str:
@@ -303,55 +300,48 @@ def _who(spool: Spool) -> str:
 
 
 def _told(spool: Spool, result: Upload, server: str) -> str:
-    who = _who(spool)
-    frames = some(result.frames, "frame")
+    text = f"{_who(spool)}: {some(result.frames, 'frame')}, {some(result.samples, 'sample')} stored"
     if result.complete and result.duplicate and not result.samples:
-        text = f"{who}: nothing new for this server: {frames}, {some(result.duplicate, 'sample')} there already"
+        text = f"{_who(spool)}: nothing new for this server: {some(result.frames, 'frame')}"
+        text += f", {some(result.duplicate, 'sample')} there already"
     else:
-        text = f"{who}: {frames}, {some(result.samples, 'sample')} stored, {result.duplicate:,} there already"
+        text += f", {result.duplicate:,} there already"
     if result.refused:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
     elif (spool.folder / "quarantine").exists():
         text += f"; what the server had refused before is kept in {spool.folder / 'quarantine'}"
-    return text if result.complete else f"{text}; not complete: server {server}: {result.reason}; {result.cure}"
-
-
-def _torn(spool: Spool) -> str:
-    """What a kill leaves, and no fault: a record that was just being written."""
-    cut = spool.counters["torn_bytes"]
-    return f"; the last record was written in part only and is left out ({cut} bytes)" if cut else ""
+    if not result.complete:
+        text += f"; not complete: server {server}: {result.reason}; {result.cure}"
+    cut = spool.counters["torn_bytes"]  # what a kill leaves, and no fault: a record that was just being written
+    return text + (f"; the last record was written in part only and is left out ({cut} bytes)" if cut else "")
 
 
 def _sources(given: Iterable[Path]) -> list[Path]:
     """A recorded folder holds one folder a source; the folder of a single source will do too."""
     found: list[Path] = []
     for folder in given:
-        inside = folders(folder)
-        found.extend(inside or ([folder] if numbered(folder, "ticks", "frames") else []))
+        found += folders(folder) or ([folder] if numbered(folder, "ticks", "frames") else [])
     return found
 
 
 def _closed(root: Path) -> list[str]:
     """A line for each folder, the root or one in it, that this user may not look into."""
-    try:
-        inside = [entry for entry in root.iterdir() if entry.is_dir()]
-    except FileNotFoundError:  # the spool, where nothing was ever left
-        return []
-    except OSError as error:
-        return [_cannot_read(root, error)]
     told = []
-    for folder in inside:
+    for folder in (root, *_folders_in(root)):
         try:
             next(folder.iterdir(), None)
-        except FileNotFoundError:  # sent meanwhile by a running process
+        except FileNotFoundError:  # the spool, where nothing was ever left; or sent meanwhile by a running process
             continue
         except OSError as error:
-            told.append(_cannot_read(folder, error))
+            told.append(f"{folder}: cannot be read ({error.strerror or error}); nothing of it was sent")
     return told
 
 
-def _cannot_read(folder: Path, error: OSError) -> str:
-    return f"{folder}: cannot be read ({error.strerror or error}); nothing of it was sent"
+def _folders_in(root: Path) -> list[Path]:
+    try:
+        return [entry for entry in root.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
 
 
 def _say(text: str) -> None:

@@ -15,8 +15,6 @@ from perfagent.endpoint.local_server import stopped_server
 from perfagent.wire.quantities import some
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from perfagent.delivery.columns import Columns
     from perfagent.delivery.handoff import Handoff
     from perfagent.delivery.spool import Spool
@@ -75,13 +73,12 @@ TEXTS = {
 
 
 class Messages:
-    """Those of one sender."""
+    """Those of one process. on: training thread (calls) and sender thread (the rest)."""
 
     def __init__(self, handoff: Handoff) -> None:
         self._handoff = handoff
-        self._unreachable_at = 0.0
+        self._unreachable_at = self._left_out_due = 0.0
         self._left_out = 0
-        self._left_out_due = 0.0
 
     def warn(self, topic: str, kind: str = "", *, level: int = logging.WARNING, **more: Any) -> None:
         """The text of a topic, once for each `kind` of it. more: the figures in the text."""
@@ -91,19 +88,24 @@ class Messages:
             text = TEXTS[topic].format(**{"server": config.server, "folder": handoff.folder, "what": what, **more})
             handoff.tell(f"{topic} {kind}".rstrip(), level, f"perfagent: {text}")
 
-    # ---- calls, on the training thread
+    # ---- calls
 
     def no_metrics(self, given: Any) -> None:
         """log() of what is no dict."""
-        self._not_logged()
         example = f"{{{given!r:.60}: value}}" if isinstance(given, str) else "{'loss': value}"
-        self.warn("metrics", type(given).__name__, given=_shown(given), example=example)
+        self._not_logged("metrics", type(given).__name__, given, example)
 
     def no_step(self, step: Any) -> None:
         """log() with a step that no series can have."""
-        self._not_logged()
-        kind = "negative" if isinstance(step, int) and step < 0 else type(step).__name__
-        self.warn("log step", kind, given=_shown(step))
+        self._not_logged("log step", "negative" if isinstance(step, int) and step < 0 else type(step).__name__, step)
+
+    def _not_logged(self, topic: str, kind: str, given: Any, example: str = "") -> None:
+        counters = self._handoff.counters
+        counters["refused_log_calls"] = counters.get("refused_log_calls", 0) + 1
+        shown = f"a value of type {type(given).__name__:.80}"  # the text of a tensor would wait for its device
+        if given is None or type(given) in (str, bytes, int, float, bool):
+            shown = repr(given[:80] if isinstance(given, (str, bytes)) else given)[:90]
+        self.warn(topic, kind, given=shown, example=example)
 
     def phase_name(self, name: str) -> str:
         """The name that a phase gets: of letters, digits, `_`, `-` and `.`, as part of the name of a series."""
@@ -112,30 +114,18 @@ class Messages:
             self.warn("phase", name, name=name, kept=kept)
         return kept
 
-    def _not_logged(self) -> None:
-        self._handoff.counters["refused_log_calls"] = self._handoff.counters.get("refused_log_calls", 0) + 1
-
     # ---- samples
 
-    def refused(self, columns: Columns) -> None:
-        """Values that were logged and cannot be stored; counts them, and forgets them in `columns`."""
-        refused: Counter[str] = columns.refused
-        for reason, count in refused.items():
-            self._handoff.counters[f"refused_{reason}"] += count
-        if refused["series"]:
-            self.warn("series", most=columns.max_series, first=columns.left_out[0])
-        if refused["kind"]:
-            self.warn("kind", first=columns.no_number)
-        for topic in ("step", "name"):
-            if refused[topic]:
-                self.warn(topic)
-        refused.clear()
-        self.left_out(columns)
+    def refused(self, columns: Columns, *, last: bool = False) -> None:
+        """Values that were logged and cannot be stored; counts them, and forgets them in `columns`. Sends how many names
+        had no room, where they have become more."""
+        for reason, refused in columns.refused.items():
+            self._handoff.counters[f"refused_{reason}"] += refused
+            first = columns.left_out[0] if reason == "series" else columns.no_number
+            self.warn(reason, most=columns.max_series, first=first)
+        columns.refused.clear()
         for kind, sentence in columns.renamed.items():
             self._handoff.tell(kind, logging.WARNING, f"perfagent: {sentence}")
-
-    def left_out(self, columns: Columns, *, last: bool = False) -> None:
-        """Sends how many names had no room, where they have become more."""
         count, now = columns.left_out_count, time.monotonic()
         if count > self._left_out and (last or now >= self._left_out_due):
             self._left_out, self._left_out_due = count, now + COUNT_AGAIN_S
@@ -145,27 +135,23 @@ class Messages:
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
         """The first reason for which the server left out samples or events of a frame that it took otherwise; the rest
         is counted. ours: they are of this run, not of what an earlier process left."""
-        name, reason = (_line(item.get(key)) for key in ("name", "reason"))
-        counted = "all that is left out is counted in agent/dropped"
-        then = counted if ours else "an earlier process had left them in the spool"
-        self.warn("rejected", name=name or "a series", reason=reason or "it gives no reason", then=then)
+        name, reason = _line(item.get("name")) or "a series", _line(item.get("reason")) or "it gives no reason"
+        then = "all that is left out is counted in agent/dropped"
+        self.warn(
+            "rejected", name=name, reason=reason, then=then if ours else "an earlier process had left them in the spool"
+        )
 
     def lost(self, samples: int, events: int) -> None:
         what = " and ".join(some(count, kind) for count, kind in ((samples, "sample"), (events, "event")) if count)
         self.warn("lost", lost=f"{what} {'is' if samples + events == 1 else 'are'}")
 
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
-        """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether
-        another process may send it, which it may not for a rank that never learned which run it is of."""
+        """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: the next
+        process can send it. False if this rank never learned its run id."""
         config = self._handoff.config
         there = f" --server {config.server}" if config.is_server_given else ""
         later = "; so does the next run here that sends to this server, within a week" if by_next_run else ""
         self.warn("left", much=f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)", there=there, later=later)
-
-    def damaged(self, spool: Spool) -> None:
-        """What could not be read of the files of an earlier process, whose other samples were sent."""
-        if found := damage(spool):
-            self.warn("damaged", str(spool.folder), left=spool.folder, found=found)
 
     # ---- the training and the server
 
@@ -192,10 +178,9 @@ class Messages:
 
     def undelivered(self, answer: Answer, now: float) -> None:
         """An answer that means to try later."""
-        if answer.kind == "unauthorized":
-            self.warn("unauthorized", level=logging.ERROR, reason=answer.reason)
-        elif answer.kind == "foreign":
-            self.warn("foreign", reason=answer.reason)
+        if answer.kind in ("unauthorized", "foreign"):
+            level = logging.ERROR if answer.kind == "unauthorized" else logging.WARNING
+            self.warn(answer.kind, level=level, reason=answer.reason)
         elif answer.kind == "retry" and answer.reason.startswith("status"):
             self.warn("busy", reason=answer.reason)
         else:
@@ -209,36 +194,36 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
 
     data: redacted. step: the last step of the run, 0 before the first.
     """
+    evidence = data.get("evidence") or {}
     if kind == "finding" and data.get("rule") == "nonfinite_loss":
-        return _nonfinite(data)
+        return _nonfinite(data.get("since_step"), evidence)
     if kind == "finding" and data.get("rule") == "oom_observed":
-        evidence = data.get("evidence") or {}
-        tried, device = evidence.get("tried_bytes"), evidence.get("device")
+        tried = evidence.get("tried_bytes")
         asked = f": {tried >> 20:,} MiB could not be allocated" if tried is not None else ""
-        return "oom", f"out of {device} memory in step {data.get('since_step')}{asked}."
+        return "oom", f"out of {evidence.get('device')} memory in step {data.get('since_step')}{asked}."
     state, exception = data.get("state"), data.get("exception")
     if kind != "state" or state not in ("failed", "oom") or exception in (None, "KeyboardInterrupt"):
         return None
-    reason, after = str(data.get("reason") or exception), f" after step {step}" if step else ""
-    ended = reason if reason.endswith((".", "!", "?")) else f"{reason}."
+    reason = str(data.get("reason") or exception)
+    word, what = ("oom", "out of memory") if state == "oom" else ("crash", "the job crashed")
     return (
-        ("oom", f"out of memory{after}. {ended}") if state == "oom" else ("crash", f"the job crashed{after}. {ended}")
+        word,
+        f"{what}{f' after step {step}' if step else ''}. {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}",
     )
 
 
-def _nonfinite(data: Mapping[str, Any]) -> tuple[str, str] | None:
-    evidence = data.get("evidence") or {}
-    step, loss = data.get("since_step"), evidence.get("loss")
+def _nonfinite(step: Any, evidence: Mapping[str, Any]) -> tuple[str, str] | None:
+    loss = evidence.get("loss")
     sound = isinstance(loss, float) and math.isfinite(loss)
     if sound and "loss_scale" in evidence:
         return None  # a gradient that overflowed: GradScaler leaves such a step out and lowers its scale
     value = "NaN or infinite" if not isinstance(loss, float) else "NaN" if math.isnan(loss) else "infinite"
-    what = f"gradients are NaN or infinite in step {step}" if sound else f"the loss is {value} in step {step}"
+    what = "gradients are NaN or infinite" if sound else f"the loss is {value}"
     cause = evidence.get("cause", "unknown")
     named = [evidence["operator"]["operator"]] if cause == "operator" and "operator" in evidence["operator"] else []
     named += [repr(evidence[key]) for key in _NAMED if key in evidence][:1]
     found = f"Cause: {cause.replace('_', ' ')}" + (f" ({', '.join(named)})" if named else "")
-    return "nonfinite", f"{what}. {'Its cause was not found' if cause == 'unknown' else found}."
+    return "nonfinite", f"{what} in step {step}. {'Its cause was not found' if cause == 'unknown' else found}."
 
 
 def damage(spool: Spool) -> str:
@@ -259,10 +244,3 @@ def _line(text: Any) -> str:
     """What came from elsewhere, short enough for a line that says more."""
     found = " ".join(str(text or "").split())
     return found if len(found) <= 200 else found[:199] + "…"
-
-
-def _shown(value: Any) -> str:
-    """In a few words; only what is plain shows itself: the text of a tensor would wait for its device."""
-    if value is None or type(value) in (str, bytes, int, float, bool):
-        return repr(value[:80] if isinstance(value, (str, bytes)) else value)[:90]
-    return f"a value of type {type(value).__name__:.80}"
