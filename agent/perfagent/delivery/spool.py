@@ -26,9 +26,8 @@ from pathlib import Path
 
 import msgspec
 
-from perfagent.delivery.backlog import Backlog, Part, squeezed
+from perfagent.delivery.backlog import Backlog, Part, halves, squeezed
 from perfagent.delivery.columns import merge
-from perfagent.delivery.downsampling import halves
 from perfagent.delivery.drafts import Draft, Read, left_behind
 from perfagent.delivery.records import (
     DRAFT,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from perfagent.delivery.backlog import events_only, halves, nothing, thin
 from perfagent.delivery.columns import pack
-from perfagent.delivery.downsampling import events_only, halves, nothing, thin
 from perfagent.wire import Event, Group
 
 
