@@ -25,11 +25,18 @@ def logged(*rows: dict[Any, Any]) -> list[tuple[Any, ...]]:
 
 
 def test_rows_of_one_shape_become_one_group_in_order() -> None:
+    """A value that is no number costs only itself."""
     rows = [(step, 10.0 + step, float(step), {"loss": step / 3, "lr": 1e-3}) for step in range(5)]
-    (found,) = Columns().groups(rows)
+    columns = Columns()
+    (found,) = columns.groups(rows)
     assert list(found.steps()) == [0, 1, 2, 3, 4]
     assert list(found.column("loss")) == [step / 3 for step in range(5)]
     assert (found.times()[4], found.monotonics()[4]) == (14.0, 4.0)
+    first, second = columns.groups(logged({"loss": 0.5, "lr": None}, {"loss": 0.25, "lr": 1e-3}))
+    assert [{name: [*group.column(name)] for name in group.values} for group in (first, second)] == [
+        {"loss": [0.5]}, {"loss": [0.25], "lr": [pytest.approx(1e-3)]},
+    ]  # fmt: skip
+    assert columns.refused == {"kind": 1}
 
 
 def same(one: float, other: float) -> bool:
@@ -113,16 +120,6 @@ def test_a19_what_is_no_number_is_refused_and_counted() -> None:
         assert columns.refused == {"kind": count}
 
 
-def test_wrong_value_in_a_row_of_the_session_costs_only_itself() -> None:
-    columns = Columns()
-    groups = columns.groups(logged({"loss": 0.5, "lr": None}, {"loss": 0.25, "lr": 1e-3}))
-    found = {
-        (step, name, v) for g in groups for name in g.values for step, v in zip(g.steps(), g.column(name), strict=True)
-    }
-    assert found == {(1, "loss", 0.5), (2, "loss", 0.25), (2, "lr", 1e-3)}
-    assert columns.refused["kind"] == 1
-
-
 def test_step_beyond_64_bits_is_refused() -> None:
     columns = Columns()
     for step in (2**63, -(2**63) - 1, 1.5, "1"):
@@ -155,14 +152,7 @@ def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
 
 @pytest.mark.fault
 def test_a20_series_beyond_the_limit_are_left_out_and_counted() -> None:
-    columns = Columns(max_series=2000)
-    rows = logged(*({f"series/{n}": 1.0} for n in range(10_000)))
-    assert len(columns.groups(rows)) == 2000
-    assert columns.refused["series"] == 8000
-    assert columns.left_out[:2] == ["series/2000", "series/2001"]
-
-
-def test_series_of_the_user_leave_room_for_what_rules_read() -> None:
+    """Those of the user leave room for what rules read."""
     columns = Columns(max_series=5)
     user = [f"task/{n}" for n in range(7)]
     read = (
@@ -174,9 +164,9 @@ def test_series_of_the_user_leave_room_for_what_rules_read() -> None:
         "train/loss",
         "val/loss",
     )
-    assert [columns.name(name) for name in (*user, *read)] == [*user[:5], None, None, *read]
-    assert columns.refused["series"] == 2
-    assert columns.left_out == user[5:]
+    found = columns.groups(logged(*({name: 1.0} for name in (*user, *read))))
+    assert [name for group in found for name in group.values] == [*user[:5], *read]
+    assert (columns.refused["series"], columns.left_out, columns.left_out_count) == (2, user[5:], 2)
 
 
 def test_nonfinite_loss_and_gradients_are_urgent() -> None:

@@ -91,10 +91,9 @@ def test_damaged_step_costs_itself_and_is_counted() -> None:
 
 def test_each_draft_is_read_with_what_was_known_when_noted() -> None:
     """That the user logs the loss under steps of an own count, so that ours is left out."""
-    told, ours = StepReader(), StepReader()
+    told = StepReader()
     told.loss_by_user = True
-    drafts = [Draft(ours.context(), [note(1)]), Draft(told.context(), [note(2)])]
-    assert steps_in(left_behind(drafts)) == [1]
+    assert steps_in(left_behind([drafted(note(1)), Draft(told.context(), [note(2)])])) == [1]
 
 
 PRESSING = (

@@ -28,7 +28,6 @@ from perfagent.delivery.exchange import jittered
 from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS
 from perfagent.delivery.records import HEADER, TICK, decode_header, records_in
 from perfagent.delivery.sender import Sender
-from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.identity import Identity
@@ -206,58 +205,7 @@ def test_samples_wait_until_the_run_is_known(driven: Make) -> None:
     assert steps_in(one.transport.frames) == [1]
 
 
-# ---- rows of a device
-
-
-class OnDevice:
-    """A row that is not there yet, or whose device was lost."""
-
-    def __init__(self, step: int, error: Exception | None = None) -> None:
-        self.step, self.arrived, self.error = step, False, error
-
-    def ready(self) -> bool:
-        if self.error is not None:
-            raise self.error
-        return self.arrived
-
-    def row(self) -> tuple[Any, ...]:
-        return row(self.step)
-
-
-def test_row_on_a_device_holds_up_no_other_and_is_lost_alone(driven: Make) -> None:
-    one, waiting = driven(), OnDevice(2)
-    one.goes_on(2, [row(1), OnDevice(4, RuntimeError("CUDA error: device lost")), waiting, row(3)])
-    assert steps_in(one.transport.frames) == [1, 3]
-    assert one.counters["dropped"] == 1
-    waiting.arrived = True
-    one.goes_on(2)
-    assert steps_in(one.transport.frames) == [1, 3, 2]
-    assert one.told(DROPPED) == [1.0]
-
-
-def test_row_that_never_arrives_does_not_hold_up_the_end(tmp_path: Path, transport: RecordingTransport) -> None:
-    sender = make(tmp_path, transport)
-    sender.start()
-    sender.rows.extend([OnDevice(1), row(2)])
-    sender.close("finished", timeout_s=WHOLE_S)
-    assert steps_in(transport.frames) == [2]
-    assert sender.counters["dropped"] == 1
-
-
 # ---- recordings
-
-
-def test_recording_writes_files_and_asks_no_server(tmp_path: Path, transport: RecordingTransport) -> None:
-    sender = make(tmp_path, transport, record=tmp_path / "record")
-    sender.start()
-    sender.rows.extend(map(row, range(100)))
-    sender.close("finished", timeout_s=WHOLE_S)
-    assert transport.frames == []
-    frame = Spool.open(tmp_path / "record" / sender.identity.source, recording=True).next()
-    assert frame is not None
-    assert [s for g in frame.groups for s in g.steps()] == [*range(100)]
-    assert [e.data["state"] for e in frame.events] == ["finished"]
-    assert not (tmp_path / "state").exists()
 
 
 def test_recording_that_cannot_be_written_is_called_so(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
@@ -288,18 +236,14 @@ LEFT_OUT: dict[str, tuple[list[Any], str, str, int]] = {
 
 
 @pytest.mark.parametrize("case", LEFT_OUT)
-def test_what_cannot_be_stored_is_counted_and_told_once(
-    driven: Make, told: pytest.LogCaptureFixture, case: str
-) -> None:
+def test_what_cannot_be_stored_is_counted_and_told_once(driven: Make, told, case: str) -> None:
     rows, word, counter, count = LEFT_OUT[case]
     one = driven()
     one.sender.rows.extend(rows)
     one.goes_on(2).sender.rows.extend(rows[:1])
     one.goes_on(2, [row(1)])
-    assert one_of(told, word)
-    assert len(told.messages) == 1
-    assert one.counters[counter] >= count
-    assert one.told(DROPPED)[-1] == one.counters[counter]
+    assert len(told.messages) == 1 and word in told.messages[0]
+    assert one.told(DROPPED)[-1] == one.counters[counter] >= count
 
 
 def test_first_reason_of_a_server_that_leaves_out_is_told(driven: Make, told: pytest.LogCaptureFixture) -> None:

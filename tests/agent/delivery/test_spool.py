@@ -73,14 +73,6 @@ def crash(spool: Spool) -> None:
     spool.abandon()
 
 
-def test_what_was_appended_comes_out_once_and_in_order(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "s", header())
-    for tick in range(5):
-        assert spool.append(rows(3 * tick), [], now=0.0)
-    assert steps_of(*drain(spool)) == list(range(15))
-    assert (spool.next(), spool.waiting) == (None, 0)
-
-
 def test_x11_folder_and_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
