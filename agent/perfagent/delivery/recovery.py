@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from perfagent.delivery.backlog import Kept, frames_in
-from perfagent.delivery.drafts import Draft
+from perfagent.delivery.drafts import Draft, Read
 from perfagent.delivery.records import (
     BAD_RECORD,
     DRAFT,
@@ -31,55 +31,41 @@ from perfagent.delivery.row_packing import Packed
 from perfagent.delivery.segments import Segments
 from perfagent.wire import Event, Group
 
-__all__ = ["Recovered", "Tick", "drafted"]
+__all__ = ["Recovered", "drafted"]
 
 
-class Tick(msgspec.Struct):
-    """What was drained at once. draft: of what its groups are still to be made."""
+Tick = tuple[int, list[Group], list[Event]]
+"""What was drained at once, with its number."""
 
-    number: int
-    groups: list[Group]
-    events: list[Event]
-    draft: Draft | None = None
-
-
-class _Drafted(msgspec.Struct, array_like=True):
-    """A draft with its tick's number, as it is on the disk."""
-
-    number: int
-    context: list[Any]
-    rows: list[Any]
-    packed: list[tuple[tuple[str, ...], bytes]] = []
-
-
-_tick_decoder = msgspec.msgpack.Decoder(tuple[int, list[Group], list[Event]])
-_draft_decoder = msgspec.msgpack.Decoder(_Drafted)
+_tick_decoder = msgspec.msgpack.Decoder(Tick)
+_draft_decoder = msgspec.msgpack.Decoder(tuple[int, list[Any], list[Any], list[Packed]])
 
 
 def drafted(payload: bytes) -> tuple[int, Draft]:
     """A tick's number, and the draft that it is. Raises msgspec.DecodeError."""
-    found = _draft_decoder.decode(payload)
-    return found.number, Draft(found.context, found.rows, [Packed(*block) for block in found.packed])
+    number, *draft = _draft_decoder.decode(payload)
+    return number, Draft(*draft)
 
 
 class Recovered:
     """Read from the files in their order. Their header learns what they say of the source.
 
-    ticks: all that are there, also those that a frame holds. frames: by their numbers. replaced: numbers of those that
-    were written anew in other frames.
+    ticks: all that are there, also those that a frame holds; of drafts those that may not have been sent. frames: by
+    their numbers. replaced: numbers of those that were written anew in other frames.
     """
 
-    def __init__(self, files: Segments) -> None:
+    def __init__(self, files: Segments, read: Read) -> None:
+        """read: makes groups of drafts."""
         self.ticks: list[Tick] = []
         self.frames: dict[int, Kept] = {}
         self.replaced: set[int] = set()
-        self._files = files
+        self._files, self._read = files, read
         for path in numbered(files.folder, "ticks", "frames"):
             files.number = max(files.number, number_of(path))
             before = len(self.ticks)
             self._read_file(path)
             if path.suffix == ".ticks":
-                files.old_ticks.append((path, self.ticks[-1].number if len(self.ticks) > before else 0))
+                files.old_ticks.append((path, self.ticks[-1][0] if len(self.ticks) > before else 0))
 
     def _read_file(self, path: Path) -> None:
         """A torn end is cut off; where something else is broken, what is whole before it is read, the file is renamed
@@ -125,10 +111,16 @@ class Recovered:
                 ours.run, ours.attempt = header.run, header.attempt
             ours.closed = ours.closed or header.closed
         elif kind == TICK:
-            self.ticks.append(Tick(*_tick_decoder.decode(payload)))
+            self.ticks.append(_tick_decoder.decode(payload))
         elif kind == DRAFT:
             number, draft = drafted(payload)
-            self.ticks.append(Tick(number, [], [], draft))
+            groups: list[Group] = []
+            if number > self._files.state.mark_from:
+                try:
+                    groups = self._read([draft])
+                except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
+                    self._files.counters["corrupt"] += 1
+            self.ticks.append((number, groups, []))
         elif kind == FRAME:
             old, kept = frames_in(payload, path, offset)
             self.replaced.add(old)

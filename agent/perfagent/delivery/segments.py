@@ -282,15 +282,15 @@ class Segments:
 
     # ---- state
 
-    def write_state(self) -> bool:
-        """False when the disk did not take it."""
+    def write_state(self, state: State | None = None) -> bool:
+        """False when the disk did not take it. state: the one that is to be, from here on."""
         self._behind = True
         if self._state is not None and not self._state.is_ours:
             self._let_go()
         if self._state is None and (self._clock() < self.retry_at or not self.create() or self._state is None):
             return False
         self._generation += 1
-        slot = _STATE.pack(self._generation, *msgspec.structs.astuple(self.state), 0)[:-4]
+        slot = _STATE.pack(self._generation, *msgspec.structs.astuple(state or self.state), 0)[:-4]
         slot += struct.pack("<I", zlib.crc32(slot))
         try:
             os.pwrite(self._state.fd, slot.ljust(_SLOT, b"\0"), _SLOT * (self._generation % 2))

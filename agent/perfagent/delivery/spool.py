@@ -11,8 +11,7 @@ and the server's ledger drops the second copy.
 
 **A full or broken disk never reaches the caller.** Every write returns whether it succeeded; what could not be written
 stays in memory within `max_memory_bytes`, and the owner reports it once.
-
-Nothing here starts threads or talks to the network; one thread uses a spool at a time.
+One thread uses a spool at a time.
 """
 
 from __future__ import annotations
@@ -141,7 +140,8 @@ class Spool(Segments):
         must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
         spool = cls(folder, unknown, max_bytes=max_bytes, recording=recording)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(spool.abandon)
             spool._take_lock()
             found = owner(folder)
             if found is None and not numbered(folder, "ticks", "frames"):
@@ -150,35 +150,28 @@ class Spool(Segments):
             spool.header, spool.relayed = found or unknown, True
             spool.take_over()
             spool._recover()
-        except BaseException:
-            spool.abandon()
-            raise
+            stack.pop_all()
         return spool
 
     def _recover(self) -> None:
         """Everything that is whole waits again, as it did in the process that is gone."""
-        found, state, header = Recovered(self), self.state, self.header
+        found, state, header = Recovered(self, self._read), self.state, self.header
         # Whose acknowledgement it was is not written down: a recording goes to any server whole; its ledger knows what
         # it has.
         acked = 0 if self.recording else state.acked
-        ticks, frames, replaced = found.ticks, found.frames, found.replaced
-        self._backlog.kept.extend(frames[seq] for seq in sorted(frames) if seq > acked and seq not in replaced)
-        for tick in ticks:
-            if tick.draft is not None and tick.number > state.mark_from:
-                try:
-                    tick.groups = self._read([tick.draft])
-                except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
-                    self.counters["corrupt"] += 1
-        held = [tick for tick in ticks if state.mark_from < tick.number <= state.mark_upto]
-        if held and state.marked > acked and state.marked not in frames and state.marked not in replaced:
-            groups, events = merge(g for t in held for g in t.groups), [e for t in held for e in t.events]
-            self._inflight = Outgoing(state.marked, groups, events, state.mark_upto)
-        covered = max(max((frame.upto for frame in frames.values()), default=0), state.mark_upto)
-        for tick in ticks:
-            if tick.number > covered:
-                self._add_pending(tick.groups, tick.events, tick.number)
+        frames, known = found.frames, found.replaced.union(found.frames)
+        waiting = [frames[seq] for seq in sorted(frames) if seq > acked and seq not in found.replaced]
+        self._backlog.kept.extend(waiting)
+        held = [tick for tick in found.ticks if state.mark_from < tick[0] <= state.mark_upto]
+        if held and state.marked > acked and state.marked not in known:
+            groups = merge(group for _, groups, _ in held for group in groups)
+            self._inflight = Outgoing(state.marked, groups, [e for *_, events in held for e in events], state.mark_upto)
+        covered = max(state.mark_upto, *(frame.upto for frame in frames.values()), 0)
+        for number, groups, events in found.ticks:
+            if number > covered:
+                self._add_pending(groups, events, number)
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
-        header.next_tick = max(header.next_tick, covered + 1, *(tick.number + 1 for tick in ticks))
+        header.next_tick = max(header.next_tick, covered + 1, *(number + 1 for number, *_ in found.ticks))
 
     # ---- writing
 
@@ -395,13 +388,9 @@ class Spool(Segments):
         return self.header.next_seq - 1
 
     def _mark(self, seq: int, first: int, last: int) -> None:
-        before = self.state
-        self.state = State(before.acked, seq, first, last)
-        try:
-            written = self.write_state()
-        except BaseException:
-            self.state = before
-            raise
+        state = State(self.state.acked, seq, first, last)
+        written = self.write_state(state)
+        self.state = state  # not where an error came in between
         if not written:
             # Not written down that these ticks are part of `seq`: a successor would send them again under another
             # number. Deleting works on a full disk; they live in memory until they are acknowledged.

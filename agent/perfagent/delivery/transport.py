@@ -309,7 +309,7 @@ class HttpTransport:
         connection._create_connection = self.dialer.connect  # type: ignore[attr-defined]  # http.client's own place for another one
         try:
             connection.connect()
-        except BaseException:
+        except (OSError, http.client.HTTPException, ValueError):
             self._close(connection)  # a proxy may have taken it
             raise
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -20,7 +20,7 @@ from case_selection import everyday
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft
-from perfagent.delivery.row_packing import Packed, Packer
+from perfagent.delivery.row_packing import Packer
 from perfagent.delivery.spool import Outgoing, Spool
 from perfagent.wire import Event
 
@@ -29,23 +29,10 @@ pytestmark = pytest.mark.fault
 SEEDS = (0, 7)
 """Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which
 all goes."""
-CALLS = [
-    "open",
-    "write",
-    "pwrite",
-    "ftruncate",
-    "truncate",
-    "unlink",
-    "rename",
-    "replace",
-    "link",
-    "mkdir",
-    "rmdir",
-    "close",
-]
 FULL = ("open", "write", "truncate", "rename", "replace", "link", "mkdir")
 """What fails on a full disk: files can go, and the state is written in place."""
 FAILING = (*FULL, "pwrite", "unlink")
+CALLS = (*FAILING, "ftruncate", "rmdir", "close")
 
 
 class Killed(BaseException):
@@ -135,8 +122,7 @@ def drafted(steps: range) -> Draft:
     packer = Packer(Columns())
     for step in steps:
         packer.add(step, 1e9 + step, 1e9 + step, ("loss",), (1.0 / (1 + step),))
-    blocks: list[Packed] = packer.take()
-    return Draft(StepReader().context(), [], blocks)
+    return Draft(StepReader().context(), [], packer.take())
 
 
 def live(folder: Path, books: Books, chance: random.Random) -> Spool:
