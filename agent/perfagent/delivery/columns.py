@@ -74,11 +74,16 @@ class Columns:
         """The groups of some rows, in the order in which each shape of row first appeared."""
         shapes: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
-            values = row[3]
-            usual = _NUMBERS.issuperset(map(type, values.values())) and self.knows((*values,)) and type(row[0]) is int
-            checked = row if usual and -INT64 <= row[0] < INT64 else self.checked(row)
-            if checked is not None:
-                shapes.setdefault((*checked[3],), []).append(checked)
+            step, values = row[0], row[3]
+            names = (*values,)
+            same = shapes.get(names)
+            usual = type(step) is int and -INT64 <= step < INT64 and _NUMBERS.issuperset(map(type, values.values()))
+            if same is None or not usual:
+                checked = row if usual and self.knows(names) else self.checked(row)
+                if checked is None:
+                    continue
+                same, row = shapes.setdefault((*checked[3],), []), checked  # noqa: PLW2901
+            same.append(row)
         return [_group(names, same) for names, same in shapes.items()]
 
     def checked(self, row: Row) -> Row | None:
