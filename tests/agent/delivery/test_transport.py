@@ -86,12 +86,11 @@ def drips(connection: socket.socket, head: bytes, drop: bytes) -> None:
         connection.sendall(drop)
 
 
+OPENING = b"HTTP/1.1 200 OK\r\n"
 SLOW: dict[str, Callable[[socket.socket], object]] = {
     "says nothing": lambda connection: [*iter(lambda: connection.recv(65536), b"")],
-    "headers never end": lambda connection: drips(connection, b"HTTP/1.1 200 OK\r\n", b"X-Fi"),
-    "a byte now and then": lambda connection: drips(
-        connection, b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"x"
-    ),
+    "headers never end": lambda connection: drips(connection, OPENING, b"X-Fi"),
+    "a byte now and then": lambda connection: drips(connection, OPENING + b"Content-Length: 999\r\n\r\n", b"x"),
 }
 
 
@@ -132,13 +131,13 @@ def test_a24_proxy_of_the_environment_carries_the_frame(client: Client, monkeypa
     assert proxy.headers[0]["proxy-authorization"] == "Basic dXNlcjp3b3Jk"
 
 
-@pytest.mark.parametrize(
-    ("proxy", "told"),
-    [
-        ("http://user:hun#ter2@proxy:3128", "no usable port"),
-        ("http://user:hunter2@127.0.0.1:9", "the proxy 127.0.0.1:9$"),
-    ],
+NO_PROXIES = (
+    ("http://user:hun#ter2@proxy:3128", "no usable port"),
+    ("http://user:hunter2@127.0.0.1:9", "the proxy 127.0.0.1:9$"),
 )
+
+
+@pytest.mark.parametrize(("proxy", "told"), NO_PROXIES)
 def test_proxy_that_cannot_be_asked_is_told_without_its_password(client, monkeypatch, proxy, told):
     monkeypatch.setenv("http_proxy", proxy)
     with pytest.raises(ServerUnreachable, match=told) as raised:
