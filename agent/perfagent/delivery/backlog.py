@@ -36,8 +36,7 @@ _events_decoder = msgspec.msgpack.Decoder(list[Event])
 
 
 class Kept(msgspec.Struct):
-    """A whole frame that waits. blob: its bytes while it is in memory; else it is part `part` of the record at
-    `offset`."""
+    """A whole frame that waits: in memory as `blob`, else part `part` of the record at `offset`."""
 
     seq: int
     upto: int
@@ -88,8 +87,7 @@ class Backlog:
         self.memory += kept.size
 
     def put_down(self, part: Part) -> None:
-        """Writes down a frame of a recording that was made of ticks and sent: which of them it held is known of the
-        last one only, and the next server gets it, too."""
+        """Writes down a sent frame of a recording that was made of ticks: the next server gets it, too."""
         self._files.write("frames", framed(FRAME, squeezed(0, [part])))
 
     def load(self, kept: Kept) -> Content | None:
@@ -125,9 +123,8 @@ class Backlog:
             self._files.delete(path)
 
     def notice_deleted(self, carried: Content | None) -> None:
-        """Somebody has deleted files. What is on its way is in memory still, and goes to the disk again; what was in
-        the others is counted now, for nobody may ask for it before the end. carried: what is in the frame that is on
-        its way."""
+        """Somebody has deleted files. The frame on its way is still in memory (`carried`) and goes to the disk again; what
+        was in the others is counted as lost."""
         for kept in [*self.kept]:
             if kept.path is None or not _is_gone(kept.path):
                 continue

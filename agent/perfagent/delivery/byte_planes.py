@@ -106,8 +106,7 @@ def _by_number(data: bytes, width: int) -> bytes:
 
 
 def _in_ticks(group: Group) -> tuple[float | None, bytes, bytes]:
-    """Offset of the first time to the clock; ticks from row to row, and those by which each time differs from clock and
-    offset. None and both as they are for what is no clock."""
+    """Offset of time to clock; ticks from row to row; ticks by which each time differs. None for what is no clock."""
     clock, times = group.monotonics(), group.times()
     if not all(-_MOST_S < one < _MOST_S for column in (clock, times) for one in column):  # NaN is not, either
         return None, group.monotonic, group.time

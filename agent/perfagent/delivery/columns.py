@@ -171,8 +171,7 @@ def _described(key: Any, value: Any) -> str:
 
 
 def clean_name(key: Any) -> str | None:
-    """A metric name as it may travel: text without control characters or lone surrogates, at most 256 bytes of
-    UTF-8."""
+    """A metric name as it may travel: printable text of at most 256 bytes of UTF-8."""
     raw = key if isinstance(key, str) else str(key) if isinstance(key, (int, float)) else ""
     if raw.isascii() and raw.isprintable() and 0 < len(raw) <= MAX_NAME_BYTES:
         return raw
@@ -247,8 +246,7 @@ def _fits(value: float) -> bool:
 
 
 def must_be_finite(name: Any) -> bool:
-    """Whether a value that is not finite means harm under this name: what is trained on, by whatever name, or its
-    gradients."""
+    """Whether a value that is not finite means harm under this name: a loss that is trained on, or gradients."""
     return isinstance(name, str) and (name.startswith("grad/") or loss_kind(name) == "whole")
 
 

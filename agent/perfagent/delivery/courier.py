@@ -27,8 +27,7 @@ __all__ = ["Courier", "Job"]
 
 STUCK_S = 60.0
 """A request ends by itself ten seconds after its server's name was looked up. The look-up takes 30 s where three
-nameservers are away, and never ends where a socket hangs for good: with a limit of 25 s, each try left a thread behind
-and no message."""
+nameservers are away. (With a limit of 25 s, each try left a thread behind and no message.)"""
 SOURCE_STUCK_S = 2.0
 """What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
@@ -45,8 +44,7 @@ class Job(msgspec.Struct):
 class Courier:
     """Carries one job at a time; answers come back through a deque.
 
-    ended: it is to end, or somebody else has its place. gone: its thread could not be started, or died; why. source:
-    that is being polled.
+    ended: it is to end, or was replaced. gone: its thread could not start, or died; why. source: is being polled.
     """
 
     def __init__(

@@ -91,8 +91,7 @@ def read(draft: Draft, reader: StepReader, columns: Columns, lost: Callable[[Any
 
 
 def left_behind(drafts: Iterable[Draft]) -> list[Group]:
-    """The groups in the drafts of another process, as they came from its files. Raises whatever a draft does that is
-    damaged although its record's checksum is right."""
+    """The groups in the drafts of another process. Raises whatever a damaged draft with a right checksum does."""
     reader = StepReader()
     columns = Columns()
     groups: list[Group] = []

@@ -43,8 +43,7 @@ _AT_A_TIME = 32
 _AT_ONCE_S = 1e-5
 """log() calls that are no further apart are made in one loop, with nothing of a training between them."""
 _LOSSES_KEPT = 100
-"""Losses that the user logged for steps whose rows have not come: of more, those of steps that will never come are
-forgotten."""
+"""Losses that the user logged for steps to come: of more, those of steps that will never come are forgotten."""
 _EARLY = frozenset((EarlyLog, CapturedLog))
 _OURS = 5
 """Fields of a row of ours, of which names and values stand apart; a user's has four."""
@@ -79,8 +78,7 @@ class Collector:
         self._packer = Packer(columns, self._captured.delivers)
         self._rows: list[Any] = []
         self._held: deque[tuple[float, Any]] = deque()
-        """Rows that wait for their device, each since a moment of the ticks' clock; those behind them are taken, but for
-        steps and what may be of the same series."""
+        """Rows that wait for their device, and since when; of those behind them only steps and user logs wait, too."""
         self._holds_logs = False
         self._called = -math.inf
         """When log() was called last."""

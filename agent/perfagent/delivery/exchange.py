@@ -31,14 +31,12 @@ __all__ = ["Exchange", "jittered"]
 
 HEARTBEAT_S = 5.0
 UNWATCHED = 3
-"""So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as
-ever."""
+"""So much rarer are frames while no page shows the run, but for what is urgent."""
 REST_S = 1.0
 """While all is well: how long it is not asked whether something is to be sent, unless somebody rings."""
 COMMAND_ERRORS = 3
 MOST_LEFT_BEHIND = 4
-"""Threads that hang in a call which nobody can end. With so many a request that hangs is waited for, as long as it may
-take."""
+"""Threads that hang in a call which nobody can end. With so many, a request that hangs is waited for."""
 
 
 class Exchange:
@@ -127,8 +125,7 @@ class Exchange:
         )
 
     def identify(self) -> None:
-        """Writes down whose samples these are, where that has changed: the run's id became known, or a later attach()
-        gave it another name or project."""
+        """Writes down whose samples these are, where that has changed by the run's id or a later attach()."""
         who, header = self._handoff.identity, self.spool.header
         name, project = _called(who)
         run, attempt = (who.run, who.attempt) if who.known else (header.run, header.attempt)
@@ -149,8 +146,7 @@ class Exchange:
             self.identify()
 
     def _move(self) -> None:
-        """The training continues an earlier run, and the server knows this source as another one's: a new source takes
-        along all that this one has said."""
+        """The training continues another run than the server knows this source by: a new source says all again."""
         handoff, before = self._handoff, self.spool
         before.read_drafts()
         handoff.identity.source = uuid.uuid4().hex
@@ -271,8 +267,7 @@ class Exchange:
         self._courier_at = self._pause(now)
 
     def _replace_courier(self, stuck: Courier, now: float) -> None:
-        """Its thread hangs in a call that cannot be ended (a lost GPU's driver, a name that is looked up): leave it
-        there, go on without what hung."""
+        """Its thread hangs in a call that cannot be ended: leave it there, go on without what hung."""
         given_up = stuck.given_up(now)
         self._left_behind = [courier for courier in self._left_behind if courier.runs]
         if given_up is not None and len(self._left_behind) >= MOST_LEFT_BEHIND:
@@ -392,6 +387,5 @@ def jittered() -> Callable[[int], float]:
 
 
 def _called(identity: Identity) -> tuple[str | None, str]:
-    """Name and project as they leave the process. The training thread may change them at any time, so they are read
-    only."""
+    """Name and project as they leave the process; the training thread may change them at any time."""
     return identity.name and redacted_text(identity.name), redacted_text(identity.project)

@@ -27,8 +27,7 @@ _WAIT_S = 0.1
 
 
 class _ForkGate:
-    """A lock that a fork takes in its parent, and gives back in parent and child: its holder is never forked half
-    way."""
+    """A lock that a fork takes in its parent, and gives back in parent and child."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -104,8 +103,7 @@ class Dialer:
 
 
 def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
-    """As socket.getaddrinfo; an IP address is not looked up, since the look-up opens sockets that nobody can know
-    of."""
+    """As socket.getaddrinfo; an IP address is not looked up, since that opens sockets that nobody knows of."""
     for family, target in ((socket.AF_INET, (host, port)), (socket.AF_INET6, (host, port, 0, 0))):
         with contextlib.suppress(OSError):
             socket.inet_pton(family, host)

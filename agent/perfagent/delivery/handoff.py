@@ -64,10 +64,7 @@ class Mirror(Protocol):
 
 
 class Happened(NamedTuple):
-    """An event as it was handed in; it becomes a wire event on the sender thread.
-
-    number: counted from 1, so that those are noticed which had to make room for others.
-    """
+    """An event as it was handed in. number: from 1, so that those that had to make room for others are noticed."""
 
     number: int
     kind: str
@@ -88,7 +85,7 @@ class Flush:
 
 
 class Source:
-    """A callable that is polled; off after three errors in a row, or when it says that it has nothing to tell.
+    """A callable that is polled; off after three errors in a row, or once it returns False.
 
     due: on the monotonic clock, when it is to be polled next. Whoever is polled may put it off.
     """
@@ -150,12 +147,10 @@ class Handoff:
         self._numbers = itertools.count(1)  # any thread may hand in an event, and takes its number in one call
         self.sources: list[Source] = []
         self.sources_due = 0.0
-        """On the monotonic clock: none of the sources has anything to do before. Whoever makes one due earlier says so
-        here."""
+        """On the monotonic clock, when a source has something to do. Whoever makes one due earlier says so here."""
         self.slow_sources: list[Source] = []
         self.imports: list[str] = []
-        """Modules that sources need: imported at the start, since a fork or Ctrl-C must not meet an import of ours
-        later."""
+        """Modules that sources need, imported at the start: a fork or Ctrl-C must not meet an import of ours later."""
         self.flushes: deque[Flush] = deque()
         self.wake = Bell()
         self.closing_at: float | None = None
@@ -169,8 +164,7 @@ class Handoff:
 
     @property
     def disabled(self) -> bool:
-        """Whether nothing is taken any more. The training thread reads its own copy, which lies beside all else that it
-        needs."""
+        """Whether nothing is taken any more. The training thread reads its own copy, beside what else it needs."""
         return self._disabled
 
     @disabled.setter
@@ -180,22 +174,19 @@ class Handoff:
             self.progress.off = off
 
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
-        """Something that happened once; redacted and made encodable on the sender thread. kind: one of
-        wire.EVENT_KINDS."""
+        """Something that happened once, of one of wire.EVENT_KINDS; redacted and encoded on the sender thread."""
         if not self.disabled:
             self.events.append(Happened(next(self._numbers), kind, time.time(), step, time.monotonic(), data))
 
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> Source:
-        """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not
-        block."""
+        """`poll` is called on the sender thread before draining, every so often or each tick. It must not block."""
         source = Source(poll, every_s)
         self.sources.append(source)
         self.sources_due = 0.0
         return source
 
     def add_slow_source(self, poll: Callable[[], bool | None], *, every_s: float = 0.5) -> None:
-        """`poll` is called on the courier thread between and during requests, and may block for a moment. Once it has
-        answered False there is nothing to be had from it, and it is not called again."""
+        """`poll` is called on the courier thread, also during requests, and may block for a moment. False: never again."""
         self.slow_sources.append(Source(poll, every_s))
 
     def tell(self, topic: str, level: int, message: str) -> None:

@@ -18,8 +18,7 @@ __all__ = ["Orphans"]
 
 MAX_AGE_S = 7 * 86400.0
 AT_A_TIME_S = 0.1
-"""Looking through what was meant for other servers, 0.3 ms each: of thousands, so much between two requests of this
-process."""
+"""How long to look through what was meant for other servers (0.3 ms each) between two requests."""
 
 
 class Orphans:
@@ -41,8 +40,7 @@ class Orphans:
         return self._folders == [] and self.current is None and not self._looking
 
     def errand(self) -> Callable[[], None] | None:
-        """What the courier should do to find the next one; None when there is nothing to be found, or it is on its
-        way."""
+        """What the courier should do to find the next one; None when there is none, or it is being looked for."""
         if self._looking or self._folders == []:
             return None
         self._looking = True

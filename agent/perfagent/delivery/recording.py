@@ -42,8 +42,7 @@ def recorded_folders(folder: Path) -> list[Path]:
 
 
 def read_recording(folder: Path) -> list[Recorded]:
-    """Every process that recorded there, by run, attempt and rank. Raises ResourceError for files that cannot be
-    read."""
+    """Every process that recorded there, by run, attempt and rank. Raises ResourceError for unreadable files."""
     found = [_read(source) for source in recorded_folders(folder)]
     return sorted(found, key=lambda one: (one.run, one.attempt, one.rank))
 

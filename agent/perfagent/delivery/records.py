@@ -91,8 +91,7 @@ def framed(kind: bytes, payload: bytes) -> bytes:
 
 
 def records_in(data: bytes, *, start: int | None = None, version: int = VERSION) -> Iterator[tuple[int, bytes, bytes]]:
-    """(offset, kind, payload) of the whole records in a file's bytes. Behind a broken record nothing is looked for: its
-    length cannot be trusted."""
+    """(offset, kind, payload) of the whole records, up to a broken one: its length cannot be trusted."""
     offset = (len(MAGIC) if data.startswith(MAGIC) else len(data)) if start is None else start
     while offset + FRAMING.size <= len(data):
         length, crc, kind = FRAMING.unpack_from(data, offset)
@@ -116,8 +115,7 @@ def torn(data: bytes, end: int) -> bool:
 
 
 def write_whole(fd: int, size: int, data: bytes) -> None:
-    """All of the data at the end of a file of `size` bytes, or none of it and OSError: a full disk writes a part before
-    it says so."""
+    """All of the data at the end of a file of `size` bytes, or none of it and OSError."""
     written = 0
     try:
         while written < len(data):
@@ -185,8 +183,7 @@ def must_be_known(folder: Path) -> None:
 
 
 def owner(folder: Path, *, at_once: bool = False) -> Header | None:
-    """The newest header in a source's folder, without taking its lock; None where there is none. at_once: of the head of
-    its newest file alone."""
+    """The newest header in a source's folder, without its lock. at_once: from the head of its newest file alone."""
     found: Header | None = None
     for path in numbered(folder, "ticks", "frames", "corrupt")[-1 if at_once else 0 :]:
         for _, kind, payload in records_in(_head(path, _HEAD_BYTES if at_once else -1)):

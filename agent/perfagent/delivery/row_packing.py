@@ -38,10 +38,7 @@ class Packed(NamedTuple):
 
 
 class Packer:
-    """Packs the rows of one tick, by their names. Most rows have the names of the row before.
-
-    meets: is called with names that it has not met yet.
-    """
+    """Packs the rows of one tick, by their names. meets: is called with names that it has not met yet."""
 
     def __init__(self, columns: Columns, meets: Callable[[tuple[str, ...]], None] | None = None) -> None:
         self._columns, self._meets = columns, meets
@@ -51,8 +48,7 @@ class Packer:
         self._parts: list[bytes] = []
 
     def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
-        """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they
-        are."""
+        """False, and nothing happened, if not all are numbers that fit, or not all names may be stored."""
         try:
             if names != self._names and not self._turn_to(names):
                 return False

@@ -155,8 +155,7 @@ class Segments:
         self._ready = False
 
     def forked(self) -> None:
-        """In a forked child: closes the files, also one that the parent's threads had opened but not yet noted down,
-        and those of the sources beside this one, which may be open to be sent."""
+        """In a forked child: closes the files, also those that the parent's threads had just opened, and orphans'."""
         self.abandon()
         mine = str(self.folder.parent) + os.sep
         with contextlib.suppress(OSError):

@@ -36,8 +36,7 @@ READ_S = 4.0
 SYNC_S = 1.0
 URGENT = ("alert", "collectives", "command", "finding", "stacks", "state")
 FIRST_PAUSE_S, CALM_S = 0.25, 60.0
-"""How long a value that stays NaN does not press again, at first and at most. Five frames a second took 0.7 % of the
-training's time."""
+"""How long a value that stays NaN does not press again. Five frames a second took 0.7 % of the training."""
 GONE = (
     "overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step",
     "event_overflows", "dropped_events", "rejected_events",
@@ -88,8 +87,7 @@ class SendLoop:
         self._handoff.settled.set()
 
     def step(self, *, rung: bool) -> float | None:
-        """Does what is due. Seconds until the next step; None when the sender is closed or disabled. rung: somebody
-        asked for it."""
+        """Does what is due. Seconds until the next step; None at the end. rung: somebody asked for it."""
         handoff = self._handoff
         if handoff.disabled:
             return None
@@ -289,8 +287,7 @@ class SendLoop:
     # ---- the end
 
     def _finish(self, now: float, until: float) -> None:
-        """The last drain, then as much delivery as the time allows; what is left waits in the spool for the next
-        start."""
+        """The last drain, then as much delivery as the time allows; what is left waits for the next start."""
         handoff, exchange = self._handoff, self.exchange
         for source in handoff.sources:
             source.poll(now)
@@ -341,7 +338,6 @@ class SendLoop:
 
 
 def _watched() -> bool:
-    """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes
-    it."""
+    """Under `perfagent run` the watcher has the last word on the end; it finds the folder and removes it."""
     options = sys.modules.get("perfagent.process.launch_options")
     return options is not None and options.current is not None and bool(options.current.watched)

@@ -85,8 +85,7 @@ class Sender(Handoff):
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Asks for delivery of all that was handed in before; True when the server has acknowledged it within the
-        time."""
+        """Asks for delivery of all that was handed in before; True when the server has it within the time."""
         if self.disabled or self._thread is None or not self._thread.is_alive():
             return False
         request = Flush(self.clock() + timeout_s)
@@ -143,8 +142,7 @@ class Sender(Handoff):
             return self._send_loop
 
     def _run(self) -> None:
-        """The one place where this thread's own errors end: counted, logged once, begun again once, then the agent is
-        off."""
+        """Where the errors of this thread end: counted, logged once, begun again once, then the agent is off."""
         for attempt in (1, 2):
             try:
                 self.send_loop.run()

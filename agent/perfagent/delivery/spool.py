@@ -75,8 +75,7 @@ class Outgoing(msgspec.Struct):
 
 
 class _Pending(msgspec.Struct):
-    """Ticks that belong to no frame yet. drafts: those that are not read yet, encoded. last: the number of the last
-    one, 0 where there is none."""
+    """Ticks that belong to no frame yet. drafts: encoded, and not read yet. last: the number of the last; 0: none."""
 
     drafts: list[bytes] = []
     groups: list[Group] = []
@@ -255,8 +254,7 @@ class Spool(Segments):
         return self._not_on_disk > (self.state.mark_from if self._from_ticks else self.state.mark_upto)
 
     def next(self) -> Outgoing | None:
-        """The oldest frame that is not acknowledged, its number and ticks written down first; None when there is
-        none."""
+        """The oldest frame that is not acknowledged, its number and ticks written down first; None: there is none."""
         if self._inflight is not None:
             return self._inflight
         while self._backlog.kept:
@@ -302,8 +300,7 @@ class Spool(Segments):
         return Outgoing(seq, [], [])
 
     def ack(self, seq: int) -> None:
-        """The server has stored this frame (or refused it for good, or it was split): it need not be kept any
-        longer."""
+        """The server has stored this frame, refused it for good, or it was split: it need not be kept any longer."""
         kept, frame = None, self._inflight
         if frame is not None and frame.seq == seq:
             if self.recording and self._from_ticks:
@@ -436,8 +433,7 @@ class Spool(Segments):
         self.abandon()
 
     def remove(self) -> None:
-        """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it, and so
-        does a file that could not be read."""
+        """Deletes the folder of a source with nothing left to send, but not a quarantine or what could not be read."""
         if not self.counters["unreadable"]:
             with contextlib.suppress(OSError):
                 for path in self.folder.iterdir():

@@ -161,8 +161,7 @@ def _sync(arguments: argparse.Namespace) -> int:
 
 
 class _Round:
-    """One call of the command. proof: what to show to a server that asks for more than nothing. failed: whether
-    something was not sent, or could not be read."""
+    """One call of the command. proof: for a server that asks for one. failed: something was not sent or read."""
 
     def __init__(self, config: AgentConfig, proof: str | AdminProof | None, *, recordings: bool, every: bool) -> None:
         self.config, self.recordings, self.every = config, recordings, every

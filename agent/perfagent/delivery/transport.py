@@ -81,8 +81,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(reply: Reply, *, now: float | None = None) -> Answer:
-    """The meaning of a reply. Only status 200 with our own JSON is an acknowledgement: a captive portal answers 200
-    too."""
+    """The meaning of a reply. Only 200 with our own JSON acknowledges: a captive portal answers 200 too."""
     status = reply.status
     if status == 200:
         return _acknowledgement(reply)
@@ -316,8 +315,7 @@ class HttpTransport:
         return connection
 
     def _proxy(self) -> tuple[str, int, dict[str, str]] | None:
-        """(host, port, headers) of the proxy that the environment names for this server, as curl and requests read
-        it."""
+        """(host, port, headers) of the proxy that the environment names for this server, as curl reads it."""
         if self.loopback or urllib.request.proxy_bypass(self._host):
             return None
         address = urllib.request.getproxies().get("https" if self._https else "http")

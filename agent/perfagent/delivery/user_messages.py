@@ -133,8 +133,7 @@ class Messages:
             self._handoff.event("left_out", told)
 
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
-        """The first reason for which the server left out samples or events of a frame that it took otherwise; the rest
-        is counted. ours: they are of this run, not of what an earlier process left."""
+        """The first reason for which the server left something out of a frame. ours: of this run."""
         name, reason = _line(item.get("name")) or "a series", _line(item.get("reason")) or "it gives no reason"
         then = "all that is left out is counted in agent/dropped"
         self.warn(
@@ -146,8 +145,7 @@ class Messages:
         self.warn("lost", lost=f"{what} {'is' if samples + events == 1 else 'are'}")
 
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
-        """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: the next
-        process can send it. False if this rank never learned its run id."""
+        """What is not delivered at the end. by_next_run: False if this rank never learned its run id."""
         config = self._handoff.config
         there = f" --server {config.server}" if config.is_server_given else ""
         later = "; so does the next run here that sends to this server, within a week" if by_next_run else ""

@@ -23,9 +23,8 @@ _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSY
 def start_deaf(thread: threading.Thread) -> None:
     """Starts a thread to which no signal is delivered, nor to those that it starts.
 
-    The kernel gives a process's signal to any thread that does not block it. A script that blocks SIGTERM while it
-    saves, or that waits for a signal with sigwait, means all threads that it knows of, and must not be answered by one
-    of ours.
+    A script that blocks SIGTERM while it saves, or that waits for a signal with sigwait, means all threads that it
+    knows of: the kernel must not give the signal to one of ours.
     """
     deaf = {number for number in signal.valid_signals() if getattr(number, "name", "") not in _FAULTS}
     # inherited by the new thread, so that there is no moment between
@@ -37,20 +36,17 @@ def start_deaf(thread: threading.Thread) -> None:
 
 
 def yield_gil(behind: int = 0) -> None:
-    """Between two pieces of work: the training thread may be waiting for the interpreter, and would wait for up to 5
-    ms.
+    """Lets the training thread have the interpreter between two pieces of work: it would wait for up to 5 ms.
 
-    behind: rows that wait meanwhile. A training thread that computes in Python keeps the interpreter for 5 ms each
-    time. With 200 log() calls in a step of 5 ms the rows came faster than they were taken, and 60 % of the calls were
-    dropped. From `HURRY` on the two take turns as any two threads do.
+    behind: rows that wait. A training thread that computes in Python keeps the interpreter for 5 ms each time: with
+    200 log() calls in a step of 5 ms, 60 % of the rows were dropped. From `HURRY` on the two take turns as usual.
     """
     if behind < HURRY:
         time.sleep(YIELD_S)
 
 
 class Bell:
-    """A ring that nobody waits for is kept; several are one. Any thread may ring, in a signal handler too; one
-    waits."""
+    """A ring that nobody waits for is kept; several are one. Any thread may ring; one waits."""
 
     __slots__ = ("_silent",)
 
