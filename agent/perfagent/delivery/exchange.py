@@ -129,8 +129,8 @@ class Exchange:
         who, header = self._handoff.identity, self.spool.header
         name, project = _called(who)
         run, attempt = (who.run, who.attempt) if who.known else (header.run, header.attempt)
-        now, before = (run, attempt, name, project, who.rank), header
-        if now == (before.run, before.attempt, before.name, before.project, before.rank):
+        known = header.run, header.attempt, header.name, header.project, header.rank
+        if (run, attempt, name, project, who.rank) == known:
             return
         if who.known and self.moves.told_another_run(run):
             self._move()
@@ -291,9 +291,11 @@ class Exchange:
             self._acked(job, answer, now)
             return
         self._handoff.counters["failed"] += 1
-        if answer.kind == "refused" or (answer.kind == "too_large" and job.spool is not None):
-            if answer.kind == "refused" or job.spool is None or not job.spool.split(job.outgoing.seq):
-                self._quarantine(job.outgoing, job.spool, answer.reason)
+        spool = job.spool
+        if answer.kind == "too_large" and spool is not None and spool.split(job.outgoing.seq):
+            return
+        if answer.kind == "refused" or (answer.kind == "too_large" and spool is not None):
+            self._quarantine(job.outgoing, spool, answer.reason)
             return
         self._pause(now, answer.pause_s)
         self._messages.undelivered(answer, now)
