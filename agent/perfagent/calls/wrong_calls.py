@@ -6,8 +6,10 @@ instead. What perfagent takes of their calls is in other_trackers.py.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from inspect import CO_VARKEYWORDS
+from pathlib import Path
 from types import FunctionType
 from typing import ParamSpec, TypeVar, cast
 
@@ -18,62 +20,10 @@ __all__ = ["FUNCTIONS", "OPTIONS", "checked", "instead_of", "unknown_option"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NOT_NEEDED = "nothing: leave it out"
-_NO_SPACES = "a server of its own: server=ADDRESS, or PERFAGENT_SERVER"
-_CHANNELS = "channels of the server (docs/webhooks.md)"
-_NO_ARTIFACTS = "no artifacts: keep files where they are, and their paths in config="
-OPTIONS = {
-    "mode": 'record=FOLDER for mode="offline" (`perfagent sync FOLDER` sends it later); PERFAGENT_DISABLED=1 for mode="disabled"',
-    "entity": "projects, and no teams above them: leave it out",
-    "job_type": "group= or tags=",
-    "dir": "record=FOLDER, which records instead of sending",
-    "id": "run_id=",
-    "resume": "run_id=: the same id again goes on with that run",
-    "resume_from": "run_id= and start_step=",
-    "fork_from": "run_id= and start_step=",
-    "reinit": "this always: a second call with another name or project ends the first run and begins one",
-    "sync_tensorboard": "tensorboard=FOLDER, which writes event files",
-    "config_exclude_keys": "no filter of names: leave those keys out of config=",
-    "config_include_keys": "no filter of names: pass those keys as config=",
-    "space_id": _NO_SPACES,
-    "dataset_id": _NO_SPACES,
-    "bucket_id": _NO_SPACES,
-    "server_url": _NO_SPACES,
-    "webhook_url": _CHANNELS,
-    "webhook_min_level": _CHANNELS,
-    "experiment_name": "name=",
-    "run_name": "name=",
-    "project_name": "project=",
-    "description": "notes=",
-    "anonymous": _NOT_NEEDED,
-    "allow_val_change": _NOT_NEEDED,
-    "force": _NOT_NEEDED,
-    "magic": _NOT_NEEDED,
-    "monitor_gym": _NOT_NEEDED,
-    "save_code": "the git commit of the script, recorded always: leave it out",
-    "settings": "settings as arguments and PERFAGENT_ variables (docs/configuration.md)",
-}
+_WORDS = json.loads(Path(__file__).with_name("other_trackers.json").read_text(encoding="utf-8"))
+OPTIONS: dict[str, str] = _WORDS["options"]
 """Options of `init` in other trackers, and what perfagent has instead."""
-
-FUNCTIONS = {
-    "summary": "the summary of a run: call init() first",
-    "define_metric": "charts over the step alone: log(..., step=n)",
-    "save": "Checkpoint, for checkpoints; other files are not uploaded",
-    "sync": "`perfagent sync FOLDER`, which sends what was recorded",
-    "log_artifact": _NO_ARTIFACTS,
-    "use_artifact": _NO_ARTIFACTS,
-    "restore": _NO_ARTIFACTS,
-    "log_metric": "log({name: value})",
-    "log_metrics": "log({name: value})",
-    "log_param": "config[name] = value, of the run",
-    "log_params": "config.update({name: value}), of the run",
-    "Artifact": _NO_ARTIFACTS,
-    "Video": "Image(batch) for its frames: log() takes no video",
-    "Html": "Table and Image: log() takes no HTML, which could run in the browser of whoever looks",
-    "sweep": "tune(), find_batch_size() and find_num_workers(), which search for speed",
-    "agent": "tune(), find_batch_size() and find_num_workers(), which search for speed",
-    "Api": "perfagent_client.Client, which reads runs",
-}
+FUNCTIONS: dict[str, str] = _WORDS["functions"]
 """Functions and classes of other trackers, and what perfagent has instead."""
 
 

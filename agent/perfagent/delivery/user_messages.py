@@ -4,10 +4,12 @@ memory that ran out, of a crash. None of it raises: a slip in a loop must not en
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.agent_log import logger
@@ -30,46 +32,8 @@ COUNT_AGAIN_S = 60.0
 _NAMED = ("batch_tensor", "buffer", "parameter", "module", "after_module", "before_module")
 """What a cause is about, in the evidence of a NaN: the console names the first that is known."""
 
-TEXTS = {
-    # calls
-    "metrics": "log() takes a dict of names and numbers, not {given}; left out. Write log({example})",
-    "log step": "log(step=...) takes a whole number from 0 to 2**53, not {given}; left out. Without step= the values belong to "
-    "the step in progress",
-    "step back": "log(step={step}) came after log(step={newest}) of the same name; the value is stored at step {step}. Steps of "
-    "a run should rise: give the step of the whole training, not of an epoch, or leave step= out",
-    "late": "{call}() was called after the end of the run {run}; left out. perfagent.{call}() goes to the current run; "
-    "attach() or init() begins one",
-    "another model": "attach() was called with another model and without a name: the run {run} goes on after step {step:,}, and "
-    "its curves hold both trainings. For a run of its own, call run.finish() before, or give attach() a name=",
-    "phase": "phase({name!r}): a phase's name has letters, digits, '_', '-' and '.'; its time is recorded as phase/{kept}_s",
-    # samples
-    "overflow": "rows came faster than they could be stored; the oldest were dropped",
-    "event overflow": "alerts and other events came faster than they could be stored; the oldest were dropped",
-    "series": "a run may have {most:,} series beside the agent's own; samples of further names are left out, the first of "
-    "{first!r:.80}. Log fewer names",
-    "kind": "some logged values are no numbers and were left out (text, None, complex, arrays); the first of them was {first}",
-    "step": "some logged steps are beyond 64 bits; what was logged for them is left out",
-    "name": "some logged values have no name and were left out; a name is text of 1 to 256 bytes",
-    "rejected": "the server left out {name} ({reason}); {then}",
-    "quarantine": "the server refused samples ({reason}); they were {where}",
-    "lost": "{lost} lost: {what} cannot be written",
-    "left": "not all of this run has reached server {server}: {much} kept in {folder}. `perfagent sync{there}` sends it{later}",
-    # disk and threads
-    "disk": "{what} {folder} cannot be written ({cause}); keeping up to {room} MiB in memory",
-    "damaged": "what an earlier process left in {left} was sent in part only{found}",
-    "source": "{name} failed three times and is off: {error}",
-    "stuck": "{name} does not return; off until it does",
-    "courier": "no thread for the network ({why}), recording to {folder}; will retry",
-    "command": "a command of the server failed: {error}",
-    "mirror": "nothing more is written for TensorBoard: {error}; the run itself goes on",
-    # the server
-    "moved": "the training continues run {run}: {server}/run/{run}",
-    "unauthorized": "server {server} refused the key ({reason}): set PERFAGENT_API_KEY to a key with the ingest scope; "
-    "recording to {folder} meanwhile",
-    "foreign": "what answers at {server} is no perfagent server ({reason}), recording to {folder}; will retry",
-    "busy": "server {server} is busy ({reason}), recording to {folder}; will retry",
-    "unreachable": "server {server} unreachable ({reason}), recording to {folder}; will retry{stopped}",
-}
+TEXTS: dict[str, str] = json.loads(Path(__file__).with_name("messages.json").read_text(encoding="utf-8"))
+"""Topic -> what is said of it, with the names of its figures."""
 
 
 class Messages:
