@@ -37,6 +37,10 @@ CONNECT_S = 5.0
 MAX_REPLY_BYTES = 2**20
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 UNAUTHORIZED_PAUSE_S = 60.0
+_KINDS = {400: "refused", 422: "refused", 401: "unauthorized", 403: "unauthorized", 413: "too_large"} | dict.fromkeys(
+    (408, 425, 429), "retry"
+)
+"""Status -> `Answer.kind`, below 500."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -85,18 +89,13 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
     status = reply.status
     if status == 200:
         return _acknowledgement(reply)
-    reason = _reason(reply)
+    kind, reason = _KINDS.get(status, "retry" if status >= 500 else "foreign"), _reason(reply)
     if status == 400 and ": " not in reason and refuses_plain_http(reply.body):
-        return Answer(kind="foreign", reason=reason + REFUSAL)
-    if status == 413:
-        return Answer(kind="too_large", reason=reason)
-    if status in (401, 403):
-        return Answer(kind="unauthorized", reason=reason, pause_s=UNAUTHORIZED_PAUSE_S)
-    if status in (400, 422):
-        return Answer(kind="refused", reason=reason)
-    if status in (408, 425, 429) or status >= 500:
-        return Answer(kind="retry", reason=reason, pause_s=_pause(reply.headers.get("retry-after"), now))
-    return Answer(kind="foreign", reason=reason)
+        kind, reason = "foreign", reason + REFUSAL
+    pause_s = UNAUTHORIZED_PAUSE_S if kind == "unauthorized" else None
+    if kind == "retry":
+        pause_s = _pause(reply.headers.get("retry-after"), now)
+    return Answer(kind=kind, reason=reason, pause_s=pause_s)
 
 
 class _Acknowledgement(msgspec.Struct):
