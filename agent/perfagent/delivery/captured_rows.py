@@ -63,7 +63,7 @@ class CapturedRows:
     def waits(self) -> bool:
         return bool(self._on_device or self._undecided)
 
-    def delivers(self, names: Iterable[Any]) -> None:
+    def delivers(self, names: Iterable[object]) -> None:
         """The agent has series of these names."""
         self._delivered.update(name for name in names if isinstance(name, str))
 
@@ -117,7 +117,7 @@ class CapturedRows:
                     continue
             self._handoff.counters["dropped"] += 1
 
-    def _numbers(self, metrics: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    def _numbers(self, metrics: Iterable[tuple[object, object]]) -> dict[str, float]:
         """What can be stored, under names that can be; all else is no scalar of ours to count."""
         found: dict[str, float] = {}
         for key, value in metrics:

@@ -106,7 +106,7 @@ class Columns:
             return None
         return step, time, monotonic, values
 
-    def knows(self, names: tuple[Any, ...]) -> bool:
+    def knows(self, names: tuple[str, ...]) -> bool:
         """Whether these are names as they may be stored, of series that the run has or has room for."""
         known = self._shapes.get(names)
         if known is None:
@@ -118,7 +118,7 @@ class Columns:
             self._shapes[names] = known
         return known
 
-    def name(self, key: Any) -> str | None:
+    def name(self, key: object) -> str | None:
         """The name under which samples of `key` are stored; None (and counted) where they are not."""
         if isinstance(key, str) and key in self._names:
             return self._names[key]
@@ -149,7 +149,7 @@ class Columns:
         return True
 
 
-def _change_of(key: Any, name: str) -> tuple[str, str]:
+def _change_of(key: object, name: str) -> tuple[str, str]:
     """The kind of a name that is stored under another, and what to say of it."""
     if not isinstance(key, str):
         kind = type(key).__name__
@@ -163,14 +163,14 @@ def _change_of(key: Any, name: str) -> tuple[str, str]:
     return "characters of a name", said
 
 
-def _described(key: Any, value: Any) -> str:
+def _described(key: object, value: object) -> str:
     """value: or its type, where it was not kept."""
     name = repr(clean_name(key)) if type(key) is str else f"a name of type {type(key).__name__}"
     kind = value if isinstance(value, type) else type(value)
     return f"{name:.80} (a value of type {kind.__name__:.80})"
 
 
-def clean_name(key: Any) -> str | None:
+def clean_name(key: object) -> str | None:
     """A metric name as it may travel: printable text of at most 256 bytes of UTF-8."""
     raw = key if isinstance(key, str) else str(key) if isinstance(key, (int, float)) else ""
     if raw.isascii() and raw.isprintable() and 0 < len(raw) <= MAX_NAME_BYTES:
@@ -180,7 +180,7 @@ def clean_name(key: Any) -> str | None:
     return text.encode("utf-8")[:MAX_NAME_BYTES].decode("utf-8", "ignore") or None
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """A Python float for what counts as one number, None for everything else.
 
     bool, int, float, numpy scalars and 0-d arrays, 0-d torch tensors in host memory. An int beyond float's range is an
@@ -196,7 +196,7 @@ def number(value: Any) -> float | None:
     if getattr(getattr(value, "dtype", None), "is_complex", False):
         return None
     try:  # numpy and torch scalars; a hostile object may raise anything from its own methods
-        item = value.item()
+        item = getattr(value, "item")()  # noqa: B009 - of any object
         return _float(item) if isinstance(item, (int, float)) else None
     except Exception:  # noqa: BLE001
         return None
@@ -245,7 +245,7 @@ def _fits(value: float) -> bool:
         return False
 
 
-def must_be_finite(name: Any) -> bool:
+def must_be_finite(name: object) -> bool:
     """Whether a value that is not finite means harm under this name: a loss that is trained on, or gradients."""
     return isinstance(name, str) and (name.startswith("grad/") or loss_kind(name) == "whole")
 

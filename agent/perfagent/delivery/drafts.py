@@ -45,7 +45,7 @@ class Draft(NamedTuple):
 Read = Callable[[Iterable[Draft]], list[Group]]
 
 
-def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[Row]:
+def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[object], None]) -> list[Row]:
     """The rows with their notes read. lost: is called with a note that cannot be read."""
     found: list[Row] = []
     for row in rows:
@@ -78,7 +78,7 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
         yield Draft([], rows, blocks)
 
 
-def read(draft: Draft, reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+def read(draft: Draft, reader: StepReader, columns: Columns, lost: Callable[[object], None]) -> list[Group]:
     """The columns of a draft. lost: is called with a row that cannot be read."""
     blocks: list[Packed] = []
     rows: list[Row] = []

@@ -71,7 +71,7 @@ class Collector:
     """
 
     def __init__(
-        self, handoff: Handoff, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]
+        self, handoff: Handoff, columns: Columns, before_row: Callable[[], None], lost: Callable[[object], None]
     ) -> None:
         self._handoff, self._columns, self._before_row, self._lost = handoff, columns, before_row, lost
         self._captured = CapturedRows(handoff, columns)

@@ -13,7 +13,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perfagent.delivery.columns import Columns, Row, narrowed
 from perfagent.wire import Group
@@ -43,11 +43,11 @@ class Packer:
     def __init__(self, columns: Columns, meets: Callable[[tuple[str, ...]], None] | None = None) -> None:
         self._columns, self._meets = columns, meets
         self._shapes: dict[tuple[str, ...], list[bytes]] = {}
-        self._names: tuple[Any, ...] | None = None
+        self._names: tuple[str, ...] | None = None
         self._pack: Callable[..., bytes] = _layout(0).pack
         self._parts: list[bytes] = []
 
-    def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
+    def add(self, step: int, time: float, monotonic: float, names: tuple[str, ...], values: Iterable[object]) -> bool:
         """False, and nothing happened, if not all are numbers that fit, or not all names may be stored."""
         try:
             if names != self._names and not self._turn_to(names):
@@ -58,7 +58,7 @@ class Packer:
         self._parts.append(data)
         return True
 
-    def _turn_to(self, names: tuple[Any, ...]) -> bool:
+    def _turn_to(self, names: tuple[str, ...]) -> bool:
         if not names or not self._columns.knows(names):
             return False
         if self._meets is not None and names not in self._shapes:

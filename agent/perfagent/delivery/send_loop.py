@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.drafts import Draft, pieces, read
@@ -271,7 +271,7 @@ class SendLoop:
             self._handoff.mirror = None
             self._messages.warn("mirror", error=error)
 
-    def _lost(self, row: Any) -> None:  # noqa: ARG002
+    def _lost(self, row: object) -> None:  # noqa: ARG002
         self._handoff.counters["dropped"] += 1
 
     def _tell_gone(self, now: float) -> None:

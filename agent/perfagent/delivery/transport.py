@@ -19,7 +19,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -29,6 +29,9 @@ from perfagent.endpoint.addresses import DEFAULT_SERVER, REFUSAL, is_loopback, r
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import found_server
 from perfagent.errors import ServerUnreachable
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 __all__ = ["Answer", "HttpTransport", "Reply", "Transport", "judge", "packed"]
 
@@ -101,8 +104,8 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
 class _Acknowledgement(msgspec.Struct):
     stored: _Count
     duplicate: _Count
-    rejected: Any = ()
-    commands: Any = ()
+    rejected: object = ()
+    commands: object = ()
 
 
 _decoder = msgspec.json.Decoder(_Acknowledgement)
@@ -123,11 +126,11 @@ def _acknowledgement(reply: Reply) -> Answer:
     )
 
 
-def _objects(items: Any) -> list[dict[str, Any]]:
+def _objects(items: object) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     """By which samples can be counted: what we count with ends up in a series, as a float."""
     return value if type(value) is int and 0 <= value < 2**53 else 1
 
@@ -371,7 +374,7 @@ class _DeadlineReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         # pending: TLS has read more than was asked for
         while not getattr(self._sock, "pending", int)():
             if self.left_s() <= 0:

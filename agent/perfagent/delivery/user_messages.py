@@ -44,7 +44,7 @@ class Messages:
         self._unreachable_at = self._left_out_due = 0.0
         self._left_out = 0
 
-    def warn(self, topic: str, kind: str = "", *, level: int = logging.WARNING, **more: Any) -> None:
+    def warn(self, topic: str, kind: str = "", *, level: int = logging.WARNING, **more: object) -> None:
         """The text of a topic, once for each `kind` of it. more: the figures in the text."""
         handoff, config = self._handoff, self._handoff.config
         if not config.disabled:
@@ -54,16 +54,16 @@ class Messages:
 
     # ---- calls
 
-    def no_metrics(self, given: Any) -> None:
+    def no_metrics(self, given: object) -> None:
         """log() of what is no dict."""
         example = f"{{{given!r:.60}: value}}" if isinstance(given, str) else "{'loss': value}"
         self._not_logged("metrics", type(given).__name__, given, example)
 
-    def no_step(self, step: Any) -> None:
+    def no_step(self, step: object) -> None:
         """log() with a step that no series can have."""
         self._not_logged("log step", "negative" if isinstance(step, int) and step < 0 else type(step).__name__, step)
 
-    def _not_logged(self, topic: str, kind: str, given: Any, example: str = "") -> None:
+    def _not_logged(self, topic: str, kind: str, given: object, example: str = "") -> None:
         counters = self._handoff.counters
         counters["refused_log_calls"] = counters.get("refused_log_calls", 0) + 1
         shown = f"a value of type {type(given).__name__:.80}"  # the text of a tensor would wait for its device
@@ -174,7 +174,7 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
     )
 
 
-def _nonfinite(step: Any, evidence: Mapping[str, Any]) -> tuple[str, str] | None:
+def _nonfinite(step: object, evidence: Mapping[str, Any]) -> tuple[str, str] | None:
     loss = evidence.get("loss")
     sound = isinstance(loss, float) and math.isfinite(loss)
     if sound and "loss_scale" in evidence:
@@ -202,7 +202,7 @@ def damage(spool: Spool) -> str:
     return text
 
 
-def _line(text: Any) -> str:
+def _line(text: object) -> str:
     """What came from elsewhere, short enough for a line that says more."""
     found = " ".join(str(text or "").split())
     return found if len(found) <= 200 else found[:199] + "…"
