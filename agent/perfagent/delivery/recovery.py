@@ -10,23 +10,9 @@ from typing import Any
 
 import msgspec
 
+from perfagent.delivery import records
 from perfagent.delivery.backlog import Kept, frames_in
 from perfagent.delivery.drafts import Draft, Read
-from perfagent.delivery.records import (
-    BAD_RECORD,
-    DRAFT,
-    FRAME,
-    FRAMING,
-    HEADER,
-    MAGIC,
-    TICK,
-    decode_header,
-    number_of,
-    numbered,
-    records_in,
-    replace_file,
-    torn,
-)
 from perfagent.delivery.row_packing import Packed
 from perfagent.delivery.segments import Segments
 from perfagent.wire import Event, Group
@@ -60,8 +46,8 @@ class Recovered:
         self.frames: dict[int, Kept] = {}
         self.replaced: set[int] = set()
         self._files, self._read = files, read
-        for path in numbered(files.folder, "ticks", "frames"):
-            files.number = max(files.number, number_of(path))
+        for path in records.numbered(files.folder, "ticks", "frames"):
+            files.number = max(files.number, records.number_of(path))
             before = len(self.ticks)
             self._read_file(path)
             if path.suffix == ".ticks":
@@ -76,20 +62,20 @@ class Recovered:
             self._files.counters["unreadable"] += 1
             self._files.failed(error)
             return
-        end = len(MAGIC) if data.startswith(MAGIC) else 0
+        end = len(records.MAGIC) if data.startswith(records.MAGIC) else 0
         sound = True
-        for offset, kind, payload in records_in(data):
+        for offset, kind, payload in records.records_in(data):
             try:
                 self._take(kind, payload, path, offset)
-            except BAD_RECORD:
+            except records.BAD_RECORD:
                 sound = False
                 break
-            end = offset + FRAMING.size + len(payload)
+            end = offset + records.FRAMING.size + len(payload)
         self._files.on_disk += end
         if end == len(data):
             return
         with contextlib.suppress(OSError):
-            if sound and torn(data, end):
+            if sound and records.torn(data, end):
                 os.truncate(path, end)
                 self._files.counters["torn_bytes"] += len(data) - end
                 return
@@ -101,18 +87,18 @@ class Recovered:
                 pass
             except OSError:  # a file system without links
                 shutil.copyfile(path, broken)
-            replace_file(path, data[:end])  # the last: until then all of it is under the old name
+            records.replace_file(path, data[:end])  # the last: until then all of it is under the old name
 
     def _take(self, kind: bytes, payload: bytes, path: Path, offset: int) -> None:
-        if kind == HEADER:
-            header, ours = decode_header(payload), self._files.header
+        if kind == records.HEADER:
+            header, ours = records.decode_header(payload), self._files.header
             ours.next_seq, ours.next_tick = max(ours.next_seq, header.next_seq), max(ours.next_tick, header.next_tick)
             if header.run:
                 ours.run, ours.attempt = header.run, header.attempt
             ours.closed = ours.closed or header.closed
-        elif kind == TICK:
+        elif kind == records.TICK:
             self.ticks.append(_tick_decoder.decode(payload))
-        elif kind == DRAFT:
+        elif kind == records.DRAFT:
             number, draft = drafted(payload)
             groups: list[Group] = []
             if number > self._files.state.mark_from:
@@ -121,7 +107,7 @@ class Recovered:
                 except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
                     self._files.counters["corrupt"] += 1
             self.ticks.append((number, groups, []))
-        elif kind == FRAME:
+        elif kind == records.FRAME:
             old, kept = frames_in(payload, path, offset)
             self.replaced.add(old)
             self.frames.update((one.seq, one) for one in kept)

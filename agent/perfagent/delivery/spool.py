@@ -25,22 +25,11 @@ from pathlib import Path
 
 import msgspec
 
+from perfagent.delivery import records
 from perfagent.delivery.backlog import Backlog, Part, halves, squeezed
 from perfagent.delivery.columns import merge
 from perfagent.delivery.drafts import Draft, Read, left_behind
-from perfagent.delivery.records import (
-    DRAFT,
-    FRAME,
-    MAGIC,
-    TICK,
-    Header,
-    folders,
-    framed,
-    must_be_known,
-    numbered,
-    owner,
-    write_whole,
-)
+from perfagent.delivery.records import Header, folders, owner
 from perfagent.delivery.recovery import Recovered, drafted
 from perfagent.delivery.segments import SEGMENT_BYTES, Segments, SpoolBusyError, State
 from perfagent.wire import Event, Frame, Group
@@ -134,16 +123,16 @@ class Spool(Segments):
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError
         when the folder holds no source, and SpoolVersionError when it is one of another version."""
-        if not numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
+        if not records.numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
-        must_be_known(folder)
+        records.must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
         spool = cls(folder, unknown, max_bytes=max_bytes, recording=recording)
         with contextlib.ExitStack() as stack:
             stack.callback(spool.abandon)
             spool._take_lock()
             found = owner(folder)
-            if found is None and not numbered(folder, "ticks", "frames"):
+            if found is None and not records.numbered(folder, "ticks", "frames"):
                 spool.remove()  # whoever had it has deleted it meanwhile; the lock is ours
                 raise FileNotFoundError(f"{folder} holds no samples of perfagent any more")
             spool.header, spool.relayed = found or unknown, True
@@ -182,7 +171,7 @@ class Spool(Segments):
     def append(self, groups: list[Group], events: list[Event], *, now: float) -> bool:
         """Takes what one tick drained. True when it is on the disk; it is kept in memory for sending in either case."""
         number = self.header.next_tick
-        written = self._write_tick(TICK, _encoder.encode((number, groups, events)))
+        written = self._write_tick(records.TICK, _encoder.encode((number, groups, events)))
         self._add_pending(groups, events, number, now)
         return written
 
@@ -193,14 +182,14 @@ class Spool(Segments):
         """
         number = self.header.next_tick
         payload = _encoder.encode((number, *draft))
-        written = self._write_tick(DRAFT, payload)
+        written = self._write_tick(records.DRAFT, payload)
         self._pending.drafts.append(payload)
         self._pending.add(number, len(payload), now)
         return written
 
     def _write_tick(self, kind: bytes, payload: bytes) -> bool:
         self.header.next_tick += 1
-        written = self.write("ticks", framed(kind, payload)) > 0
+        written = self.write("ticks", records.framed(kind, payload)) > 0
         if not written:
             self._not_on_disk = self.header.next_tick - 1
         return written
@@ -329,16 +318,16 @@ class Spool(Segments):
         frame = self._inflight
         if frame is None or frame.seq != seq:
             return False
-        record = framed(FRAME, squeezed(0, [(seq, 0, False, frame.groups, frame.events)]))
-        note = framed(REASON, _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
+        record = records.framed(records.FRAME, squeezed(0, [(seq, 0, False, frame.groups, frame.events)]))
+        note = records.framed(REASON, _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
         self.ack(seq)
         try:
             file = self._open_private("quarantine", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 size = os.fstat(file.fd).st_size
-                if size + len(record) + len(note) + len(MAGIC) > self._max_quarantine_bytes:
+                if size + len(record) + len(note) + len(records.MAGIC) > self._max_quarantine_bytes:
                     return False
-                write_whole(file.fd, size, (b"" if size else MAGIC) + note + record)
+                records.write_whole(file.fd, size, (b"" if size else records.MAGIC) + note + record)
             finally:
                 file.close()
         except OSError as error:
