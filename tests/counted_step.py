@@ -31,7 +31,7 @@ def recorded_step(model: Any, loss_of: Callable[[Any], torch.Tensor], *, micro_s
     step()
     while state.current.probe is not None or state.current.completed < 2:  # something else looks at this step
         step()
-    look = FlopCount(state.current, model)
+    look = FlopCount(state.current)
     assert look.at_boundary()
     step()
     assert not look.at_boundary()

@@ -126,7 +126,7 @@ class Looks:
         self._trained = trained
 
     def _count(self) -> Any:
-        self.flops.look = FlopCount(self._progress, self._model()) if self.flops.wants() else None
+        self.flops.look = FlopCount(self._progress) if self.flops.wants() else None
         return self.flops.look
 
     def _time_modules(self) -> Any:

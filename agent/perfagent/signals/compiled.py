@@ -2,61 +2,50 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 __all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels", "traces_backward"]
 
-
 _LIBRARIES = ("bitsandbytes.backends.default.ops",)
 """Libraries that compile functions of their own at import, used or not; those take tensors only and call no module."""
-_theirs: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()  # by module
+_theirs: WeakKeyDictionary[ModuleType, frozenset[int]] = WeakKeyDictionary()
+"""module -> ids of the backends of the functions that it compiles: inductor has one backend per function"""
 
 
 def compiled() -> bool:
     """True if this process used torch.compile for anything that may call a module."""
     used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    asked = [backend for backend in used.values() if backend is not None]  # disabling torch.compile leaves None
-    return bool(asked) and not {id(backend) for backend in asked} <= _libraries_backends()
+    asked = {id(backend) for backend in used.values() if backend is not None}  # disabling torch.compile leaves None
+    for module in map(sys.modules.get, _LIBRARIES) if asked else ():
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            if module not in _theirs:
+                _theirs[module] = frozenset(map(id, _backends_in(module)))
+            asked -= _theirs[module]
+    return bool(asked)
 
 
-def _libraries_backends() -> frozenset[int]:
-    """Returns the ids of the backends of functions that libraries compile: inductor has one backend per function."""
-    found = frozenset[int]()
-    for module in map(sys.modules.get, _LIBRARIES):
-        if module is None or getattr(module.__spec__, "_initializing", False):
-            continue
-        if module not in _theirs:
-            functions = [one for one in vars(module).values() if isinstance(one, FunctionType)]
-            try:
-                _theirs[module] = frozenset(map(id, _backends_in(functions)))
-            except AttributeError:  # another version of torch: the library's compiled functions count, too
-                _theirs[module] = frozenset()
-        found |= _theirs[module]
-    return found
-
-
-def _backends_in(functions: list[FunctionType]) -> Iterator[Any]:
+def _backends_in(module: ModuleType) -> Iterator[object]:
     """Yields the compiler backends behind functions that torch.compile made, or that these functions call. A compiled
     function is a wrapper whose closure holds the compile context, which holds the backend."""
     dynamo: Any = sys.modules["torch._dynamo.eval_frame"]
-    own: Any = sys.modules["torch"]._TorchCompileInductorWrapper
+    own = getattr(sys.modules["torch"], "_TorchCompileInductorWrapper", ())
+    functions = [one for one in vars(module).values() if isinstance(one, FunctionType)]
     held = [*functions, *(one for function in functions for one in _held(function) if isinstance(one, FunctionType))]
     for context in (one for function in held for one in _held(function)):
-        if isinstance(context, dynamo._TorchDynamoContext):
+        if isinstance(context, dynamo._TorchDynamoContext) and hasattr(dynamo, "innermost_backend"):
             backend = dynamo.innermost_backend(context.callback)
             if isinstance(backend, own):  # other backends are shared by all who request the compiler by that name
                 yield backend
 
 
-def _held(function: FunctionType) -> Iterator[Any]:
+def _held(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # an empty cell
             yield cell.cell_contents
@@ -67,20 +56,18 @@ def traces_backward() -> bool:
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
-_FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
 _TEMPLATE = re.compile(r"^(triton_tem|cutlass|cutedsl|nv_universal_gemm|rocm)_\w* = async_compile\.", re.MULTILINE)
-_CAUSAL_AT = {"flash": 4, "efficient": 6, "cudnn": 6}
-"""Position of the argument that says whether attention is causal."""
+_CAUSAL = re.compile(
+    r"_scaled_dot_product_(?:flash|efficient|cudnn)_attention(?:_for_cpu)?\.default\(.*, [\d.e-]+, (True|False)"
+)
+"""The argument that says whether attention is causal follows the dropout."""
 
 
 def causal_in_compiled_code() -> bool | None:
     """True or False if all fused attention in inductor's code is causal or none is; None if there is none,
     or it is mixed."""
-    said: set[bool] = set()
-    for source in _written_by_inductor():
-        if "_scaled_dot_product_" in source:
-            said |= _causal_calls(source)
-    return said.pop() if len(said) == 1 else None
+    said = {causal for source in _written_by_inductor() for causal in _CAUSAL.findall(source)}
+    return said == {"True"} if len(said) == 1 else None
 
 
 def products_in_own_kernels() -> bool:
@@ -96,18 +83,3 @@ def _written_by_inductor() -> Iterator[str]:
             yield Path(module.__file__).read_text("utf-8")
         except (OSError, AttributeError, TypeError, ValueError):
             continue
-
-
-def _causal_calls(source: str) -> set[bool]:
-    """Returns the causality arguments of a module's calls
-    `torch.ops.aten._scaled_dot_product_..._attention.default(...)`."""
-    said = set()
-    for node in ast.walk(ast.parse(source)):
-        function = node.func if isinstance(node, ast.Call) else None
-        named = function.value if isinstance(function, ast.Attribute) and function.attr == "default" else None
-        match = _FUSED.fullmatch(named.attr) if isinstance(named, ast.Attribute) else None
-        if match is not None and isinstance(node, ast.Call):
-            place = _CAUSAL_AT[match[1]]
-            argument = node.args[place] if len(node.args) > place else None
-            said.add(isinstance(argument, ast.Constant) and argument.value is True)
-    return said

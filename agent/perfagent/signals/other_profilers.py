@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from types import ModuleType
 from typing import Any
 
-__all__ = ["ends", "in_use", "starts"]
+__all__ = ["in_use", "starts"]
 
 
 def in_use() -> bool:
@@ -48,18 +49,8 @@ def _warms_up_again(outer: Any) -> bool:
     return warming_up and held.get("profiler") is not None and bool(held.get("acc_events"))
 
 
-def starts() -> list[tuple[Any, str]]:
-    """Returns (module, name) of the functions that every profiler of torch calls when it is prepared or started. Names
-    that end in `_legacy` belong to the profiler before Kineto."""
-    return _places("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
-
-
-def ends() -> list[tuple[Any, str]]:
-    """Returns (module, name) of the functions that they call when they end."""
-    return _places("_disable_profiler", "_disable_profiler_legacy")
-
-
-def _places(*names: str) -> list[tuple[Any, str]]:
+def starts() -> list[tuple[ModuleType, str]]:
+    """Returns (module, name) of the functions that every profiler of torch calls when it is prepared or started."""
     own, legacy = sys.modules["torch"].autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")
-    places = [(legacy if name.endswith("_legacy") else own, name) for name in names]
-    return [(module, name) for module, name in places if hasattr(module, name)]
+    places = (own, "_prepare_profiler"), (own, "_enable_profiler"), (legacy, "_enable_profiler_legacy")
+    return [(module, name) for module, name in places if module is not None and hasattr(module, name)]

@@ -18,6 +18,7 @@ of a device (MIG).
 
 from __future__ import annotations
 
+import functools
 import re
 
 __all__ = ["peak_flops"]
@@ -61,6 +62,7 @@ _TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
 _MAKERS = r"(NVIDIA |AMD |Tesla |NVIDIA Tesla )?"
 
 
+@functools.cache
 def peak_flops(device: str, kind: str) -> float | None:
     """Returns the dense peak of a device in FLOP/s; None if not known.
 

@@ -1,58 +1,60 @@
-"""Records operators on one thread during one call of the training, by torch's light profiler; stops where
-that would do harm.
+"""Records operators on one thread during one call of the training, by torch's light profiler.
 
 The recording can be read during the call, wherever Python runs on a thread that takes part in it. What waits for the
 call's end is one array of native memory, 8 MB for the backward pass of a model with 300 tensors; after it is freed,
 glibc keeps that much and more at the heap's end for good.
 
-Torch supports one profiler per thread: a script that starts its own during the call would get an error. And torch asks
-every operator's tensors for their shapes, which nested tensors lack: it then prints a page for each operator.
-
-Ranges that a script names (`record_function`; DistributedDataParallel's forward pass is one) are not recorded: at its
-end, a range would write into a profiler that the script has started within it, or since, and end or hang the process.
+Torch supports one profiler per thread: a script that starts its own during the call would get an error, so ours ends.
+Torch removes a recorder's callback, once, by a number. It forgets that number when it returns what was recorded so far,
+or when the recorder ends inside a backward pass. A callback that stays takes the next profiler of this thread for its
+recorder and writes into it: training hangs, or its memory is corrupted (torch 2.13). So would a range that the script
+names (`record_function`; DistributedDataParallel's forward pass is one), at its end: callbacks are off where it begins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
-from collections.abc import Iterable
-from itertools import chain, islice
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING
 
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.dynamo import untraced
-from perfagent.signals.flops.op_callbacks import are_on_here, can_clear_here, clear_here, turn_here
-from perfagent.signals.other_profilers import ends, starts
+from perfagent.signals.other_profilers import starts
 
-__all__ = ["Recording", "holds_nested"]
+if TYPE_CHECKING:
+    from torch._C._autograd import ProfilerEvent
 
-_MAKE_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow", "masked_select")
-_MOST_ITEMS = 64
+__all__ = ["Recording"]
+
+_CLEAR = "_ZN2at25clearThreadLocalCallbacksEv"
 _MARK = "__stop_profile"
 
 
-class Recording:
-    """A running recording. broken_off: a profiler of the script started, or the script made a nested tensor."""
+@cache
+def _clear_here() -> Callable[[], object] | None:
+    """Removes this thread's callbacks. Python has a function that removes those of all threads and libraries; only C++
+    has one for this thread, under its mangled name. None with another system, or a custom build."""
+    library = Path(sys.modules["torch"].__file__ or "").parent / "lib" / "libtorch_cpu.so"
+    try:
+        return getattr(ctypes.CDLL(str(library)), _CLEAR)  # type: ignore[no-any-return]
+    except (OSError, AttributeError):
+        return None
 
-    def __init__(self, *, compiled: bool) -> None:
-        """compiled: leave functions that torch.compile may trace as they are."""
+
+class Recording:
+    """A running recording. broken_off: a profiler of the script started meanwhile."""
+
+    def __init__(self) -> None:
         torch = sys.modules["torch"]
-        self.broken_off = False
-        self._leaves_callback = False
-        self._thread = get_ident()
-        self._passes: set[int] = set()
-        self._theirs = 0  # the thread on which the script runs a profiler of the same kind as ours
-        self._entering: set[int] = set()  # threads that are entering a range
-        makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
-        self._undo = [replace(module, name, self._break_off) for module, name in makers]
-        ways = ((starts(), self._break_off, self._before_start), (ends(), self._make_way, self._before_end))
-        for places, of_kineto, of_legacy in ways:
-            self._undo += [
-                replace(module, name, of_legacy if name.endswith("_legacy") else of_kineto) for module, name in places
-            ]
-        self._undo.append(replace(torch.autograd.profiler.record_function, "__enter__", self._leave_out, self._go_on))
+        self.broken_off = self._leaves_callback = False
+        self.thread = get_ident()
+        self._undo = [replace(module, name, self._break_off) for module, name in starts()]
+        enter = torch.autograd.profiler.record_function, "__enter__"
+        self._undo.append(replace(*enter, _leave_out, lambda: torch.autograd._enable_record_function(True)))
         profiler = torch._C._profiler
         config = profiler.ProfilerConfig(
             profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
@@ -63,25 +65,15 @@ class Recording:
             self._put_back()
             raise
 
-    def is_of_this_thread(self) -> bool:
-        """True if this thread began the recording."""
-        return self._thread == get_ident()
-
-    def joins(self) -> None:
-        """Called by a thread that runs a part of the recorded call's graph."""
-        self._passes.add(sys.modules["torch"]._C._current_graph_task_id())
-
-    @untraced
-    def so_far(self) -> list[list[Any]]:
+    def so_far(self) -> list[list[ProfilerEvent]]:
         """Returns what each thread has recorded since the last call of this method; the recording goes on."""
         autograd = sys.modules["torch"]._C._autograd
-        if self.broken_off or not can_clear_here() or autograd._profiler_type().name != "LEGACY":  # somebody ended it
+        if self.broken_off or _clear_here() is None or not _records_here():
             return []
         self._leaves_callback = True
         return _without_marks(autograd._disable_profiler_legacy(autograd._ProfilerDisableOptions(False, True)))
 
-    @untraced
-    def end(self) -> list[list[Any]]:
+    def end(self) -> list[list[ProfilerEvent]]:
         """Returns the rest of what each thread recorded; empty if the recording was stopped early."""
         self._put_back()
         if self.broken_off:
@@ -91,80 +83,46 @@ class Recording:
             return _without_marks(sys.modules["torch"]._C._autograd._disable_profiler_legacy())
         finally:
             if self._leaves_callback:
-                clear_here()
+                _clear()
 
     def _put_back(self) -> None:
         for undo in reversed(self._undo):
             undo()
 
-    def _takes_part(self) -> bool:
-        return self.is_of_this_thread() or sys.modules["torch"]._C._current_graph_task_id() in self._passes
-
-    def _break_off(self, *_: Any, **__: Any) -> None:
-        if self._takes_part():
-            self._take_out()
+    def _break_off(self, *_: object, **__: object) -> None:
+        if _records_here():
             self.broken_off = True
-
-    def _leave_out(self, *_: Any) -> None:
-        """Turns callbacks off while a range begins."""
-        if not self.broken_off and self._takes_part() and are_on_here():
-            self._entering.add(get_ident())
-            turn_here(on=False)
-
-    def _go_on(self) -> None:
-        if get_ident() in self._entering:
-            self._entering.discard(get_ident())
-            turn_here(on=True)
-
-    def _before_start(self, *_: Any, **__: Any) -> None:
-        """A profiler of the script's of the same kind starts: until its end, such a profiler on this thread is the
-        script's and not ours."""
-        self._break_off()
-        if self._takes_part():
-            self._theirs = get_ident()
-
-    def _before_end(self, *_: Any, **__: Any) -> None:
-        if self._theirs == get_ident():
-            self._theirs = 0
-
-    def _make_way(self, *_: Any, **__: Any) -> None:
-        """Removes our recorder before a profiler ends that began in another node of a backward pass."""
-        if self.broken_off and self._takes_part():
             self._take_out()
 
     def _take_out(self) -> None:
         """Removes the recorder and its callback on this thread. A backward pass gives each of its nodes, and the thread
         after it, the recorder and callback that were there when it began, but torch removes the callback only once.
         (When we removed it only once, torch restored it in the next node, and it wrote into the script's profiler: a
-        hang in one of some ten runs. One case is left: if a profiler begins inside an operator written in Python, or in
-        a node's hook, of the recorded step, our callback writes into it when that operator or hook ends.)"""
-        if self._theirs == get_ident():
-            return
-        autograd = sys.modules["torch"]._C._autograd
-        with contextlib.suppress(Exception):
-            if autograd._profiler_type().name == "LEGACY":
-                autograd._disable_profiler_legacy()
-                if self.broken_off or self._leaves_callback:
-                    clear_here()
+        hang in one of some ten runs.)"""
+        if _records_here():
+            with contextlib.suppress(RuntimeError):
+                sys.modules["torch"]._C._autograd._disable_profiler_legacy()
+            _clear()
 
 
-def _without_marks(threads: list[list[Any]]) -> list[list[Any]]:
+def _records_here() -> bool:
+    """True if a profiler of the kind of ours runs on this thread. (The script's own of that kind would refuse to start.)"""
+    return bool(sys.modules["torch"]._C._autograd._profiler_type().name == "LEGACY")
+
+
+def _leave_out(*_: object) -> None:
+    if _records_here():
+        sys.modules["torch"].autograd._enable_record_function(False)
+
+
+def _clear() -> None:
+    (_clear_here() or sys.modules["torch"]._C._autograd._clear_callbacks)()
+
+
+def _without_marks(threads: list[list[ProfilerEvent]]) -> list[list[ProfilerEvent]]:
     """Removes the mark that torch adds to a recording when it is read: it would look like an operator that
     never ends."""
     for events in threads:
         if events and events[-1].name() == _MARK:
             events.pop()
     return threads
-
-
-def holds_nested(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call gets nested tensors, or if the process has jagged ones: torch numbers their lengths, and has one
-    such number of its own."""
-    own: Any = sys.modules.get("torch.nested._internal.nested_tensor")
-    if len(getattr(own, "_tensor_symint_registry", ())) > 1:
-        return True
-    for given in chain(args, kwargs.values()):
-        items = given.values() if isinstance(given, dict) else given if isinstance(given, (list, tuple)) else (given,)
-        if any(getattr(item, "is_nested", False) is True for item in islice(items, _MOST_ITEMS)):
-            return True
-    return False

