@@ -191,7 +191,7 @@ class Lifecycle:
         )
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
-        MemoryTable(self._sender, self._progress, self._trained.model, self._trained.device).install()
+        MemoryTable(self._sender, self._progress, self._trained.model).install()
         UnmeasuredLines(self._sender, self._progress, self._trained.model).install()
         self._compilations.install()
         self._polling.sampler = sampler

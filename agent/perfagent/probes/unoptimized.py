@@ -1,8 +1,8 @@
 """Finds trainable parameters of the model that receive gradients and that no optimizer has, and optimizers whose
-parameters receive none, or whose gradients nobody clears (uncleared.py).
+parameters receive none, or whose gradients nobody clears (uncleared.py). Only rank 0 does.
 
 The sender's thread compares the model's parameters with those of the optimizers that step, every half a minute or less
-often (0.4 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is looked at
+often (0.4 ms for 300 parameters). In a usual training nothing is left, and that is all. What is left is compared
 between two steps, and again 20 steps later: it counts if new gradients have come meanwhile and the loop has not moved
 it by hand. Optimizers that did not step so far (several in turn) are searched for then, three times a run at most, since
 that takes 0.1 s.
@@ -14,18 +14,22 @@ its last layer, was replaced after the optimizer was made, or gradients are clea
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.boundary.gc_instances import instances_of
-from perfagent.signals.batches.fingerprint import content_of
 from perfagent.signals.tensor_storage import numbers_in
 from perfagent.signals.uncleared import Uncleared
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from perfagent.rootcause.investigator import Task
     from perfagent.step.state import StepState
 
 __all__ = ["Unoptimized"]
@@ -45,8 +49,8 @@ class Unoptimized:
     def __init__(
         self,
         progress: StepState,
-        add: Callable[[Any], None],
-        model: Callable[[], Any],
+        add: Callable[[Task], None],
+        model: Callable[[], nn.Module | None],
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -63,25 +67,33 @@ class Unoptimized:
 
     def poll(self) -> float:
         """Returns the time (of its clock) before which nothing is due."""
-        p, look = self._progress, self._look
-        if (p.measured.without_gradient >= LEAST_STEPS) != self._is_starved and not p.links.gradient_schedule.rank:
-            self._tell_starved(p.measured.without_gradient)
-        if self._clearing is not None and self._clearing.over:
-            self._tell_uncleared(self._clearing)
-        if look is not None:
-            if not look.over:
-                return self._clock()
-            self._look = None
-            p.costs.hooks_ns += look.cost_ns
-            self._tell(look.model(), look.found)
-        elif self._clock() >= self._due and not p.links.ended and p.completed - self._begin >= FIRST_STEPS:
+        p, look, clearing = self._progress, self._look, self._clearing
+        if p.links.gradient_schedule.rank:
+            return math.inf
+        starved = p.measured.without_gradient
+        if (starved >= LEAST_STEPS) != self._is_starved:
+            self._is_starved = starved >= LEAST_STEPS
+            numbers = sum(numbers_in(one) for one in _held_by(p.selection.all()[:1]).values())
+            self._event("without_gradient", float(self._is_starved), p.completed, numbers=numbers, steps=starved)
+        if clearing is not None and clearing.over:
+            self._tell_uncleared(clearing)
+        if (
+            look is None
+            and self._clock() >= self._due
+            and not p.links.ended
+            and p.completed - self._begin >= FIRST_STEPS
+        ):
             began = self._cpu()
             self._compare()
-            if self._clearing is None and not self._is_fruitless and not p.links.gradient_schedule.rank:
+            if self._clearing is None and not self._is_fruitless:
                 self._clearing = Uncleared(p)
                 self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
-        is_idle = self._look is None and self._clearing is None and not 0 < p.measured.without_gradient < LEAST_STEPS
+        elif look is not None and look.over:
+            self._look = None
+            p.costs.hooks_ns += look.cost_ns
+            self._tell(look.model(), look.found)
+        is_idle = self._look is None and self._clearing is None and not 0 < starved < LEAST_STEPS
         return self._due if is_idle else self._clock()
 
     def close(self) -> None:
@@ -90,46 +102,34 @@ class Unoptimized:
                 look.over = True
 
     def _compare(self) -> None:
-        model, p = self._model(), self._progress
-        primary = p.selection.primary
-        if model is None or primary is None or p.links.gradient_schedule.rank:
+        model, optimizers = self._model(), self._progress.selection.all()
+        if model is None or not optimizers:
             return
         try:
             trainable = {id(one): one for one in model.parameters() if one.requires_grad}
-            stepping = _held_by(p.selection.all())
+            stepping, primary = _held_by(optimizers), _held_by(optimizers[:1])
         except RuntimeError:  # the loop changes the model or an optimizer at this moment
             return
-        if not _held_by([primary]) & trainable.keys():
+        if not primary.keys() & trainable.keys():
             return
-        left = trainable.keys() - stepping - self._owned
+        left = trainable.keys() - stepping.keys() - self._owned
         if left:
-            self._look = _Look(self, p, model, [trainable[one] for one in left])
+            self._look = _Look(self, self._progress, model, [trainable[one] for one in left])
             self._add(self._look)
         else:
             self._tell(model, [])
 
-    def _tell_starved(self, looks: int) -> None:
-        p = self._progress
-        optimizer = p.selection.primary
-        self._is_starved = looks >= LEAST_STEPS
-        if p.links.on_event is None or optimizer is None:
-            return
-        numbers = sum(numbers_in(one) for group in [*optimizer.param_groups] for one in [*group["params"]])
-        told = {"what": "without_gradient", "share": float(self._is_starved), "numbers": numbers, "steps": looks}
-        p.links.on_event("parameters", told, step=p.completed)
-
     def _tell_uncleared(self, look: Uncleared) -> None:
-        p, looks = self._progress, look.result()
+        looks = look.result()
         if looks is None:
             return
         self._clearing, self._is_fruitless = None, look.fruitless
-        p.costs.hooks_ns += look.cost_ns
-        if self._is_uncleared != bool(looks) and p.links.on_event is not None:
+        self._progress.costs.hooks_ns += look.cost_ns
+        if self._is_uncleared != bool(looks):
             self._is_uncleared = bool(looks)
-            told = {"what": "uncleared", "share": float(self._is_uncleared), "steps": looks}
-            p.links.on_event("parameters", told, step=look.step)
+            self._event("uncleared", float(self._is_uncleared), look.step, steps=looks)
 
-    def _tell(self, model: Any, found: list[Any] | None) -> None:
+    def _tell(self, model: nn.Module | None, found: list[Tensor] | None) -> None:
         if found is None or model is None:
             return
         p = self._progress
@@ -138,28 +138,23 @@ class Unoptimized:
         share = numbers / whole if whole else 0.0
         p.rows.append((p.completed, time.time(), time.monotonic(), _NAME, (share,)))
         before, self._told = self._told, bool(found)
-        if not (found or before) or p.links.on_event is None:
-            return
-        ids = {id(one) for one in found}
-        named = sorted(
-            ((name, one) for name, one in model.named_parameters() if id(one) in ids), key=lambda pair: -pair[1].numel()
-        )
-        told = {
-            "what": "unoptimized",
-            "share": share,
-            "names": [name for name, _ in named[:_MOST_NAMED]],
-            "count": len(found),
-            "numbers": numbers,
-            "steps": LEAST_STEPS,
-        }
-        p.links.on_event("parameters", told, step=p.completed)
+        if found or before:
+            ids = {id(one) for one in found}
+            largest = sorted(model.named_parameters(), key=lambda pair: -pair[1].numel())
+            names = [name for name, one in largest if id(one) in ids][:_MOST_NAMED]
+            self._event(
+                "unoptimized", share, p.completed, names=names, count=len(found), numbers=numbers, steps=LEAST_STEPS
+            )
+
+    def _event(self, what: str, share: float, step: int, **facts: object) -> None:
+        if self._progress.links.on_event is not None:
+            self._progress.links.on_event("parameters", {"what": what, "share": share, **facts}, step=step)
 
     # ---- on the training thread
 
-    def without(self, left: list[Any]) -> list[Any]:
+    def without(self, left: list[Tensor]) -> list[Tensor]:
         """Returns those that no optimizer of the process has."""
-        p = self._progress
-        stepping = _held_by(p.selection.all())
+        stepping = _held_by(self._progress.selection.all())
         left = [one for one in left if id(one) not in stepping]
         if left and self._searches < _MOST_SEARCHES:
             self._searches += 1
@@ -172,74 +167,60 @@ class Unoptimized:
 
 
 class _Look:
-    """Looks at what the stepping optimizers do not have: a task between two steps.
+    """Watches what the stepping optimizers do not have: a task between two steps.
 
     found: what receives gradients and no optimizer has; None if that cannot be said.
     """
 
-    def __init__(self, of: Unoptimized, p: StepState, model: Any, left: Iterable[Any]) -> None:
+    def __init__(self, of: Unoptimized, p: StepState, model: nn.Module, left: Iterable[Tensor]) -> None:
         self._of, self._progress = of, p
         self.model = weakref.ref(model)
         self._left = [weakref.ref(one) for one in left]
         self._began = -1
-        self._before: list[tuple[Any, _State]] = []
-        self.found: list[Any] | None = None
+        self._before: list[_Kept] = []
+        self.found: list[Tensor] | None = None
         self.over = False
         self.cost_ns = 0
 
     def at_boundary(self) -> bool:
-        completed = self._progress.completed
         if self.over:
             return False
+        began, completed = time.perf_counter_ns(), self._progress.completed
         if self._began < 0:
-            began = time.perf_counter_ns()
             self._began = completed
-            alive = [(reference, one) for reference in self._left if (one := reference()) is not None]
-            self._before = [(reference, _State(one)) for reference, one in alive]
-            self.cost_ns += time.perf_counter_ns() - began
-            return True
-        if completed - self._began < LEAST_STEPS:
-            return True
-        began = time.perf_counter_ns()
-        left = [one for reference, before in self._before if (one := reference()) is not None and before.is_fed(one)]
-        self.found = self._of.without(left) if left else []
-        self._before = []
+            self._before = [_kept(one) for reference in self._left if (one := reference()) is not None]
+        elif completed - self._began >= LEAST_STEPS:
+            left = [one for kept in self._before if (one := kept.parameter()) is not None and kept.is_fed(one)]
+            self.found = self._of.without(left) if left else []
+            self.over = True
         self.cost_ns += time.perf_counter_ns() - began
-        self.over = True
-        return False
+        return not self.over
 
 
-class _State:
-    """A parameter and its gradient as they were at the first look."""
+class _Kept(NamedTuple):
+    """A parameter and its gradient as they were at first, and the versions of both."""
 
-    __slots__ = ("_gradient", "_numbers", "_version", "_version_of_gradient")
+    parameter: weakref.ref[Tensor]
+    gradient: weakref.ref[Tensor] | None
+    version: int
+    gradient_version: int
 
-    def __init__(self, parameter: Any) -> None:
-        gradient = parameter.grad
-        self._gradient = None if gradient is None else weakref.ref(gradient)
-        self._version_of_gradient = getattr(gradient, "_version", -1)
-        self._version, self._numbers = parameter._version, _few(parameter)
-
-    def is_fed(self, parameter: Any) -> bool:
+    def is_fed(self, parameter: Tensor) -> bool:
         """True if new gradients have come, and nobody has changed the parameter."""
-        gradient: Any = parameter.grad
-        if self._gradient is None or gradient is None or not parameter.requires_grad:
+        gradient = parameter.grad
+        if self.gradient is None or gradient is None or not parameter.requires_grad:
             return False
-        is_same = self._gradient() is gradient
-        if is_same and gradient._version == self._version_of_gradient:
-            return False  # left over from a step before
-        return bool(parameter._version == self._version and _few(parameter) == self._numbers)
+        is_new = self.gradient() is not gradient or gradient._version != self.gradient_version
+        return is_new and parameter._version == self.version
 
 
-def _few(parameter: Any) -> bytes:
-    return content_of(parameter) if parameter.is_cpu and not parameter.is_complex() else b""
+def _kept(parameter: Tensor) -> _Kept:
+    gradient = parameter.grad
+    known = None if gradient is None else weakref.ref(gradient)
+    return _Kept(weakref.ref(parameter), known, parameter._version, -1 if gradient is None else gradient._version)
 
 
-def _held_by(optimizers: Iterable[Any]) -> set[int]:
+def _held_by(optimizers: Iterable[Optimizer]) -> dict[int, Tensor]:
     return {
-        id(one)
-        for optimizer in optimizers
-        if optimizer is not None
-        for group in [*optimizer.param_groups]
-        for one in [*group["params"]]
+        id(one): one for optimizer in optimizers for group in [*optimizer.param_groups] for one in [*group["params"]]
     }

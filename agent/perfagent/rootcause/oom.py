@@ -147,8 +147,7 @@ def _categories(investigator: Investigator, kind: str, index: int | None) -> dic
         return total
 
     p = investigator.progress
-    primary = p.selection.primary
-    optimizers = p.selection.all() if primary is not None else []
+    optimizers = p.selection.all()
     model = investigator.model()
     weights: list[Any] = list(model.parameters()) if model is not None else []
     weights += [weight for one in optimizers for group in one.param_groups for weight in group["params"]]

@@ -49,7 +49,7 @@ def sizes(told):
 
 def test_every_category_is_told_by_parameter_group(trained):
     model, optimizer = trained
-    told = table(optimizer, model)
+    told = table([optimizer], model)
     # gradients were cleared just now, and are as large as that whenever they exist
     assert sizes(told) == (BODY + HEAD, BODY + HEAD, STATE, 0)
     body, head = told["groups"]
@@ -63,7 +63,7 @@ def test_a_group_tells_what_it_trains_and_its_rate():
         {"params": [*frozen.parameters(), *trains.parameters()], "lr": 1},
         {"params": nn.Linear(4, 1).parameters()},
     ]
-    body, head = table(torch.optim.SGD(groups, lr=torch.tensor(0.5)))["groups"]
+    body, head = table([torch.optim.SGD(groups, lr=torch.tensor(0.5))])["groups"]
     assert (body["numbers"], body["lr"], body["parameters"]) == (3, 1.0, 4 * (8 + 3))
     assert (head["numbers"], head["lr"]) == (5, 0.5)
 
@@ -96,7 +96,7 @@ def sparse_embedding():
 )
 def test_tensors_of_special_kinds_count_what_they_take(make, expected):
     optimizer, model = make()
-    assert sizes(table(optimizer, model)) == expected
+    assert sizes(table([optimizer], model)) == expected
 
 
 def test_no_gradient_is_touched():
@@ -110,7 +110,7 @@ def test_no_gradient_is_touched():
 
     layer = nn.Linear(5, 5, bias=False)
     layer.weight = Untouchable(torch.zeros(5, 5))
-    assert sizes(table(sgd(layer), layer)) == (100, 100, 0, 0)
+    assert sizes(table([sgd(layer)], layer)) == (100, 100, 0, 0)
 
 
 # ---- rows and events of a run
@@ -139,7 +139,7 @@ def test_activations_are_what_is_left_of_the_peak(record, monkeypatch, peaks, re
     recorded.progress.completed = 2
     with monkeypatch.context() as patch:
         patch.setattr(torch, "cuda", allocator(*peaks))
-        MemoryTable(recorded.sender, recorded.progress, lambda: None, lambda: 0).poll()
+        MemoryTable(recorded.sender, recorded.progress, lambda: None).poll()
     ((_, told),) = recorded.sender.drain()
     assert told["memory/gradients_bytes"] == 400.0
     assert told.get("memory/activations_and_other_bytes") == rest
@@ -148,7 +148,7 @@ def test_activations_are_what_is_left_of_the_peak(record, monkeypatch, peaks, re
 def test_rows_come_once_a_minute_and_the_event_only_with_news(record):
     recorded, now = record(), [100.0]
     model, optimizer = of_two_groups()
-    made = MemoryTable(recorded.sender, recorded.progress, lambda: model, lambda: None, clock=lambda: now[0])
+    made = MemoryTable(recorded.sender, recorded.progress, lambda: model, clock=lambda: now[0])
     train(model, optimizer)
     made.poll()
     assert recorded.events("memory") == [], "nothing is known before the second step"
