@@ -42,7 +42,7 @@ def recorded_step(model: Any, loss_of: Callable[[Any], torch.Tensor], *, micro_s
 def counted_in(look: FlopCount, model: Any, size: tuple[int, int] = (1, 1)) -> Counted:
     """Nothing, where a step's operations cannot be told. size: samples and tokens of the step."""
     flops = StepFlops(lambda: None)
-    flops.look = look
+    flops.running = look
     flops.add(look.step, {}, *size, 1.0)
     flops.take(look, model)
     return flops.known.get(size, Counted())

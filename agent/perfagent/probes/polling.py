@@ -11,7 +11,7 @@ from perfagent.hooks.selection.models import has_optimizer
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff, Source
     from perfagent.hooks.trained import Trained
-    from perfagent.probes.scheduler import Looks
+    from perfagent.probes.scheduler import ScheduledProbes
     from perfagent.rootcause.investigator import Investigator
     from perfagent.samplers.sampler import Sampler
     from perfagent.step.governor import Governor
@@ -33,7 +33,7 @@ class Polling:
     ) -> None:
         self._progress, self._sender, self._governor = progress, sender, governor
         self._trained, self._investigator = trained, investigator
-        self._probes: Looks | None = None
+        self._probes: ScheduledProbes | None = None
         self._probing: Source | None = None
         self._batches_due = 0.0
         self.sampler: Sampler | None = None
@@ -87,9 +87,9 @@ class Polling:
         if self._probes is None:
             if self._progress.last is None:
                 return
-            from perfagent.probes.scheduler import Looks
+            from perfagent.probes.scheduler import ScheduledProbes
 
-            self._probes = Looks(self._investigator, self._sender, self._trained.model, self._trained.device)
+            self._probes = ScheduledProbes(self._investigator, self._sender, self._trained.model, self._trained.device)
         idle_until = self._probes.poll()
         if self._probing is not None:
             self._probing.due = max(self._probing.due, idle_until)

@@ -1,6 +1,6 @@
 """Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
-wait for the device or, without one, read single values. And it asks now and then for parameters without an optimizer
-(unoptimized.py), and tells what the loss is made of.
+wait for the device or, without one, read single values. Now and then it asks for parameters without an optimizer
+(unoptimized.py), and reports what the loss is made of.
 
 The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
 steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfagent.device import accelerator
 from perfagent.probes.unoptimized import Unoptimized
@@ -22,11 +22,12 @@ from perfagent.signals.synchronization import SynchronizingLines
 from perfagent.signals.value_reads import ValueReads
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from perfagent.delivery.handoff import Handoff
     from perfagent.rootcause.investigator import Investigator
-    from perfagent.step.state import StepState
 
-__all__ = ["Looks"]
+__all__ = ["ScheduledProbes"]
 
 FIRST_STEPS = 3
 """Steps before the first measurement, since compiling, allocating and warming up distort the first steps."""
@@ -39,7 +40,10 @@ thousands of them."""
 _SHARE_OF_BUDGET = 0.1
 
 
-class Looks:
+Probe = FlopCount | ModuleTimes | SynchronizingLines | ValueReads
+
+
+class ScheduledProbes:
     """The measurements of one run. model: returns the root module or None; device: returns the index of this rank's device
     or None. cpu: returns the CPU seconds of this thread."""
 
@@ -47,27 +51,20 @@ class Looks:
         self,
         investigator: Investigator,
         sender: Handoff,
-        model: Callable[[], Any],
+        model: Callable[[], nn.Module | None],
         device: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._investigator, self._sender, self._model, self._device, self._clock = (
-            investigator,
-            sender,
-            model,
-            device,
-            clock,
-        )
-        self._cpu = cpu
+        self._investigator, self._sender, self._model, self._device = investigator, sender, model, device
+        self._clock, self._cpu = clock, cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
         self.flops = self._progress.links.reader.flops = StepFlops(device)
         self._unoptimized = Unoptimized(self._progress, investigator.add, model)
-        self._due: dict[str, float] = {}
+        self._due: dict[type[Probe], float] = {}
         self._ask_at = 0.0
-        self._look: Any = None
-        self._kind = ""
+        self._running: Probe | None = None
         self._trained: int | None = None
         self._changes = 0
         self._budget = sender.config.overhead_budget_pct / 100.0
@@ -75,24 +72,21 @@ class Looks:
     def poll(self) -> float:
         """Called a few times a second on the sender's thread. Returns the time (of its clock) before which
         nothing is due."""
+        p = self._progress
         self._tell_loss()
         unoptimized_due = self._unoptimized.poll()
-        if self._look is not None:
-            self._finish_look()
-        elif (
-            self._clock() >= self._ask_at
-            and not self._progress.links.ended
-            and self._progress.completed - self._begin >= FIRST_STEPS
-        ):
-            self._begin_look()
+        if self._running is not None:
+            self._finish(self._running)
+        elif self._clock() >= self._ask_at and not p.links.ended and p.completed - self._begin >= FIRST_STEPS:
+            self._begin_probe()
         return min(self._ask_at, unoptimized_due)
 
     def close(self) -> None:
         """Ends a running measurement when the run ends. On the training thread, or the thread that ends the run."""
         self._tell_loss()
         self._unoptimized.close()
-        if self._look is not None:
-            self._look.close()
+        if self._running is not None:
+            self._running.close()
 
     def _tell_loss(self) -> None:
         """What the loss of the first step was made of (loss_function.py)."""
@@ -101,84 +95,71 @@ class Looks:
             self._progress.losses.loss_made = {}
             self._sender.event("loss", made, step=self._progress.completed)
 
-    def _begin_look(self) -> None:
+    def _begin_probe(self) -> None:
         began = self._cpu()
         self._notice_what_is_trained()
         asking_s = self._cpu() - began
-        for kind, make in (("flops", self._count), ("modules", self._time_modules), ("lines", self._find_lines)):
-            if self._clock() >= self._due.get(kind, 0.0):
-                self._look, self._kind = make(), kind
-                if self._look is not None:
-                    self._investigator.add(self._look)
-                    return
+        for make in (self._count, self._time_modules, self._find_lines):
+            self._running = make()
+            if self._running is not None:
+                self._investigator.add(self._running)
+                return
         self._ask_at = self._clock() + min(IDLEST_S, max(IDLE_S, asking_s / _SHARE_OF_CORE))
 
+    def _is_due(self, kind: type[Probe]) -> bool:
+        return self._clock() >= self._due.get(kind, 0.0)
+
     def _notice_what_is_trained(self) -> None:
-        """Counts a step's operations again if layers were frozen or unfrozen, or another model is trained."""
-        trained = _trained(self._progress)
-        if trained is None or trained == self._trained:
+        """Counts a step's operations again if layers were frozen or unfrozen, or another model is trained: the number of
+        the set of trained parameters is then another one. 20 µs for 300 of them."""
+        optimizer = self._progress.selection.primary
+        groups = [group["params"] for group in [*optimizer.param_groups]] if optimizer is not None else []
+        trained = hash(tuple([id(one) for group in groups for one in [*group] if one.requires_grad]))
+        if not groups or trained == self._trained:
             return
         if self._trained is not None:
             self.flops.forget()
             self._changes += 1
             if self._changes > MOST_SIZES:
-                self._due["flops"] = self._clock() + LEAST_S
+                self._due[FlopCount] = self._clock() + LEAST_S
         self._trained = trained
 
-    def _count(self) -> Any:
-        self.flops.look = FlopCount(self._progress) if self.flops.wants() else None
-        return self.flops.look
+    def _count(self) -> FlopCount | None:
+        wanted = self._is_due(FlopCount) and self.flops.wants()
+        self.flops.running = FlopCount(self._progress) if wanted else None
+        return self.flops.running
 
-    def _time_modules(self) -> Any:
+    def _time_modules(self) -> ModuleTimes | None:
+        if not self._is_due(ModuleTimes):
+            return None
         model = self._model()
-        times = ModuleTimes(self._progress, model) if model is not None else None
+        times = None if model is None else ModuleTimes(self._progress, model)
         if times is None or times.over:
-            self._due["modules"] = self._clock() + LEAST_S
+            self._due[ModuleTimes] = self._clock() + LEAST_S
             return None
         return times
 
-    def _find_lines(self) -> Any:
+    def _find_lines(self) -> SynchronizingLines | ValueReads | None:
         on_cuda = self._device() is not None and accelerator().kind == "cuda"
-        return SynchronizingLines(self._progress) if on_cuda else ValueReads(self._progress)
+        kind = SynchronizingLines if on_cuda else ValueReads
+        return kind(self._progress) if self._is_due(kind) else None
 
-    def _finish_look(self) -> None:
-        look = self._look
-        if not look.over:
+    def _finish(self, probe: Probe) -> None:
+        p = self._progress
+        if not probe.over or (isinstance(probe, ModuleTimes) and not probe.ready()):
             return
-        if self._kind == "modules" and not look.ready():
+        if isinstance(probe, FlopCount) and probe.step and not self.flops.has_seen(probe.step) and not p.links.ended:
             return
-        if (
-            self._kind == "flops"
-            and look.step
-            and not self.flops.has_seen(look.step)
-            and not self._progress.links.ended
-        ):
+        self._running = None
+        p.costs.hooks_ns += probe.cost_ns
+        if isinstance(probe, FlopCount):
+            if probe.step:  # else something else was going on: try again
+                self.flops.take(probe, self._model())
             return
-        self._look = None
-        self._progress.costs.hooks_ns += look.cost_ns
-        if self._kind != "flops":
-            self._due[self._kind] = self._clock() + max(LEAST_S, look.cost_ns / 1e9 / (_SHARE_OF_BUDGET * self._budget))
-        if not look.step:
-            return  # something else was going on: try again
-        if self._kind == "flops":
-            self.flops.take(look, self._model())
-        elif self._kind == "modules":
-            self._tell(look.step, look.shares())
-        else:
-            self._tell(look.step, look.values())
-            if look.lines:
-                self._sender.event("sync", {"lines": look.told()}, step=look.step)
-
-    def _tell(self, step: int, values: dict[str, float]) -> None:
+        rest_s = probe.cost_ns / 1e9 / (_SHARE_OF_BUDGET * self._budget)
+        self._due[type(probe)] = self._clock() + max(LEAST_S, rest_s)
+        values = probe.values() if probe.step else {}
         if values:
-            self._progress.rows.append((step, time.time(), time.monotonic(), tuple(values), [*values.values()]))
-
-
-def _trained(p: StepState) -> int | None:
-    """Returns a number for the set of trained parameters, another one for another set. 20 µs for 300 of them."""
-    optimizer = p.selection.primary
-    if optimizer is None:
-        return None
-    return hash(
-        tuple([id(one) for group in [*optimizer.param_groups] for one in [*group["params"]] if one.requires_grad])
-    )
+            p.rows.append((probe.step, time.time(), time.monotonic(), tuple(values), [*values.values()]))
+        if probe.step and not isinstance(probe, ModuleTimes) and probe.lines:
+            self._sender.event("sync", {"lines": probe.told()}, step=probe.step)

@@ -170,7 +170,7 @@ class ModuleTimes:
         ends = [pair[1] for pair in self._whole]
         return all(isinstance(end, int) or reached(end) for end in ends)
 
-    def shares(self) -> dict[str, float]:
+    def values(self) -> dict[str, float]:
         """Returns `module_share/NAME` of the time in the root's calls; empty if the root was not called in
         that step."""
         whole = self._seconds(self._whole)

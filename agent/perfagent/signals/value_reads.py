@@ -1,9 +1,9 @@
 """Finds loops that read single values of tensors on the CPU (.item(), float(), a tensor in an `if`), in a few steps now and
 then: how many reads, what their loops take, and in which lines.
 
-Where there is a CUDA device, synchronization.py finds what the host waits for. Without one nothing is waited for, but a
-loop over values takes microseconds for each. Reads that torch itself makes (an optimizer its step count) are left out, and
-so is what evaluations, saves and the loader read: their time has names already.
+Only without a CUDA device, where nothing is waited for, but a loop over values takes microseconds for each (the rule
+sync_bound). With one, synchronization.py finds what the host waits for. Reads that torch itself makes (an optimizer its
+step count) are left out, and so is what evaluations, saves and the loader read: their time has names already.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
@@ -29,33 +30,6 @@ STEPS = 3
 """Measured steps; the one with the median of reads counts, so that what a loop logs every ten steps is no habit."""
 _GAP_NS = 50_000
 """Reads of one function that follow each other so closely are one loop, and the time between them is its time."""
-_LONG_GAP_NS = 20_000_000
-_FEW = 0.1
-"""So few gaps of a loop may be longer, up to _LONG_GAP_NS, and are its time as well: another process had the core."""
-
-
-class _Loop:
-    """Reads of one function in a row, with no part of the step (a pass, a batch) between them. Times in ns."""
-
-    __slots__ = ("code", "gaps_ns", "left", "long", "long_ns", "passed", "short", "took_ns")
-
-    def __init__(self, code: CodeType, passed: int) -> None:
-        self.code, self.passed = code, passed
-        self.took_ns = self.gaps_ns = self.long_ns = self.left = 0
-        self.short = self.long = 0
-
-    def wait(self, gap: int) -> None:
-        """The time since the read before."""
-        if gap < _GAP_NS:
-            self.short += 1
-            self.gaps_ns += gap
-        elif gap < _LONG_GAP_NS:
-            self.long += 1
-            self.long_ns += gap
-
-    def spent_ns(self) -> int:
-        with_long = self.long <= _FEW * (self.short + self.long)
-        return self.took_ns + self.gaps_ns + (self.long_ns if with_long else 0)
 
 
 class ValueReads:
@@ -73,7 +47,8 @@ class ValueReads:
         self._undo: list[Callable[[], None]] = []
         self._torch = ""
         self._counts: dict[CodeType, bool] = {}
-        self._loop: _Loop | None = None
+        self._newest: tuple[CodeType | None, int, int] = None, 0, 0
+        """Of the newest read: the function, how much of the step was over (a pass, a batch), and when it ended."""
 
     def at_boundary(self) -> bool:
         """Begins at the end of one step and ends STEPS later."""
@@ -85,9 +60,8 @@ class ValueReads:
                     return False
                 self._listen()
             else:
-                self._end_loop()
                 self._measured.append((self._progress.completed, self.lines, self.reading_ns))
-            self.lines, self.reading_ns, self._loop = Counter(), 0, None
+            self.lines, self.reading_ns, self._newest = Counter(), 0, (None, 0, 0)
             if len(self._measured) < STEPS:
                 return True
             self._measured.sort(key=lambda one: sum(one[1].values()))
@@ -113,7 +87,9 @@ class ValueReads:
         tensor = sys.modules["torch"].Tensor
         self._torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
         for name in READS:
-            self._undo.append(_replaced(tensor, name, self._watching(getattr(tensor, name))))
+            patch, own = self._watching(getattr(tensor, name)), vars(tensor).get(name)
+            setattr(tensor, name, patch)
+            self._undo.append(partial(_put_back, tensor, name, patch, own))
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         p, getframe, now = self._progress, sys._getframe, self._clock
@@ -143,35 +119,18 @@ class ValueReads:
         return counted
 
     def _note(self, frame: FrameType, began: int, called: int, returned: int) -> None:
-        loop, passed = self._loop, len(self._progress.trace)
-        if loop is None or loop.code is not frame.f_code or loop.passed != passed:
-            self._end_loop()
-            loop = self._loop = _Loop(frame.f_code, passed)
-        else:
-            loop.wait(began - loop.left)
-        loop.took_ns += returned - called
+        function, passed, left = self._newest
+        now_passed = len(self._progress.trace)
+        self.reading_ns += returned - called
+        if function is frame.f_code and passed == now_passed and began - left < _GAP_NS:
+            self.reading_ns += began - left
         self.lines[outside(frame, self._torch) or (frame.f_code.co_filename, frame.f_lineno)] += 1
-        loop.left = self._clock()
-        self.cost_ns += called - began + loop.left - returned
-
-    def _end_loop(self) -> None:
-        if self._loop is not None:
-            self.reading_ns += self._loop.spent_ns()
-            self._loop = None
+        left = self._clock()
+        self._newest = frame.f_code, now_passed, left
+        self.cost_ns += called - began + left - returned
 
 
-def _replaced(owner: Any, name: str, patch: Callable[..., Any]) -> Callable[[], None]:
-    """Patches a method that the class inherits or has, and returns a function that takes the patch away again, unless
-    somebody else has patched it by then."""
-    own = vars(owner).get(name)
-    setattr(owner, name, patch)
-
-    def undo() -> None:
-        if vars(owner).get(name) is not patch:
-            return
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
-
-    return undo
+def _put_back(tensor: type, name: str, patch: Callable[..., Any], own: Callable[..., Any] | None) -> None:
+    """own: None where the class inherits the method. Does nothing if somebody else has patched it by then."""
+    if vars(tensor).get(name) is patch:
+        delattr(tensor, name) if own is None else setattr(tensor, name, own)

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from perfagent.boundary.call_slot import CALL
-from perfagent.probes.scheduler import IDLE_S, Looks
+from perfagent.probes.scheduler import IDLE_S, ScheduledProbes
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -33,7 +33,9 @@ class Training:
         self.recorded, self.model, self.clock = recorded, model, Clock(ticks)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
         investigator = recorded.progress.links.investigator
-        self.looks = Looks(investigator, recorded.sender, lambda: model, lambda: None, self.clock, lambda: 0.0)
+        self.looks = ScheduledProbes(
+            investigator, recorded.sender, lambda: model, lambda: None, self.clock, lambda: 0.0
+        )
 
     def train(self, x, steps):
         """With the sender's part of the work after each."""

@@ -58,7 +58,7 @@ def shares_of_a_step(model):
     assert in_the_slots(model) == set()
     assert look.ready()
     step()
-    return {name.removeprefix("module_share/"): share for name, share in look.shares().items()}
+    return {name.removeprefix("module_share/"): share for name, share in look.values().items()}
 
 
 def test_shares_of_the_parts_make_up_most_of_a_step(record):

@@ -12,7 +12,7 @@ import torch
 from agent.hooks.loops import stepping
 from torch import nn
 
-from perfagent.probes.scheduler import Looks
+from perfagent.probes.scheduler import ScheduledProbes
 from perfagent.signals.synchronization import SynchronizingLines
 from perfagent.step.state import state
 
@@ -131,7 +131,7 @@ def test_waits_are_told_as_a_series_and_an_event(record, cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a device of the test")
     model = nn.Linear(2, 1)
     optimizer, recorded = torch.optim.SGD(model.parameters(), lr=0.1), record(model)
-    looks = Looks(recorded.progress.links.investigator, recorded.sender, lambda: model, lambda: 0)
+    looks = ScheduledProbes(recorded.progress.links.investigator, recorded.sender, lambda: model, lambda: 0)
     for _ in range(30):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()

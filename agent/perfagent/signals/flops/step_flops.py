@@ -65,7 +65,7 @@ class StepFlops:
         self._shape: Shape | None = None
         self._changed = -STEADY_STEPS  # steps completed when the shape last changed
         self._wasted = 0  # recorded steps whose size did not become known
-        self.look: FlopCount | None = None
+        self.running: FlopCount | None = None
         """The step that is being recorded: its size is set when its row is read."""
         self.kind = ""
         self.tells = True
@@ -91,7 +91,7 @@ class StepFlops:
 
     def take(self, look: FlopCount, model: nn.Module | None) -> None:
         """Takes the result of a recorded step, once the row of that step has been read."""
-        size, self.look = look.size, None
+        size, self.running = look.size, None
         if look.failed or look.gave_way:
             self.tells = False  # our recording endangers a profiler that starts during a call
             return
@@ -112,8 +112,8 @@ class StepFlops:
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """Adds `flops_per_s` and `mfu` to a step's values."""
         flops = self.of(step, samples, tokens)
-        if self.look is not None and self._newest is not None and step == self.look.step:
-            self.look.size = self._newest[1] if tokens or self._is_settled(step) else None
+        if self.running is not None and self._newest is not None and step == self.running.step:
+            self.running.size = self._newest[1] if tokens or self._is_settled(step) else None
         if flops is None or not seconds:
             return
         values["flops_per_s"] = flops / seconds
