@@ -7,12 +7,17 @@ The units of a Linear are in the last dimension, those of a convolution in the s
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
-__all__ = ["Makers", "Origin", "makers_of"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.autograd.graph import Node
 
-_MOST_MAKERS = 1024
+__all__ = ["Origin", "Producers"]
+
+_MOST_PRODUCERS = 1024
 """Most modules whose outputs are recorded."""
 _MOST_NODES = 16
 _KEEPS_SHAPE = ("Add", "Sub", "Mul", "Div", "Relu", "Hardtanh", "Pow", "NativeDropout", "Clone", "ToCopy")
@@ -31,32 +36,28 @@ class Origin(NamedTuple):
     modules: frozenset[int]
 
 
-def makers_of(model: Any) -> list[tuple[Any, bool]]:
-    """Returns the modules that show where units are, with True if that is the last dimension and False if
-    the second."""
-    nn = sys.modules["torch"].nn
-    last = (nn.Linear, nn.Bilinear, nn.Embedding)
-    second = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-    found = []
-    for module in model.modules():
-        if isinstance(module, last) or type(module).forward is nn.LayerNorm.forward:  # a subclass may differ
-            found.append((module, True))
-        elif isinstance(module, second):
-            found.append((module, False))
-    return found[:_MOST_MAKERS]
+class Producers:
+    """The modules of a model that show where units are, and their outputs during one call."""
 
+    __slots__ = ("_in_last", "_nodes", "_tensors")
 
-class Makers:
-    """The outputs of modules during one call, as tensors and as autograd's nodes."""
+    def __init__(self, model: nn.Module) -> None:
+        nn = sys.modules["torch"].nn
+        last = (nn.Linear, nn.Bilinear, nn.Embedding)
+        second = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+        shown = (
+            (id(one), isinstance(one, last) or type(one).forward is nn.LayerNorm.forward)  # a subclass may differ
+            for one in model.modules()
+            if isinstance(one, (*last, *second)) or type(one).forward is nn.LayerNorm.forward
+        )
+        self._in_last = dict(islice(shown, _MOST_PRODUCERS))
+        self._tensors: dict[int, tuple[ref[Tensor], Origin]] = {}
+        self._nodes: dict[Node, Origin] = {}
 
-    __slots__ = ("_nodes", "_tensors")
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, tuple[Any, Origin]] = {}
-        self._nodes: dict[Any, Origin] = {}
-
-    def note(self, last: bool, module: Any, _inputs: Any, output: Any) -> None:
-        if not isinstance(output, sys.modules["torch"].Tensor):
+    def note(self, module: nn.Module, output: Any) -> None:
+        """The module has returned that."""
+        last = self._in_last.get(id(module))
+        if last is None or not isinstance(output, sys.modules["torch"].Tensor):
             return
         dimension: int | None = output.dim() - 1 if last else 1
         if output.dim() < 2 or (not last and output.dim() != len(getattr(module, "kernel_size", output.shape[2:])) + 2):
@@ -66,19 +67,22 @@ class Makers:
         if output.grad_fn is not None:
             self._nodes[output.grad_fn] = origin
 
-    def origin(self, taken: Any, output: Any) -> Origin:
+    def origin(self, taken: Any, output: Tensor) -> Origin:
         """Returns the origin of an activation's input. taken, output: its input and output."""
         made = self._tensors.get(id(taken))
-        if made is not None and made[0]() is taken and taken.dim() == output.dim():
+        tensor = None if made is None else made[0]()
+        if made is not None and tensor is not None and tensor is taken and tensor.dim() == output.dim():
             return made[1]
         dimensions: set[int | None] = set()
         modules: frozenset[int] = frozenset()
         waiting = [output.grad_fn]
         for _ in range(_MOST_NODES):
             node = waiting.pop() if waiting else None
+            if node is None:
+                continue
             if node in self._nodes:
                 dimensions.add(self._nodes[node].dimension)
                 modules |= self._nodes[node].modules
-            elif node is not None and type(node).__name__.startswith(_KEEPS_SHAPE):
-                waiting += [after for after, _ in node.next_functions if after is not None]
+            elif type(node).__name__.startswith(_KEEPS_SHAPE):
+                waiting += [after for after, _ in node.next_functions]
         return Origin(dimensions.pop() if len(dimensions) == 1 else None, modules)

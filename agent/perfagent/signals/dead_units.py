@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from perfagent.boundary.dynamo import not_traced
-from perfagent.boundary.guard import failed
+from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, collect, is_captured
-from perfagent.signals.activation_producers import Makers, makers_of
+from perfagent.signals.activation_producers import Producers
 from perfagent.signals.compiled import compiled
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, nn
 
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
 
@@ -43,12 +43,12 @@ LEAST_ROWS = 64
 rows, none in 64."""
 _MOST_CALLS = 8
 """Most calls of one module to check in a call of the model."""
-_suspects: WeakKeyDictionary[Any, dict[Units, tuple[Any, int]]] = WeakKeyDictionary()
-"""module -> makers of its units -> which units were zero in every row so far (on the device), and the number of rows;
+_suspects: WeakKeyDictionary[nn.Module, dict[Units, tuple[Tensor, int]]] = WeakKeyDictionary()
+"""module -> producers of its units -> which units were zero in every row so far (on the device), and the number of rows;
 kept until there are enough rows."""
 
 
-def activations_of(model: Any) -> list[tuple[str, Any]]:
+def activations_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Returns (name, module) of the activations to check; empty if hooks would meet a compiler."""
     torch = sys.modules["torch"]
     if compiled() or isinstance(model, torch.nn.DataParallel):
@@ -69,57 +69,54 @@ class DeadUnits:
     """Checks the next training call of the root model, once. done: gets the shares, on the training thread. cost_ns:
     the time that the check took on that thread; 0 before it."""
 
-    __slots__ = ("_activations", "_dead", "_done", "_looked_at", "_made", "_makers", "cost_ns")
+    __slots__ = ("_activations", "_checked", "_dead", "_done", "_producers", "cost_ns")
 
-    def __init__(self, model: Any, done: Callable[[DeadShares], None]) -> None:
+    def __init__(self, model: nn.Module, done: Callable[[DeadShares], None]) -> None:
         self.cost_ns = 0
-        self._activations = activations_of(model)
+        self._activations = {module: name for name, module in activations_of(model)}
         self._done = done
-        self._dead: dict[str, list[Any]] = {}
-        self._looked_at: dict[str, set[Units]] = {}
-        self._makers = makers_of(model) if self._activations else []
-        self._made = Makers()
+        self._dead: dict[str, list[Tensor]] = {}
+        self._checked: dict[str, set[Units]] = {}
+        self._producers = Producers(model) if self._activations else None
 
     def __bool__(self) -> bool:
         return bool(self._activations)
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs the root model's call and checks its activations."""
-        began = perf_counter_ns()
-        handles: list[Any] = []
-        try:
-            for name, module in self._activations:
-                handles.append(module.register_forward_hook(_Hook(self, partial(self._activated, name))))
-            for module, last in self._makers:
-                handles.append(module.register_forward_hook(_Hook(self, partial(self._made.note, last))))
-        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            failed(_NAME, error)
-        self.cost_ns += perf_counter_ns() - began
+        hook = sys.modules["torch"].nn.modules.module.register_module_forward_hook(self._called)
         try:
             return call(*args, **kwargs)
         finally:
-            began = perf_counter_ns()
-            for handle in handles:
-                handle.remove()
-            self._finish(began)
+            hook.remove()
+            self._finish()
 
-    def _activated(self, name: str, module: Any, inputs: Any, output: Any) -> None:
-        looked_at = self._looked_at.setdefault(name, set())
-        if len(looked_at) >= _MOST_CALLS or not isinstance(output, sys.modules["torch"].Tensor):
+    @guarded
+    def _called(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._producers is None:
             return
-        dimension, units = self._made.origin(inputs[0] if inputs else None, output)
-        if units in looked_at or (looked_at and not units):
+        began = perf_counter_ns()
+        name = self._activations.get(module)
+        if name is None:
+            self._producers.note(module, output)
+        elif isinstance(output, sys.modules["torch"].Tensor):
+            self._activated(name, module, inputs[0] if inputs else None, output, self._producers)
+        self.cost_ns += perf_counter_ns() - began
+
+    def _activated(self, name: str, module: nn.Module, taken: Any, output: Tensor, producers: Producers) -> None:
+        checked = self._checked.setdefault(name, set())
+        if len(checked) >= _MOST_CALLS:
             return
-        looked_at.add(units)
+        dimension, units = producers.origin(taken, output)
+        if units in checked or (checked and not units):
+            return
+        checked.add(units)
         if output.dim() == 2:
             dimension = 1
-        if dimension is not None:
-            self._look(name, module, units, output, dimension)
+        if dimension is not None and output.dim() >= 2 and output.numel() and not is_captured(output):
+            self._check(name, module, units, output.detach(), dimension)
 
-    def _look(self, name: str, module: Any, units: Units, output: Any, dimension: int) -> None:
-        output = output.detach()
-        if output.dim() < 2 or not output.numel() or is_captured(output):
-            return
+    def _check(self, name: str, module: nn.Module, units: Units, output: Tensor, dimension: int) -> None:
         output = output[: max(1, _MOST_NUMBERS * output.shape[0] // output.numel())]
         rows = output.numel() // output.shape[dimension]
         with sys.modules["torch"].no_grad():
@@ -133,53 +130,24 @@ class DeadUnits:
             else:
                 self._dead.setdefault(name, []).append(dead)
 
-    def _finish(self, began: int) -> None:
-        try:
-            torch = sys.modules["torch"]
-            together: dict[Any, dict[str, Any]] = {}
-            for name, module in self._activations:
-                dead = self._dead.get(name)
-                if dead is None or self._looked_at[name] & _suspects[module].keys():
-                    continue  # report the units of all its calls or none
-                device = dead[0].device
-                with torch.no_grad():
-                    units = torch.cat([mask for mask in dead if mask.device == device])
-                    together.setdefault(device, {})[name] = units.float().mean()
-            found = [(collect(torch.stack([*shares.values()])), [*shares]) for shares in together.values()]
-            readings = [(reading, names) for reading, names in found if reading is not None]
-            if readings:
-                self._done(DeadShares(readings))
-        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            failed(_NAME, error)
-        self._activations, self._dead, self._makers, self._made = [], {}, [], Makers()
-        self.cost_ns += perf_counter_ns() - began
-
-
-_NAME = f"{__name__}.DeadUnits"
-
-
-class _Hook:
-    """A hook on a module for one call. If the model copies or pickles itself during that call, the copy gets a hook
-    that does nothing and comes from the standard library, so that the copy can be read without perfagent."""
-
-    __slots__ = ("_look", "_of")
-
-    def __init__(self, of: DeadUnits, look: Callable[[Any, Any, Any], None]) -> None:
-        self._of, self._look = of, look
-
-    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+    @guarded
+    def _finish(self) -> None:
         began = perf_counter_ns()
-        try:
-            self._look(module, inputs, output)
-        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            failed(_NAME, error)
-        self._of.cost_ns += perf_counter_ns() - began
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
-not_traced(_Hook.__call__, nor_what_it_calls=True)
+        torch = sys.modules["torch"]
+        together: dict[device, dict[str, Tensor]] = {}
+        for module, name in self._activations.items():
+            dead = self._dead.get(name)
+            if dead is None or self._checked[name] & _suspects[module].keys():
+                continue  # report the units of all its calls or none
+            with torch.no_grad():
+                units = torch.cat([mask for mask in dead if mask.device == dead[0].device])
+                together.setdefault(units.device, {})[name] = units.float().mean()
+        found = [(collect(torch.stack([*shares.values()])), [*shares]) for shares in together.values()]
+        readings = [(reading, names) for reading, names in found if reading is not None]
+        if readings:
+            self._done(DeadShares(readings))
+        self._activations, self._dead, self._producers = {}, {}, None
+        self.cost_ns += perf_counter_ns() - began
 
 
 class DeadShares:
