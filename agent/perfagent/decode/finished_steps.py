@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from perfagent.device import Reading, reached, ready, value_of, waiting
+from perfagent.device import Reading, device_was_read, reached, ready, value_of
 from perfagent.step.costs import occasional_ns, steps_ns
 from perfagent.step.row import AfterLastStep, Note, OccasionalValues, Row, StepRow
 from perfagent.step.trace import BACKWARD, entries_of, entry_count, events_of, forward_passes
@@ -39,7 +39,7 @@ def is_ready(p: StepState, row: StepRow) -> bool:
             return False
     if row.rare is not None and not row.rare.ready():
         return False
-    if p.clock is None and not waiting():
+    if p.clock is None and not device_was_read():
         return True
     entries = entries_of(row.trace)
     if not ready(row.lr) or not all(ready(entry[3]) and ready(entry[4]) for entry in entries if entry[0] == BACKWARD):
@@ -51,7 +51,7 @@ def is_ready(p: StepState, row: StepRow) -> bool:
 def is_plain(p: StepState, row: StepRow) -> bool:
     """True if its note is plain data that can be read at any time: no device clock ran, no values came from a
     device, and no evaluation may be in it."""
-    return p.clock is None and type(row.trace) is list and not waiting()
+    return p.clock is None and type(row.trace) is list and not device_was_read()
 
 
 def note_of(p: StepState, row: StepRow) -> Note:

@@ -21,8 +21,7 @@ from perfagent.delivery.columns import INT64, Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.row_packing import Packed, Packer
 from perfagent.delivery.wakeup import yield_gil
-from perfagent.device import listen_here
-from perfagent.device import waiting as elsewhere
+from perfagent.device import device_was_read, listen_here
 from perfagent.step.captured_log import CapturedLog
 from perfagent.step.overflow import OverflowMark
 from perfagent.step.pending_logs import EarlyLog
@@ -107,7 +106,7 @@ class Collector:
         waiting: deque[Any] = self._handoff.rows
         most, taken, newest, stepped = len(waiting), 0, 0, self._handoff.stepped
         p = self._handoff.progress
-        plain = p is not None and p.clock is None and not elsewhere()
+        plain = p is not None and p.clock is None and not device_was_read()
         if not plain:
             listen_here()  # now: what these rows hold of a device was taken before
         # a loss that the user logs later takes the place of ours

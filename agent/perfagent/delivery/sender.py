@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from perfagent.delivery.handoff import Flush, Handoff
 from perfagent.delivery.wakeup import start_deaf
-from perfagent.device import immortal, waiting
+from perfagent.device import device_was_read, leak_in_forked_child
 
 if TYPE_CHECKING:
     from perfagent.agent_config import AgentConfig
@@ -121,8 +121,8 @@ class Sender(Handoff):
     def _in_forked_child(self) -> None:
         """No lock, no logging, no thread: other threads may have held any lock at the moment of the fork."""
         self.disabled = True
-        if waiting() or (self.progress is not None and self.progress.clock is not None):
-            immortal(self, [*self.rows], [*self.sources])
+        if device_was_read() or (self.progress is not None and self.progress.clock is not None):
+            leak_in_forked_child(self, [*self.rows], [*self.sources])
         for handed in (self.rows, self.events, self.sources, self.slow_sources):
             handed.clear()
         if self._send_loop is not None:

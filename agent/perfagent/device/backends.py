@@ -180,7 +180,7 @@ class Backend:
 
         folder = Path(sys.modules["torch"].__file__ or "").parent / "lib"
         for library, function in _CAPTURE_MODES if self.kind == "cuda" else ():
-            try:
+            try:  # pragma: no cover - CUDA: such a library comes with builds for it
                 return getattr(ctypes.CDLL(str(folder / library)), function)  # type: ignore[no-any-return]
             except (AttributeError, OSError):  # links CUDA statically, or is built for the other
                 continue

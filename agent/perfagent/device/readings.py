@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Reading", "Value", "collect", "duplicate", "fetched", "immortal", "is_captured", "is_tensor", "listen_here", "ready",
-    "snapshot", "take", "take_if_any", "to_host", "uses", "value_of", "waiting",
+    "Reading", "Value", "collect", "device_was_read", "duplicate", "fetched", "is_captured", "is_tensor",
+    "leak_in_forked_child", "listen_here", "ready", "snapshot", "take", "take_if_any", "to_host", "uses", "value_of",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -226,7 +226,7 @@ def uses(backend: Backend, device: torch.device) -> None:
     """Notes that values or times are taken from a device, the first of its kind. On the training thread."""
     global _device
     if _device is None:
-        os.register_at_fork(after_in_child=lambda: immortal(_pools))
+        os.register_at_fork(after_in_child=lambda: leak_in_forked_child(_pools))
     _device, backend.used = device, True
     backend.keep_out_of_captures()
 
@@ -239,7 +239,7 @@ def listen_here() -> None:
         backend_of(_device.type).listen_here(_device.index)
 
 
-def immortal(*held: Any) -> None:
+def leak_in_forked_child(*held: Any) -> None:
     """Keeps, in a forked child, the given objects and all that they hold alive, even at the child's exit.
 
     When the last reference to an event or to pinned memory goes, torch calls CUDA, which refuses every call in a forked
@@ -252,7 +252,7 @@ def immortal(*held: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
-def waiting() -> bool:
+def device_was_read() -> bool:
     """True if this process ever read a value from a device. If not, all values are on the host."""
     return _elsewhere
 

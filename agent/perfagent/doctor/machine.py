@@ -15,7 +15,6 @@ OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 15)
 _INSTALL = (
     "install torch into this environment: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
 )
-_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "snmalloc")
 
 
 def python(version: Sequence[int], executable: str, platform: str) -> Check:
@@ -96,9 +95,6 @@ def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool
     libc: name and version. wanted: the setting `tune_malloc`.
     """
     name = " ".join(part for part in libc if part) or "an unknown C library"
-    preloaded = [kind for kind in _ALLOCATORS if kind in environ.get("LD_PRELOAD", "")]
-    if preloaded:
-        return ok("allocator", f"{preloaded[0]} by LD_PRELOAD, over {name}")
     reason = reason_against(wanted, environ)
     if reason is not None and not wanted:
         step = "a CPU step may take page faults for memory that it just gave back: unset PERFAGENT_MALLOC unless you measured"

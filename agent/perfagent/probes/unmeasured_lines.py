@@ -1,9 +1,8 @@
-"""Samples in which line the training thread is while it is in none of the phases: what the time that is left of a step is
-spent on.
+"""Samples the training thread's line while no phase is timed: it shows where `phase/other_s` goes.
 
-One look a tick of the sender's thread, 6 µs: the frames of the thread, no variables, no lock. Of a minute, the lines
-are told that were met most often, if so much was in no phase that somebody may ask. The line is the script's own: libraries
-(what is installed, torch, Python's own modules) are looked through, to the line that called them.
+One sample a tick of the sender's thread, 6 µs: the frames of the thread, no variables, no lock. Once a minute it reports
+the most frequent lines, if 15 % of the samples were outside every phase. The line is the script's own: the one that
+called into a library.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["UnmeasuredLines", "is_unmeasured"]
 FIRST_LOOKS = 30
 EVERY_S = 60.0
 LEAST_SHARE = 0.15
-"""So much of the looks must have met no phase; the server's rule asks for twice as much."""
+"""Share of the samples outside every phase; the server's rule asks for twice as much."""
 _MOST_LINES = 8
 _MOST_FRAMES = 100
 _NEWEST_ITEMS = 64
@@ -56,7 +55,7 @@ class UnmeasuredLines:
         self._sender.add_source(self.poll)
 
     def poll(self) -> None:
-        """Looks once. On the sender's thread."""
+        """Takes one sample. On the sender's thread."""
         p = self._progress
         if p.last is None or p.links.ended:
             return
@@ -116,7 +115,7 @@ def is_unmeasured(p: StepState) -> bool:
 
 
 def _libraries() -> tuple[str, ...]:
-    """Beginnings of the paths of what is no part of the script."""
+    """Path prefixes of installed libraries."""
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
     return ("<", *(folder for folder in folders if folder))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 __all__ = ["reason_against", "tune"]
 
@@ -36,9 +35,8 @@ _VARIABLES = (
 )
 """All that glibc reads (mallopt(3)). Fewer arenas are no threshold, but who limits them wants less memory kept, not
 more."""
-_REPLACED = ("malloc", "calloc", "realloc", "free")
-"""What every other allocator must define to take glibc's place."""
-_DLADDR_SYMBOL = 1  # RTLD_DL_SYMENT
+_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "snmalloc")
+"""Parts of the names of libraries that take glibc's place. Where one is linked into the program, the call does nothing."""
 
 _tuned = False
 """Whether this process has been tuned; its forked children have been with it."""
@@ -73,6 +71,9 @@ def reason_against(wanted: bool, variables: Mapping[str, str]) -> str | None:
     for name in _VARIABLES:
         if name in variables:
             return f"{name} is set"
+    for name in _ALLOCATORS:
+        if name in variables.get("LD_PRELOAD", ""):
+            return f"{name} is preloaded"
     return "GLIBC_TUNABLES sets glibc.malloc" if "glibc.malloc." in variables.get("GLIBC_TUNABLES", "") else None
 
 
@@ -83,48 +84,5 @@ def _set_thresholds() -> str | None:
     process = ctypes.CDLL(None)
     if not hasattr(process, "gnu_get_libc_version"):
         return "not glibc"  # musl
-    other = _other_allocator(process)
-    if other is not None:
-        return f"malloc is that of {other}"
     taken = process.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD) and process.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD)
     return None if taken else "mallopt refused"
-
-
-def _other_allocator(process: Any) -> str | None:
-    """The file that takes the place of glibc's malloc: preloaded (jemalloc, tcmalloc, mimalloc) or linked into the
-    program."""
-    libc, _ = _definition(process, "gnu_get_libc_version")
-    for name in _REPLACED:
-        file, defined = _definition(process, name)
-        # A program that is not position-independent has an entry of its own for a function of a library; it defines
-        # nothing.
-        if file != libc and defined:
-            return os.path.basename(file) or "another library"  # noqa: PTH119 - a text, which may be no path
-    return None
-
-
-def _definition(process: Any, name: str) -> tuple[str, bool]:
-    """The file that a function's address lies in, and whether that file defines the function."""
-    import ctypes
-
-    class Information(ctypes.Structure):
-        _fields_ = (
-            ("file", ctypes.c_char_p),
-            ("base", ctypes.c_void_p),
-            ("symbol", ctypes.c_char_p),
-            ("address", ctypes.c_void_p),
-        )
-
-    class Symbol(ctypes.Structure):  # the beginning of Elf64_Sym
-        _fields_ = (
-            ("name", ctypes.c_uint32),
-            ("info", ctypes.c_uint8),
-            ("other", ctypes.c_uint8),
-            ("section", ctypes.c_uint16),
-        )
-
-    found, symbol = Information(), ctypes.POINTER(Symbol)()
-    address = ctypes.cast(getattr(process, name), ctypes.c_void_p)
-    if not process.dladdr1(address, ctypes.byref(found), ctypes.byref(symbol), _DLADDR_SYMBOL):
-        return "", True
-    return os.fsdecode(found.file or b""), not symbol or symbol.contents.section != 0

@@ -13,29 +13,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.call_slot import CALL, copy_that_calls
 from perfagent.boundary.dynamo import not_traced
-from perfagent.boundary.guard import failed
+from perfagent.boundary.guard import guarded
 from perfagent.device import reached
 from perfagent.signals.compiled import compiled
 from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.state import StepState, now
 
-__all__ = ["ModuleTimes", "left_alone", "parts_of"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ModuleTimes", "parts_of"]
 
 _MOST_PARTS = 64
 _NEARLY_ALL = 0.8
 _DEPTH = 2
+Span = tuple[Any, Any]
+"""Begin and end: nanoseconds or events of a device; None where it could not be marked."""
 
 
-def parts_of(model: Any) -> dict[str, list[Any]]:
+def parts_of(model: nn.Module) -> dict[str, list[nn.Module]]:
     """Returns name -> modules that are called for it; empty if the model must be left alone."""
-    if left_alone(model):
+    if _left_alone(model):
         return {}
     total = _size(model)
-    parts: dict[str, list[Any]] = {}
+    parts: dict[str, list[nn.Module]] = {}
     waiting = list(model.named_children())
     while waiting:
         name, module = waiting.pop(0)
@@ -52,7 +57,7 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
     return parts if 1 < len(parts) <= _MOST_PARTS else {}
 
 
-def left_alone(model: Any) -> bool:
+def _left_alone(model: nn.Module) -> bool:
     """True if the calls of its modules must not be replaced: something is compiled or scripted, the model is replicated
     over devices, or somebody else has replaced a call."""
     torch = sys.modules["torch"]
@@ -63,17 +68,17 @@ def left_alone(model: Any) -> bool:
     )
 
 
-def _has_forward(module: Any) -> bool:
+def _has_forward(module: nn.Module) -> bool:
     """True unless the module has no forward, like a list of layers: its layers are called, and may be lists again."""
     return type(module).forward is not sys.modules["torch"].nn.Module.forward or "forward" in vars(module)
 
 
-def _called_in(module: Any) -> list[Any]:
+def _called_in(module: nn.Module) -> list[nn.Module]:
     parts = [[child] if _has_forward(child) else _called_in(child) for child in module.children()]
     return [part for some in parts for part in some]
 
 
-def _size(module: Any) -> int:
+def _size(module: nn.Module) -> int:
     return sum(map(numbers_in, module.parameters()))
 
 
@@ -81,14 +86,14 @@ class ModuleTimes:
     """Times the parts of the root model in the next step: a task between two steps, and the probe of the
     root's calls."""
 
-    def __init__(self, progress: StepState, model: Any) -> None:
+    def __init__(self, progress: StepState, model: nn.Module) -> None:
         self._progress = progress
         self._parts = parts_of(model)
         self.step = 0
         self.over = not self._parts
         self.cost_ns = 0
-        self._spans: dict[str, list[tuple[Any, Any]]] = {}  # stamps or events
-        self._whole: list[tuple[Any, Any]] = []
+        self._spans: dict[str, list[Span]] = {}
+        self._whole: list[Span] = []
         self._open: set[str] = set()  # parts that are being called
 
     def at_boundary(self) -> bool:
@@ -115,15 +120,8 @@ class ModuleTimes:
         if p.completed >= self.step:
             return call(*args, **kwargs)
         began = now()
-        placed: list[Any] = []
-        try:
-            for name, modules in self._parts.items():
-                for module in modules:
-                    if module.__dict__.get(CALL) is None:
-                        module.__dict__[CALL] = self._timer(name, module)
-                        placed.append(module)
-        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            failed(__name__, error)
+        placed: list[nn.Module] = []
+        self._place(placed)
         begin = self._stamp()
         self.cost_ns += now() - began
         try:
@@ -136,6 +134,14 @@ class ModuleTimes:
             if not self.over:
                 p.probe = self
             self.cost_ns += now() - ended
+
+    @guarded
+    def _place(self, placed: list[nn.Module]) -> None:
+        for name, modules in self._parts.items():
+            for module in modules:
+                if module.__dict__.get(CALL) is None:
+                    module.__dict__[CALL] = self._timer(name, module)
+                    placed.append(module)
 
     def _timer(self, name: str, module: Any) -> Callable[..., Any]:
         spans = self._spans.setdefault(name, [])
@@ -174,18 +180,18 @@ class ModuleTimes:
         """Returns `module_share/NAME` of the time in the root's calls; empty if the root was not called in
         that step."""
         whole = self._seconds(self._whole)
-        if not whole:
-            return {}
-        shares = {f"module_share/{name}": self._seconds(spans) / whole for name, spans in self._spans.items() if spans}
+        shares = {
+            f"module_share/{name}": self._seconds(spans) / whole
+            for name, spans in self._spans.items()
+            if spans and whole
+        }
         clock = self._progress.clock
         if clock is not None:
-            pairs = [pair for spans in (self._whole, *self._spans.values()) for pair in spans]
-            clock.release(
-                [event for pair in pairs for event in pair if event is not None and not isinstance(event, int)]
-            )
+            stamps = [stamp for spans in (self._whole, *self._spans.values()) for span in spans for stamp in span]
+            clock.release([stamp for stamp in stamps if stamp is not None and not isinstance(stamp, int)])
         return shares
 
-    def _seconds(self, spans: list[tuple[Any, Any]]) -> float:
+    def _seconds(self, spans: list[Span]) -> float:
         clock, total = self._progress.clock, 0.0
         for begin, end in spans:
             if isinstance(begin, int) and isinstance(end, int):

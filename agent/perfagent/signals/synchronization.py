@@ -100,41 +100,30 @@ class SynchronizingLines:
         The list of filters is changed in place: `warnings.filterwarnings` would make Python forget which of the
         script's warnings it has shown, and show them again.
         """
-        self._replaced = warnings.showwarning
-        replaced = self._replaced
+        self._replaced = replaced = warnings.showwarning
 
         def showwarning(
-            message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+            message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any, **options: Any
         ) -> None:
             text = str(message)
             if _SAID.search(text):
                 if get_ident() == self._progress.thread:  # the mode is that of the whole process
-                    self.lines[_users(filename, lineno)] += 1
+                    torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
+                    self.lines[outside(sys._getframe(1), torch) or (filename, lineno)] += 1
             elif not _SAID_ONCE.search(text):
-                replaced(message, category, filename, lineno, file, line)
+                replaced(message, category, filename, lineno, *more, **options)
 
         self._listener = warnings.showwarning = not_traced(showwarning)
         self._filters = warnings.filters
         self._entries = [("always", pattern, Warning, None, 0) for pattern in (_SAID, _SAID_ONCE)]
         self._filters[:0] = self._entries
-        self._undo = [
-            replace(warnings, "simplefilter", lambda action="", *_, **__: self._stand_back(action == "error")),
-            replace(warnings, "filterwarnings", lambda action="", *_, **__: self._stand_back(action == "error")),
-            replace(
-                warnings.catch_warnings,
-                "__enter__",
-                lambda block: self._stand_back(bool(getattr(block, "_record", False))),
-            ),
-        ]
+        for name in ("simplefilter", "filterwarnings"):
+            self._undo.append(replace(warnings, name, lambda action="", *_, **__: self._stand_back(action == "error")))
+        entered = warnings.catch_warnings, "__enter__"
+        self._undo.append(replace(*entered, lambda block: self._stand_back(getattr(block, "_record", False))))
 
     def values(self) -> dict[str, float]:
         return {"sync/calls_per_step": float(sum(self.lines.values()))}
 
     def told(self) -> list[dict[str, Any]]:
         return most_often(self.lines)
-
-
-def _users(filename: str, lineno: int) -> tuple[str, int]:
-    """Returns the innermost line outside of torch and perfagent, or the warning's own line if there is none."""
-    torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
-    return outside(sys._getframe(2), torch) or (filename, lineno)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import nullcontext
+from types import ModuleType
 
 import pytest
 import torch
 from fake_streams import Devices, Event
 
-from perfagent.device import Backend, DeviceClock, backend_of, ran_out_of_memory, reached
+from perfagent.device import (
+    Backend,
+    DeviceClock,
+    accelerator,
+    backend_of,
+    ran_out_of_memory,
+    reached,
+    tolerating_out_of_memory,
+)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta", "xla", "mps"])
@@ -62,6 +73,20 @@ def test_streams_are_known_by_their_numbers(devices: Devices, monkeypatch: pytes
 )
 def test_memory_that_ran_out_is_known_of_any_kind(error: Exception, ran_out: bool) -> None:
     assert ran_out_of_memory(error) is ran_out
+    with nullcontext() if ran_out else pytest.raises(type(error)), tolerating_out_of_memory():
+        raise error
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise NotImplementedError
+
+
+def test_a_process_without_an_accelerator_has_a_null_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setattr(torch, "empty", refuse)
+    assert (accelerator().kind, accelerator().pinned(1, torch.float32)) == ("cuda", None)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert accelerator().kind == "cpu", "while torch is being imported"
 
 
 # ---- captures of graphs

@@ -74,6 +74,8 @@ def test_large_copies_wait_for_the_device_and_nobody_for_them(fakegpu: Control) 
     assert not reached(head_there) and not reached(copy_there)
     fakegpu.let_go(1)
     assert reached(head_there) and reached(copy_there)
+    fakegpu.hold(1)
+    threading.Timer(0.01, lambda: fakegpu.let_go(1)).start()
     assert host.tolist() == fetched(copy).tolist() == [0, 1, 2, 3, 4, 5]
     with torch.fakegpu.Stream("fakegpu:1"), torch.accelerator.Graph():
         assert to_host(x) is None and is_captured(x)

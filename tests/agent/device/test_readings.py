@@ -10,7 +10,18 @@ import pytest
 import torch
 from fake_streams import Devices
 
-from perfagent.device import Reading, backends, collect, take, value_of
+from perfagent.device import (
+    Reading,
+    backends,
+    collect,
+    duplicate,
+    fetched,
+    is_tensor,
+    snapshot,
+    take,
+    to_host,
+    value_of,
+)
 
 
 class OnDevice:
@@ -103,6 +114,32 @@ def test_without_pinned_memory_a_copy_on_the_device_is_read(devices: Devices, mo
     assert reading.values() == [0.0, 1.0, 2.0]
 
 
+def test_what_lies_on_the_host_is_read_there_and_nothing_on_meta() -> None:
+    x = torch.arange(2.0)
+    assert is_tensor(x) and not is_tensor(2.0)
+    reading = collect(x)
+    assert reading is not None and reading.on_host and reading.values() == [0.0, 1.0]
+    assert (take(x[1]), collect(torch.ones(2, device="meta")), to_host(x)) == (1.0, None, None)
+    copy, there = duplicate(x)
+    assert there is None and copy is not x and fetched(copy).equal(x)
+
+
+def test_a_kind_without_events_is_read_from_a_private_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnDevice, "device", torch.device("mps", 0))
+    reading = taken(2)
+    assert reading is not None and reading.ready()
+
+
+def test_a_value_of_a_lost_device_is_none() -> None:
+    class Lost(torch.Tensor):
+        def numel(self) -> int:
+            raise torch.AcceleratorError("the device is lost")
+
+    values = {"loss": torch.ones(1).as_subclass(Lost), "lr": 0.1}
+    snapshot(values)
+    assert values == {"loss": None, "lr": 0.1}
+
+
 FORKS = """
 import os, sys, torch
 from perfagent.device import readings
@@ -118,7 +155,7 @@ readings._pools[1] = [Event()]
 held = [Event()]
 child = os.fork()
 if not child:
-    readings.immortal(held)
+    readings.leak_in_forked_child(held)
     held = None
     sys.exit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

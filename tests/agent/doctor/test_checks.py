@@ -56,7 +56,7 @@ def test_gpus() -> None:
 def test_allocator() -> None:
     glibc = ("glibc", "2.36")
     graded(machine.allocator(glibc, {}), "ok", "glibc 2.36")
-    graded(machine.allocator(glibc, {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}), "ok", "jemalloc by LD_PRELOAD")
+    graded(machine.allocator(glibc, {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}), "ok", "jemalloc is preloaded")
     graded(machine.allocator(glibc, {"MALLOC_TRIM_THRESHOLD_": "1"}), "ok", "MALLOC_TRIM_THRESHOLD_ is set")
     graded(machine.allocator(glibc, {}, wanted=False), "warning", "unset PERFAGENT_MALLOC")
     graded(machine.allocator(("", ""), {}), "ok", "an unknown C library")
