@@ -1,9 +1,8 @@
 """Measures each named part's share of the forward pass, in one step now and then: `module_share/NAME`.
 
-For the training calls of one step, the parts are called through a timer in the slot where `module.compile()`
-would put a compiled call; when the root's call returns, the timer is removed. Copies and pickles leave that slot
-out, no hook is registered, and no graph is traced with it: models that are compiled, scripted or replicated over
-devices are left alone.
+For the training calls of one step, two hooks of all modules stamp where the parts begin and end; they are removed when
+the root's call returns. Nothing of ours is on a module, so copies, pickles and torch.compile never meet a hook. Models
+that are compiled or replicated over devices are left alone.
 
 The parts are the root's children, and the children of a child that holds nearly all of the model; a list of layers
 counts as one part. A part within another has its own share of the whole, so only the shares of one level add up.
@@ -15,8 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.call_slot import CALL, copy_that_calls
-from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.device import reached
 from perfagent.signals.compiled import compiled
@@ -37,7 +34,7 @@ Span = tuple[Any, Any]
 
 def parts_of(model: nn.Module) -> dict[str, list[nn.Module]]:
     """Returns name -> modules that are called for it; empty if the model must be left alone."""
-    if _left_alone(model):
+    if compiled() or isinstance(model, sys.modules["torch"].nn.DataParallel):
         return {}
     total = _size(model)
     parts: dict[str, list[nn.Module]] = {}
@@ -55,17 +52,6 @@ def parts_of(model: nn.Module) -> dict[str, list[nn.Module]]:
             waiting = children + waiting
     parts = {name: modules for name, modules in parts.items() if modules}
     return parts if 1 < len(parts) <= _MOST_PARTS else {}
-
-
-def _left_alone(model: nn.Module) -> bool:
-    """True if the calls of its modules must not be replaced: something is compiled or scripted, the model is replicated
-    over devices, or somebody else has replaced a call."""
-    torch = sys.modules["torch"]
-    if compiled() or isinstance(model, torch.nn.DataParallel):
-        return True
-    return any(
-        isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(CALL)) for m in model.modules()
-    )
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -88,13 +74,15 @@ class ModuleTimes:
 
     def __init__(self, progress: StepState, model: nn.Module) -> None:
         self._progress = progress
-        self._parts = parts_of(model)
+        parts = parts_of(model)
+        self._names = {module: name for name, modules in parts.items() for module in modules}
         self.step = 0
-        self.over = not self._parts
+        self.over = not parts
         self.cost_ns = 0
         self._spans: dict[str, list[Span]] = {}
         self._whole: list[Span] = []
-        self._open: set[str] = set()  # parts that are being called
+        self._open: dict[str, tuple[Any, int]] = {}
+        """Parts that are being called: when that began, and how deep (a tree calls itself)."""
 
     def at_boundary(self) -> bool:
         """Begins at the end of one step and ends at the end of the next."""
@@ -119,9 +107,11 @@ class ModuleTimes:
         p = self._progress
         if p.completed >= self.step:
             return call(*args, **kwargs)
-        began = now()
-        placed: list[nn.Module] = []
-        self._place(placed)
+        began, modules = now(), sys.modules["torch"].nn.modules.module
+        hooks = (
+            modules.register_module_forward_pre_hook(self._begin),
+            modules.register_module_forward_hook(self._end),
+        )
         begin = self._stamp()
         self.cost_ns += now() - began
         try:
@@ -129,39 +119,29 @@ class ModuleTimes:
         finally:
             end, ended = self._stamp(), now()
             self._whole.append((begin, end))
-            for module in placed:
-                del module.__dict__[CALL]
+            for hook in hooks:
+                hook.remove()
+            self._open.clear()
             if not self.over:
                 p.probe = self
             self.cost_ns += now() - ended
 
     @guarded
-    def _place(self, placed: list[nn.Module]) -> None:
-        for name, modules in self._parts.items():
-            for module in modules:
-                if module.__dict__.get(CALL) is None:
-                    module.__dict__[CALL] = self._timer(name, module)
-                    placed.append(module)
+    def _begin(self, module: nn.Module, _inputs: object) -> None:
+        name = self._names.get(module)
+        if name is not None:
+            begin, depth = self._open.get(name) or (self._stamp(), 0)
+            self._open[name] = begin, depth + 1
 
-    def _timer(self, name: str, module: Any) -> Callable[..., Any]:
-        spans = self._spans.setdefault(name, [])
-        open_ = self._open
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            copy = copy_that_calls(sys._getframe(1), module)
-            if copy is not None:
-                return copy._call_impl(*args, **kwargs)
-            if name in open_:  # it calls itself, as a tree does: the outer call includes that time
-                return module._call_impl(*args, **kwargs)
-            open_.add(name)
-            begin = self._stamp()
-            try:
-                return module._call_impl(*args, **kwargs)
-            finally:
-                spans.append((begin, self._stamp()))
-                open_.discard(name)
-
-        return not_traced(timed)
+    @guarded
+    def _end(self, module: nn.Module, _inputs: object, _output: object) -> None:
+        name = self._names.get(module)
+        if name in self._open:
+            begin, depth = self._open.pop(name)
+            if depth > 1:
+                self._open[name] = begin, depth - 1
+            else:
+                self._spans.setdefault(name, []).append((begin, self._stamp()))
 
     def _stamp(self) -> Any:
         clock = self._progress.clock
