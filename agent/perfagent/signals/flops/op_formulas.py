@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
-__all__ = ["CONVOLUTIONS", "GRADIENTS", "PRODUCTS", "Attended", "Counted", "Op", "causal_share", "count"]
+__all__ = ["CONVOLUTIONS", "GRADIENTS", "PRODUCTS", "Counted", "Op", "Shape", "Shapes", "causal_share", "count"]
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -32,7 +31,7 @@ _ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused
 class Counted:
     """The floating-point operations of one step.
 
-    products: matrix products and convolutions. attention: scores and weighted values, whichever kernel computes them.
+    products: matrix products and convolutions. attention: scores and weighted values, where one kernel computes both.
     unknown: names of operators whose arithmetic is not known; the figures are then too low.
     kind: the dtype in which most of it is multiplied; empty if not known.
     """
@@ -81,12 +80,6 @@ class Op(NamedTuple):
             return self._replace(name=self.name.removesuffix("_backward"), shapes=self.attended)
         return self._replace(gradients=1)
 
-    @property
-    def factors(self) -> tuple[Shape, Shape]:
-        """For a product of PRODUCTS."""
-        place = PRODUCTS[self.name]
-        return self.shapes[place], self.shapes[place + 1]
-
 
 def _product(a: Shape, b: Shape) -> float:
     """Of two matrices, of a matrix and a vector, or of as many pairs as the first dimension says. In a product of groups
@@ -115,61 +108,35 @@ def causal_share(length: int, keys: int) -> float:
     return (short * (short + 1) // 2 + (length - short) * keys) / (length * keys)
 
 
-class Attended:
-    """Finds the products that are attention's scores and weighted values, where no fused kernel computed them.
-
-    causal: (shape of the query, shape of the key) -> share of the position pairs that are needed.
-    """
-
-    def __init__(self, causal: Mapping[tuple[Shape, Shape], float]) -> None:
-        self.causal = causal
-        self._pairs: dict[Shape, float] = {}
-        for (query, key), share in causal.items():
-            if len(query) == len(key) == 4:
-                pairs = query[0] * query[1]
-                self._pairs |= {(pairs, query[2], key[2]): share, (pairs, key[2], query[2]): share}
-
-    def share(self, a: Shape, b: Shape) -> float | None:
-        """Returns the share of a product's position pairs that are needed; None if it is not part of attention."""
-        if len(a) != 3 or len(b) != 3:
-            return None
-        pairs = ((a[0], *pair) for pair in combinations((a[1], a[2], b[2]), 2))
-        # scores are the result or one of the inputs; the same for gradients
-        return next((self._pairs[pair] for pair in pairs if pair in self._pairs), None)
-
-
-def count(ran: Mapping[Op, int], attended: Attended, unknown: Iterable[str] = ()) -> Counted:
+def count(ran: Mapping[Op, int], unknown: Iterable[str] = ()) -> Counted:
     """Counts all operators that ran. unknown: names of others that ran."""
     counted = Counted(unknown=set(unknown))
     for op, times in ran.items():
         try:
-            flops, share = _flops(op, attended)
+            flops = times * _flops(op)
         except (
             IndexError,
             ValueError,
         ):  # the shape of a convolution's result is not known, or torch recorded no shapes
             counted.unknown.add(op.name)
             continue
-        if share is not None:
-            counted.attention += times * flops
+        if op.attends:
+            counted.attention += flops
         else:
-            counted.products += times * flops
+            counted.products += flops
     return counted
 
 
-def _flops(op: Op, attended: Attended) -> tuple[float, float | None]:
-    """Returns the operations of one call, and the share of position pairs in it if it is part of attention."""
+def _flops(op: Op) -> float:
     if op.name in PRODUCTS:
-        share = attended.share(*op.factors)
-        return _product(*op.factors) * (1.0 if share is None else share), share
+        place = PRODUCTS[op.name]
+        return _product(*op.shapes[place : place + 2])
     if op.name in CONVOLUTIONS:
         x, weight, out = op.shapes
-        return _convolution(x, weight, out, op.transposed), None
+        return _convolution(x, weight, out, op.transposed)
     if op.name == GRADIENTS:
         out, x, weight = op.shapes
-        return op.gradients * _convolution(x, weight, out, op.transposed), None
+        return op.gradients * _convolution(x, weight, out, op.transposed)
     query, key, value = op.attended
-    share = attended.causal.get((query, key), 1.0) if op.causal is None else 1.0
-    if op.causal:
-        share = causal_share(query[-2], key[-2])
-    return _attention(query, key, value) * share * (2 if op.is_gradient else 1), share
+    share = causal_share(query[-2], key[-2]) if op.causal else 1.0
+    return _attention(query, key, value) * share * (2 if op.is_gradient else 1)

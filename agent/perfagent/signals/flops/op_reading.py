@@ -123,12 +123,17 @@ class Operators:
             if op.name == GRADIENTS:
                 results.setdefault(op.shapes[1:], {}).setdefault(op.shapes[0], None)
 
-    def settle(self, nodes: Mapping[int, Sequence[Convolution | bool]], results: Results) -> None:
+    def settle(
+        self, nodes: Mapping[int, Sequence[Convolution | bool]], results: Results, causal: bool | None = None
+    ) -> None:
         """Adds what autograd's graph, or else others of the same shapes, know about convolutions and attention.
-        nodes: by number, those of the outermost pass first; for attention, whether it is causal."""
+        nodes: by number, those of the outermost pass first; for attention, whether it is causal. causal: for attention
+        without a node."""
         told = set()
         for number, op in reversed(self._numbered):  # of several with one number, the last has the node
             settled = _settled(op, nodes.get(number, ()) if (op.name, number) not in told else (), results)
+            if settled.attends and settled.causal is None:
+                settled = settled._replace(causal=causal)
             if op.is_gradient:
                 self._pass(number, settled)
             else:

@@ -7,11 +7,10 @@ eager and changes some backward formulas.
 What counts: a multiplication with its addition counts 2. Matrix products, convolutions and attention count, forward and
 backward, in every call of the root model and every backward pass of the step. Where a loop calls parts of the model
 instead of the root, the forward pass is what the backward passes came through (counting calls of the root only gave 0.6
-of the truth for `model.loss(x)`).
+of the truth for `model.loss(x)`). Causal attention in one kernel counts the pairs it needs.
 
 What does not: recomputation by activation checkpointing, scores that a fused backward computes again, elementwise work,
-the optimizer, and other models without gradients. Causal attention counts the pairs it needs, where its causality is
-known: from autograd's graph, from the call of `scaled_dot_product_attention`, or from the code that inductor wrote.
+the optimizer, and other models without gradients.
 
 When there is no count: operators whose arithmetic does not follow from shapes (variable-length attention, recurrent
 kernels, sparse matrices, other libraries), convolutions whose result no graph, module or gradient shows, kernels that
@@ -20,8 +19,7 @@ the script's in them.
 
 Other sizes: each gets its own count, up to MOST_SIZES. Until then a count is scaled: products and convolutions with the
 tokens (or samples), attention with samples times length squared. Where tokens are not known, the shape of a sample is
-part of the size and no count is scaled to another shape; where that is not known either (graphs, lists of pictures),
-there is no count.
+part of the size; where that is not known either (graphs, lists of pictures), there is no count.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from perfagent.device import accelerator
 from perfagent.signals.batches.size import Inputs, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
 from perfagent.signals.flops.device_peaks import peak_flops
-from perfagent.signals.flops.op_formulas import Attended, Counted, Op, Shape, causal_share, count
+from perfagent.signals.flops.op_formulas import Counted, Op, Shape, count
 from perfagent.signals.flops.step_recording import FlopCount, Size
 
 if TYPE_CHECKING:
@@ -186,14 +184,13 @@ def _counted(look: FlopCount) -> Counted:
     """
     look.operators[True].note_results(look.results)
     for operators in look.operators.values():
-        operators.settle(look.nodes, look.results)
-    attended = Attended(_causal_shares(look))
-    ways = {backward: count(one.ran, attended, one.unknown) for backward, one in look.operators.items()}
+        operators.settle(look.nodes, look.results, causal_in_compiled_code() if compiled() else None)
+    ways = {backward: count(one.ran, one.unknown) for backward, one in look.operators.items()}
     forward, behind = ways.get(False, Counted()), ways[True]
     by_type: dict[str, Counter[Op]] = {}
     for number, op in look.operators[True].passed:
         by_type.setdefault(look.types.get(number, ""), Counter())[op] += 1
-    passed = {kind: count(ran, attended) for kind, ran in by_type.items()}
+    passed = {kind: count(ran) for kind, ran in by_type.items()}
     products, attention = sum(one.products for one in passed.values()), sum(one.attention for one in passed.values())
     is_most = 2 * (products + attention) > forward.total
     if products + attention > forward.total:
@@ -208,19 +205,6 @@ def _counted(look: FlopCount) -> Counted:
         forward.unknown | behind.unknown | hidden,
         max(passed, key=lambda kind: passed[kind].total, default="") if is_most else "",
     )
-
-
-def _causal_shares(look: FlopCount) -> dict[tuple[Shape, Shape], float]:
-    """Returns, by shapes of query and key, the share of pairs that the step's attention needs."""
-    if not look.calls:
-        ran = {op for operators in look.operators.values() for op in operators.ran if op.attends}
-        causal = causal_in_compiled_code() if ran else None
-        pairs = {op.attended[:2] for op in ran if causal}
-        return {(query, key): causal_share(query[-2], key[-2]) for query, key in pairs}
-    shares: dict[tuple[Shape, Shape], list[float]] = {}
-    for query, key, causal in look.calls:
-        shares.setdefault((query, key), []).append(causal_share(query[-2], key[-2]) if causal else 1.0)
-    return {shapes: sum(each) / len(each) for shapes, each in shares.items()}
 
 
 def _type_of(model: nn.Module | None) -> str:

@@ -7,18 +7,17 @@ from collections.abc import Callable, Sequence
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by, untraced
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed
 from perfagent.device import accelerator
 from perfagent.signals.compiled import compiled, traces_backward
 from perfagent.signals.flops.autograd_graph import Convolution, in_graph
-from perfagent.signals.flops.op_formulas import Shape
 from perfagent.signals.flops.op_reading import Operators, Results
 from perfagent.signals.flops.op_recorder import Recording
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch._C._autograd import ProfilerEvent
     from torch.utils.hooks import RemovableHandle
 
@@ -60,16 +59,12 @@ class FlopCount:
 
     operators: what ran in the calls; by False for forward passes, True for backward passes.
     nodes, types: what autograd's graph knows about some operators, by their numbers in it. results: of convolutions.
-    calls: of attention: shapes of query and key, and whether it is causal.
 
-    The recording is read while a call goes on, some hundred operators at a time, on the thread that runs them: a model
-    of 300 tensors would leave 15 MB of it (reading takes 13 ms, a third of what recording takes). Python runs there in
-    hooks of some of the graph's nodes, and in a hook of all modules.
-
-    Read when the call was over, one array of 8 MB for 306 tensors made glibc keep 20 MB more for good: 27 to 29 MB in
-    all, now 4 to 12. `malloc_trim` after the step takes 3 ms during which training waits, and 100 steps later 28 of
-    42 MB are back. Ending the recording inside a long backward pass was tried as well: the profiler's callbacks belong
-    to the thread and the pass that began them, handles leaked and later events were lost.
+    The recording is read while a call goes on, some hundred operators at a time, on the thread that runs them: in hooks
+    of some of the graph's nodes, and in a hook of all modules. Read when the call was over, one array of 8 MB for 306
+    tensors made glibc keep 20 MB more for good: 27 to 29 MB in all, now 4 to 12. Ending the recording inside a long
+    backward pass was tried as well: the profiler's callbacks belong to the thread and the pass that began them, handles
+    leaked and later events were lost.
     """
 
     def __init__(self, progress: StepState) -> None:
@@ -81,7 +76,6 @@ class FlopCount:
         self.nodes: dict[int, list[Convolution | bool]] = {}
         self.types: dict[int, str] = {}
         self.results: Results = {}
-        self.calls: list[tuple[Shape, Shape, bool]] = []
         self.half: str | None = None
         self.over = self.failed = False
         self.broken_off = False  # during the step
@@ -167,26 +161,11 @@ class FlopCount:
         """Runs a call of the root model and records it."""
         if compiled():
             return self._recorded(call, args, kwargs, backward=False)
-        functional: Any = sys.modules["torch.nn.functional"]
-        attention = functional.scaled_dot_product_attention
-        functional.scaled_dot_product_attention = self._noting(attention)
         hook = sys.modules["torch"].nn.modules.module.register_module_forward_hook(self._called)
         try:
             return self._recorded(call, args, kwargs, backward=False)
         finally:
-            functional.scaled_dot_product_attention = attention
             hook.remove()
-
-    def _noting(self, attention: Callable[..., Any]) -> Callable[..., Any]:
-        def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._note_attention(query, key, kwargs.get("is_causal", args[2] if len(args) > 2 else False))
-            return attention(query, key, value, *args, **kwargs)
-
-        return passed_by(scaled_dot_product_attention, attention)
-
-    @_ours
-    def _note_attention(self, query: Tensor, key: Tensor, causal: object) -> None:
-        self.calls.append((tuple(query.shape), tuple(key.shape), bool(causal)))
 
     @_ours
     def _called(self, module: nn.Module, inputs: Sequence[Any], output: Any) -> None:
