@@ -60,11 +60,6 @@ CASES: dict[str, tuple[str, dict[str, str], str]] = {
     "init": ("init", {}, TUNED),
     "argument": ("attach", {}, OFF),
     "MALLOC_": ("init", {"MALLOC_TRIM_THRESHOLD_": "131072"}, "left alone: MALLOC_TRIM_THRESHOLD_ is set"),
-    "tunables": (
-        "init",
-        {"GLIBC_TUNABLES": "glibc.malloc.top_pad=4096"},
-        "left alone: GLIBC_TUNABLES sets glibc.malloc",
-    ),
 }
 
 
@@ -117,6 +112,8 @@ def test_thresholds_are_raised_unless_the_allocator_was_set(answers, case):
 def test_variables_that_glibc_reads_stop_us_and_no_others():
     for name in ("MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_"):
         assert reason_against(True, {name: "1"}) == f"{name} is set"
+    assert reason_against(True, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=4096"}) is not None
+    assert reason_against(True, {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}) == "jemalloc is preloaded"
     others = {
         "MALLOC_OF_MINE": "1",
         "GLIBC_TUNABLES": "glibc.rtld.nns=4:glibc.cpu.hwcaps=-AVX2",

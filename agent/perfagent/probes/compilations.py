@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import is_executing
@@ -38,22 +38,15 @@ _SET_TO = re.compile(r"set to (\d+)")
 _LOCAL = re.compile(r"L\['(\w+)'\]")  # how torch 2.4 names what a function has; newer ones write `self.scale`
 
 
-class _Frame(NamedTuple):
-    """A function that was compiled."""
-
-    function: str
-    file: str
-    line: int
-
-
 class Compilations:
     """`Compilations(sender, progress).install()`. What was compiled before is left out."""
 
     def __init__(self, sender: Handoff, progress: StepState) -> None:
         self._sender, self._progress = sender, progress
         self._reading = threading.Lock()  # the end of the run reads, too
-        self._frames: dict[str, _Frame] = {}
-        self._told = self._told_limits = 0
+        self._frames: dict[str, dict[str, str]] = {}
+        """torch's number of a compiled function -> its name and line, as an event has them"""
+        self._told = [0, 0]  # recompilations, and limits reached
         self._count = self._recompiles = self._breaks = 0
         self._newest: Any = None
         self._breaks_seen = 0
@@ -104,8 +97,8 @@ class Compilations:
     def _know(self, record: Any) -> None:
         """Remembers the function of a record: that of a limit reached does not name it."""
         if _is_of_function(record) and len(self._frames) < _MOST_FRAMES:
-            frame = _Frame(str(record.co_name), str(record.co_filename or ""), int(record.co_firstlineno or 0))
-            self._frames[_frame_of(record)] = frame
+            line = f"{short(str(record.co_filename or ''))[-200:]}:{int(record.co_firstlineno or 0)}"
+            self._frames[_frame_of(record)] = {"function": str(record.co_name)[:100], "line": line}
 
     def _count_one(self, record: Any) -> None:
         failure = f"{record.fail_type or ''} {(record.fail_reason or '')[:1000]}"
@@ -120,25 +113,16 @@ class Compilations:
             self._tell(record, str(reason), failure if limit else "")
 
     def _tell(self, record: Any, reason: str, limit: str) -> None:
-        if limit:
-            self._told_limits += 1
-        else:
-            self._told += 1
-        if self._told_limits > MOST_LIMITS if limit else self._told > MOST_EVENTS:
+        self._told[bool(limit)] += 1
+        if self._told[bool(limit)] > (MOST_LIMITS if limit else MOST_EVENTS):
             return
-        frame = self._frames.get(_frame_of(record))
-        told: dict[str, Any] = {
-            "function": frame.function[:100] if frame else None,
-            "line": f"{short(frame.file)[-200:]}:{frame.line}" if frame else None,
-            "reason": _in_words(reason),
-            "seconds": _seconds(record),
-            "limit_reached": bool(limit),
-            "limit": int(found[1]) if (found := _SET_TO.search(limit)) else None,
-        }
+        told: dict[str, str | float] = dict(self._frames.get(_frame_of(record), {}))
+        told |= {"reason": _in_words(reason), "seconds": _seconds(record), "limit_reached": bool(limit)}
+        if found := _SET_TO.search(limit):
+            told["limit"] = int(found[1])
         # the id of one that met the limit is not among those that were compiled
         step = None if limit else compile_time.step_of(str(record.compile_id))
-        kept = {name: value for name, value in told.items() if value is not None}
-        self._sender.event("compile", kept, step=self._progress.logged_at() if step is None else step)
+        self._sender.event("compile", told, step=self._progress.logged_at() if step is None else step)
 
 
 def _torchs_records() -> Any:

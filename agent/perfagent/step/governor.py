@@ -31,11 +31,11 @@ class Governor:
     two reports between which a step ended; 0 before there were two.
     """
 
-    __slots__ = ("_budget", "_left", "_own_ns", "_pass_ns", "_started", "_stepped", "_threads_s", "clock", "step_ns")
+    __slots__ = ("_left", "_own_ns", "_pass_ns", "_started", "_stepped", "_threads_s", "budget", "clock", "step_ns")
 
     def __init__(self, budget_pct: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._budget = budget_pct / 100.0
-        self._left = self._budget
+        self.budget = budget_pct / 100.0
+        self._left = self.budget
         self.clock = clock
         self._started = clock()
         self._own_ns = self._pass_ns = 0.0
@@ -45,12 +45,7 @@ class Governor:
 
     def set_budget(self, budget_pct: float) -> None:
         """Sets another share of the step time, from the next report on."""
-        self._budget = budget_pct / 100.0
-
-    @property
-    def budget(self) -> float:
-        """The share of the step time that the agent may take, 0 to 1."""
-        return self._budget
+        self.budget = budget_pct / 100.0
 
     def period(self, pass_ns: float, step_ns: int) -> int:
         """Returns every how many steps a pass may run, if a step takes step_ns. Called on the training thread.
@@ -81,7 +76,7 @@ class Governor:
         )
         self._own_ns, self._pass_ns, self._threads_s, self._started = own_ns, pass_ns, threads_s, self.clock()
         fixed = max(0.0, own + threads - passes) / elapsed  # part of the passes' cost is an estimate
-        self._left = max(self._budget - fixed, _LEAST_SHARE * self._budget)
+        self._left = max(self.budget - fixed, _LEAST_SHARE * self.budget)
         return 100.0 * (own + threads) / elapsed
 
     def _time_steps(self, completed: int) -> None:

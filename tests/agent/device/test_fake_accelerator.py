@@ -30,16 +30,6 @@ def test_a_held_device_reaches_no_event_until_it_is_let_go(fakegpu: Control) -> 
     assert after.query() and torch.fakegpu.current_stream().query()
 
 
-def test_events_may_come_one_by_one(fakegpu: Control) -> None:
-    fakegpu.hold()
-    events = [recorded() for _ in range(3)]
-    reached = []
-    for _ in events:
-        fakegpu.hold(events=1)
-        reached.append([event.query() for event in events])
-    assert reached == [[True, False, False], [True, True, False], [True, True, True]]
-
-
 def test_a_copy_to_pinned_memory_arrives_with_the_next_event(fakegpu: Control) -> None:
     value, there = torch.arange(4.0, device=DEVICE), pinned(4)
     with fakegpu.held():
@@ -48,28 +38,6 @@ def test_a_copy_to_pinned_memory_arrives_with_the_next_event(fakegpu: Control) -
         value += 10.0  # behind the copy in the stream
         assert not event.query() and there.isnan().all()
     assert event.query() and there.tolist() == [0, 1, 2, 3]
-
-
-def test_two_devices_are_late_each_for_itself(fakegpu: Control) -> None:
-    assert torch.accelerator.device_count() == 2
-    fakegpu.hold(1)
-    here = recorded()
-    with torch.accelerator.device_index(1):
-        other = recorded()
-    assert here.query() and not other.query()
-    assert torch.accelerator.current_device_index() == 0
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.ones(2, device=DEVICE) + torch.ones(2, device="fakegpu:1")
-
-
-def test_a_stream_waits_for_the_event_of_another_device(fakegpu: Control) -> None:
-    side = torch.fakegpu.Stream("fakegpu:1")
-    fakegpu.hold(0)
-    side.wait_event(recorded())
-    behind = recorded(side)
-    assert not behind.query()
-    fakegpu.let_go(0)
-    assert behind.query()
 
 
 def test_times_are_those_of_the_device(fakegpu: Control) -> None:
@@ -83,15 +51,6 @@ def test_times_are_those_of_the_device(fakegpu: Control) -> None:
     assert begin.elapsed_time(elsewhere) == 0.0
     fakegpu.set_clock(103.0)
     assert end.elapsed_time(recorded()) == 2750.0
-
-
-def test_a_wait_for_a_held_device_ends_once_it_is_let_go(fakegpu: Control) -> None:
-    value = torch.ones(1, device=DEVICE)
-    fakegpu.hold()
-    event = recorded()
-    threading.Timer(0.1, fakegpu.let_go).start()
-    event.synchronize()
-    assert value.item() == 1.0
 
 
 def test_memory_is_counted_and_has_an_end(fakegpu: Control) -> None:
@@ -169,26 +128,3 @@ def test_a_query_while_a_graph_is_captured_ends_the_capture(fakegpu: Control, fr
             ask()
     assert len(told) == 1
     assert event.query()
-
-
-def test_a_thread_may_say_that_its_queries_are_its_own(fakegpu: Control) -> None:
-    event, answers = recorded(), []
-
-    def ask() -> None:
-        fakegpu.exchange_capture_mode(2)
-        answers.append(event.query())
-
-    graph = torch.accelerator.Graph()
-    with torch.fakegpu.Stream(), graph:
-        asking = threading.Thread(target=ask)
-        asking.start()
-        asking.join()
-    assert answers == [True]
-
-
-def test_a_lost_device_raises_in_every_call(fakegpu: Control) -> None:
-    value, event = torch.ones(1, device=DEVICE), recorded()
-    fakegpu.lose()
-    for call in (value.item, event.query, recorded, value.cpu, torch.accelerator.synchronize, lambda: value + 1):
-        with pytest.raises(torch.AcceleratorError, match="lost"):
-            call()

@@ -1,10 +1,6 @@
-"""Values on their way from a device: how many buffers they hold, who asks for them, and what becomes of them in a
-fork."""
+"""Values on their way from a device: how many buffers they hold, and how exact they are."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -138,32 +134,3 @@ def test_a_value_of_a_lost_device_is_none() -> None:
     values = {"loss": torch.ones(1).as_subclass(Lost), "lr": 0.1}
     snapshot(values)
     assert values == {"loss": None, "lr": 0.1}
-
-
-FORKS = """
-import os, sys, torch
-from perfagent.device import readings
-
-class Event:
-    def __del__(self):
-        os.write(1, b"freed " if os.getpid() == parent else b"freed by the child ")
-
-parent = os.getpid()
-device = torch.device("cuda", 0)
-readings.uses(readings.backend_of("cuda"), device)
-readings._pools[1] = [Event()]
-held = [Event()]
-child = os.fork()
-if not child:
-    readings.leak_in_forked_child(held)
-    held = None
-    sys.exit(3)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.mark.real
-def test_a_forked_child_frees_no_event_not_even_when_it_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("3\nfreed"), done.stdout + done.stderr
-    assert "child" not in done.stdout

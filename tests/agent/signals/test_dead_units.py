@@ -55,8 +55,6 @@ def then_relu(layer, *more):
 SHARES = {
     "units of a linear": (lambda: then_relu(dead(nn.Linear(8, 10), 3), nn.Linear(10, 4)), (LEAST_ROWS, 8), {"1": 0.3}),
     "channels of an image": (lambda: then_relu(dead(nn.Conv2d(3, 8, 3), 2)), (4, 3, 6, 6), {"1": 0.25}),
-    "channels of a signal": (lambda: then_relu(dead(nn.Conv1d(3, 8, 3), 2)), (5, 3, 16), {"1": 0.25}),
-    "features of a token": (lambda: then_relu(dead(nn.Linear(3, 8), 2)), (13, 5, 3), {"1": 0.25}),
     "last of four dimensions": (lambda: then_relu(dead(nn.Linear(8, 32), 16)), (8, 6, 6, 8), {"1": 0.5}),
     "convolution before linears": (
         lambda: then_relu(dead(nn.Conv1d(1, 64, 3, padding=1), 32), nn.Flatten(), nn.Linear(64 * 40, 64), nn.ReLU()),
@@ -77,7 +75,7 @@ def test_units_that_are_zero_for_every_sample_are_dead(kind):
 # ---- small batches, and one module for several layers
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, LEAST_ROWS - 1])
+@pytest.mark.parametrize("rows", [1, LEAST_ROWS - 1])
 def test_rows_of_small_batches_are_waited_for(rows):
     """Of a random network's units many look dead in two rows, and none in enough of them."""
     torch.manual_seed(0)

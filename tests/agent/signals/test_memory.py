@@ -67,8 +67,3 @@ def test_a_process_that_may_use_a_part_has_the_rest_of_it(
 ) -> None:
     cuda(monkeypatch, stats(600, 1000), share)
     assert allocator(0, free_bytes=5000.0)["cuda/headroom_bytes"] == headroom
-
-
-def test_a_process_that_never_used_cuda_starts_no_allocator() -> None:
-    assert allocator(0) == {}
-    assert not torch.cuda.is_initialized()

@@ -4,7 +4,7 @@ a model with 300 tensors leaves 26,000 events."""
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -124,16 +124,21 @@ class Operators:
                 results.setdefault(op.shapes[1:], {}).setdefault(op.shapes[0], None)
 
     def settle(
-        self, nodes: Mapping[int, Sequence[Convolution | bool]], results: Results, causal: bool | None = None
+        self,
+        nodes: Mapping[int, Sequence[Convolution | bool]],
+        results: Results,
+        causal: defaultdict[Shapes, bool | None],
     ) -> None:
         """Adds what autograd's graph, or else others of the same shapes, know about convolutions and attention.
-        nodes: by number, those of the outermost pass first; for attention, whether it is causal. causal: for attention
-        without a node."""
+        nodes: by number, those of the outermost pass first; for attention, whether it is causal. causal: the same by
+        shapes of query and key, known so far."""
         told = set()
         for number, op in reversed(self._numbered):  # of several with one number, the last has the node
             settled = _settled(op, nodes.get(number, ()) if (op.name, number) not in told else (), results)
             if settled.attends and settled.causal is None:
-                settled = settled._replace(causal=causal)
+                settled = settled._replace(causal=causal[settled.attended[:2]])
+            elif settled.attends:
+                causal[settled.attended[:2]] = settled.causal
             if op.is_gradient:
                 self._pass(number, settled)
             else:

@@ -25,7 +25,7 @@ part of the size; where that is not known either (graphs, lists of pictures), th
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from perfagent.device import accelerator
 from perfagent.signals.batches.size import Inputs, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
 from perfagent.signals.flops.device_peaks import peak_flops
-from perfagent.signals.flops.op_formulas import Counted, Op, Shape, count
+from perfagent.signals.flops.op_formulas import Counted, Op, Shape, Shapes, count
 from perfagent.signals.flops.step_recording import FlopCount, Size
 
 if TYPE_CHECKING:
@@ -183,8 +183,9 @@ def _counted(look: FlopCount) -> Counted:
     taken for it. If weights are frozen, the count is too high by at most the recomputation.
     """
     look.operators[True].note_results(look.results)
-    for operators in look.operators.values():
-        operators.settle(look.nodes, look.results, causal_in_compiled_code() if compiled() else None)
+    causal: defaultdict[Shapes, bool | None] = defaultdict(causal_in_compiled_code if compiled() else bool)
+    for backward in sorted(look.operators, reverse=True):  # what is checkpointed has its nodes in the backward pass
+        look.operators[backward].settle(look.nodes, look.results, causal)
     ways = {backward: count(one.ran, one.unknown) for backward, one in look.operators.items()}
     forward, behind = ways.get(False, Counted()), ways[True]
     by_type: dict[str, Counter[Op]] = {}

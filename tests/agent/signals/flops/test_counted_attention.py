@@ -46,11 +46,6 @@ def ids():
     return torch.randint(0, 50, (BATCH, LENGTH))
 
 
-def test_the_causal_share_is_the_share_of_pairs():
-    for length, keys in ((4, 4), (3, 7), (7, 3)):
-        assert causal_share(length, keys) == pytest.approx(float(torch.ones(length, keys).tril().mean()))
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_causal_attention_counts_its_pairs_where_one_kernel_computes_it(record, ids, causal):
     model = Language(causal)

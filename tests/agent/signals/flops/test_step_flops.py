@@ -78,7 +78,6 @@ def test_steps_are_told_by_the_shape_they_had(known, inputs):
         ("NVIDIA H200", "bfloat16", 2 * 989.4, 1.0),
         ("NVIDIA H200", "float32", 989.4, None),  # more than the peak is not believed
         ("NVIDIA H200", "", 1.0, None),
-        ("NVIDIA H200", "int8", 1.0, None),
         ("NVIDIA Unheard Of", "bfloat16", 1.0, None),
     ],
 )
