@@ -46,6 +46,11 @@ def ids():
     return torch.randint(0, 50, (BATCH, LENGTH))
 
 
+def test_the_causal_share_is_the_share_of_pairs():
+    for length, keys in ((4, 4), (3, 7), (7, 3)):
+        assert causal_share(length, keys) == pytest.approx(float(torch.ones(length, keys).tril().mean()))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_causal_attention_counts_its_pairs_where_one_kernel_computes_it(record, ids, causal):
     model = Language(causal)
@@ -59,8 +64,10 @@ def test_causal_attention_counts_its_pairs_where_one_kernel_computes_it(record, 
     assert unfused.total == fused.products + 2 * PAIRS
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["", "checkpointed"])
-def test_a_root_that_is_never_called_counts_by_its_gradients(record, wrapped):
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_root_that_is_never_called_counts_by_its_gradients(record, reentrant):
+    """Checkpointed or not."""
+
     class Coder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -68,7 +75,9 @@ def test_a_root_that_is_never_called_counts_by_its_gradients(record, wrapped):
 
         def loss(self, x):
             codes = self.encoder(x).flatten(2).transpose(1, 2)
-            decoded = checkpoint(self.decoder, codes, use_reentrant=False) if wrapped else self.decoder(codes)
+            decoded = (
+                self.decoder(codes) if reentrant is None else checkpoint(self.decoder, codes, use_reentrant=reentrant)
+            )
             return decoded.square().mean()
 
         forward = loss
