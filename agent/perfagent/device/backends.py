@@ -179,8 +179,8 @@ class Backend:
         import ctypes  # torch imported it long before
 
         folder = Path(sys.modules["torch"].__file__ or "").parent / "lib"
-        for library, function in _CAPTURE_MODES if self.kind == "cuda" else ():
-            try:  # pragma: no cover - CUDA: such a library comes with builds for it
+        for library, function in _CAPTURE_MODES if self.kind == "cuda" else ():  # pragma: no cover - CUDA: builds for it
+            try:
                 return getattr(ctypes.CDLL(str(folder / library)), function)  # type: ignore[no-any-return]
             except (AttributeError, OSError):  # links CUDA statically, or is built for the other
                 continue
