@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from counted_step import counted_step
 from fake_accelerator import Control
 from torch import nn
 
@@ -143,6 +144,17 @@ def test_a_second_training_on_another_device_has_its_phases(fakegpu: Control, re
         trained(model, 20, torch.ones(2, width, device=f"fakegpu:{index}"))
         del model, inner
     assert [round(value, 3) for _, value in recorded.of("phase/backward_s")][-8:] == [1.0] * 8
+
+
+def test_a_step_has_as_many_operations_as_on_the_cpu(fakegpu: Control, record: Any) -> None:
+    """Its backward pass runs on a thread of the device's."""
+    counted = []
+    for device in ("cpu", "fakegpu:1"):
+        model, x = nn.Sequential(*(nn.Linear(16, 16) for _ in range(100))).to(device), torch.ones(4, 16, device=device)
+        recorded = record(model)
+        counted.append(counted_step(model, lambda model, x=x: model(x).square().mean()).total)
+        recorded.finish()
+    assert counted == [2 * 4 * 16 * 16 * (3 * 100 - 1)] * 2
 
 
 def test_a_device_out_of_memory_is_named_with_its_allocator(fakegpu: Control, record: Any) -> None:
