@@ -170,9 +170,12 @@ class FlopCount:
     @_ours
     def _called(self, module: nn.Module, inputs: Sequence[Any], output: Any) -> None:
         """Called after each module's call in a call of the model."""
-        if isinstance(module, sys.modules["torch"].nn.modules.conv._ConvNd) and inputs:
-            shapes = tuple(inputs[0].shape), tuple(module.weight.shape)
-            self.results.setdefault(shapes, {})[tuple(output.shape)] = module.transposed
+        torch = sys.modules["torch"]
+        if isinstance(module, torch.nn.modules.conv._ConvNd):
+            tensors = [one for one in (*inputs[:1], module.weight, output) if isinstance(one, torch.Tensor)]
+            if len(tensors) == 3:  # a subclass may take and return what it likes
+                x, weight, out = (tuple(one.shape) for one in tensors)
+                self.results.setdefault((x, weight), {})[out] = module.transposed
         recording = self._recording
         if recording is not None and recording.thread == get_ident():
             self._module_calls += 1

@@ -52,7 +52,7 @@ def test_the_causal_share_is_the_share_of_pairs():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_causal_attention_counts_its_pairs_where_one_kernel_computes_it(record, ids, causal):
+def test_causal_attention_counts_its_pairs_in_one_kernel(record, ids, causal):
     model = Language(causal)
     record(model)
     fused = counted_step(model, lambda m: m(ids))
