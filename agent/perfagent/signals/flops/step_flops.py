@@ -90,8 +90,8 @@ class StepFlops:
     def take(self, look: FlopCount, model: nn.Module | None) -> None:
         """Takes the result of a recorded step, once the row of that step has been read."""
         size, self.running = look.size, None
-        if look.failed or look.gave_way:
-            self.tells = False  # our recording endangers a profiler that starts during a call
+        if look.failed:
+            self.tells = False
             return
         # An optimizer that steps in hooks of gradients ends the step inside the backward pass: what was read until then
         # is 37 to 98 % of the step's operations, so there is no count.

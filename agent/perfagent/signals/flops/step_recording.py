@@ -77,9 +77,9 @@ class FlopCount:
         self.types: dict[int, str] = {}
         self.results: Results = {}
         self.half: str | None = None
-        self.over = self.failed = False
-        self.broken_off = False  # during the step
-        self.gave_way = False  # to a profiler of the script that started during a call
+        self.over = False
+        self.failed = False  # by an error of ours, or a profiler of the script that started during a call
+        self.broken_off = False
         self.cost_ns = 0
         self._recording: Recording | None = None  # set while our profiler is on
         self._reads = Operators(backward=False)  # what the current recording is read into
@@ -225,8 +225,7 @@ class FlopCount:
     def _end(self, recording: Recording, *, backward: bool) -> None:
         self._recording = None
         threads = recording.end()
-        self.gave_way = self.gave_way or recording.broken_off
-        self.broken_off = self.broken_off or recording.broken_off
+        self.failed = self.failed or recording.broken_off
         self._read(threads)
         self._reads.end()
         if not backward and not self.over:
