@@ -97,7 +97,7 @@ def test_a_run_does_not_import_what_compiles(tmp_path):
     assert done.stdout.strip() == "False"
 
 
-def test_what_was_compiled_before_the_run_is_not_told_and_nothing_stays(record):
+def test_what_was_compiled_before_the_run_is_not_told(record):
     model = Model()
     optimizer, compiled = sgd(model), torch.compile(model, backend="eager", dynamic=False)
 
