@@ -29,13 +29,8 @@ def test_documents_come_back_from_the_file(tmp_path: Path, dtype: torch.dtype) -
     with pytest.raises(IndexError):
         written[4]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.bin"]
-
-
-def test_writing_into_a_sample_leaves_the_file_as_it_is(tmp_path: Path) -> None:
-    dataset = map_tokens(tmp_path / "t.bin", DOCUMENTS)
-    dataset[0].zero_()
-    assert dataset[0].tolist() == [0, 0, 0]
-    assert MappedTokens(tmp_path / "t.bin")[0].tolist() == [1, 2, 3]
+    written[0].zero_()
+    assert (written[0].tolist(), MappedTokens(tmp_path / "t.bin")[0].tolist()) == ([0, 0, 0], [1, 2, 3])
 
 
 def test_damage_of_any_byte_is_found(tmp_path: Path) -> None:
@@ -59,16 +54,13 @@ def test_an_error_leaves_neither_a_draft_nor_half_a_file(tmp_path: Path) -> None
         yield [1]
         yield [70_000]
 
-    with pytest.raises(ConfigError, match=r"document 1 has ids from 70000 to 70000, and torch.uint16 holds 0 to 65535"):
+    with pytest.raises(ConfigError, match="document 1"):
         map_tokens(tmp_path / "t.bin", documents(), dtype=torch.uint16)
     assert [*tmp_path.iterdir()] == []
-    with pytest.raises(ConfigError, match=r"dtype torch.float32 cannot hold them"):
+    with pytest.raises(ConfigError, match="cannot hold"):
         map_tokens(tmp_path / "t.bin", [], dtype=torch.float32)
-    with pytest.raises(ConfigError, match="cannot be mapped: No such file"):
+    with pytest.raises(ConfigError, match="cannot be mapped"):
         MappedTokens(tmp_path / "absent")
-    (tmp_path / "text").write_text("x" * 100)
-    with pytest.raises(ConfigError, match="is no file of tokens"):
-        MappedTokens(tmp_path / "text")
 
 
 def test_lines_come_back_in_any_order(tmp_path: Path) -> None:

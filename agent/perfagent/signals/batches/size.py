@@ -15,6 +15,7 @@ unclear is None, never a guess. Tokens include padding; nested tensors have none
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections import Counter, UserDict, deque
@@ -38,13 +39,12 @@ Shape = tuple[int, ...]
 Measure = Callable[[Any], Size]
 _NO_SIZE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What reading a batch of another structure raises."""
-_MOST_CHANGES = 1024
 _TEXT = "_input_ids"
 
 
 class Inputs:
-    """Records when the shape of the input changed, for batches of training and evaluation alike: where no tokens are known,
-    the number of samples alone does not show how much a step computes.
+    """When the shape of the input changed, in training and evaluation alike: where no tokens are known, the number of samples
+    alone does not show how much a step computes.
 
     latest: the shape of the newest batch, the very object that its reader keeps; None if it does not show how large the
     input is. changes: (steps completed then, shape of one sample from there on), the newest few of one run.
@@ -52,16 +52,15 @@ class Inputs:
 
     def __init__(self) -> None:
         self.latest: Shape | None = None
-        self.changes: deque[tuple[int, Shape | None]] = deque(maxlen=_MOST_CHANGES)
+        self.changes: deque[tuple[int, Shape | None]] = deque(maxlen=1024)
         self._completed = 0
 
     def turn_to(self, shape: Shape | None) -> None:
         """Records a new shape. On the training thread."""
-        self.latest = shape
         completed = state.current.completed if state.current is not None else 0
         if completed < self._completed:  # a new run has begun
-            self.changes = deque(maxlen=_MOST_CHANGES)
-        self._completed = completed
+            self.changes = deque(maxlen=self.changes.maxlen)
+        self.latest, self._completed = shape, completed
         self.changes.append((completed, None if shape is None else tuple(shape[1:])))
 
 
@@ -153,8 +152,9 @@ def _chosen(batch: object, batch_size: object) -> tuple[Size, Path | None, _Rule
 
 
 def _candidates(batch: Any, batch_size: int | None) -> _Candidates:
-    if _has_graphs(batch):
-        yield True, ((_number, attrgetter("num_graphs")),), _Rule()
+    with contextlib.suppress(*_NO_SIZE):  # of a property of the script's
+        if isinstance(batch.num_graphs, int):
+            yield True, ((_number, attrgetter("num_graphs")),), _Rule()
     if isinstance(batch, sys.modules["torch"].nn.utils.rnn.PackedSequence):  # keeps its batch sizes on the CPU
         yield True, ((getattr, "batch_sizes"), (_number, itemgetter(0))), _Rule()
     items = batch if isinstance(batch, (list, tuple)) else ()
@@ -256,15 +256,6 @@ _ENTRIES_OF_FIRST: Path = ((getitem, 0), (_number, len))
 _FIRST_VIEW: Path = ((getitem, 0), (getitem, 0), _SHAPE)
 
 
-def _has_graphs(batch: Any) -> bool:
-    """Never calls a `__getattr__` of the script's."""
-    try:
-        known = hasattr(type(batch), "num_graphs") or "num_graphs" in getattr(batch, "__dict__", ())
-        return known and isinstance(batch.num_graphs, int)
-    except _NO_SIZE:  # of a property
-        return False
-
-
 def _rows(value: Any) -> int | None:
     return int(value.size(0)) if isinstance(value, sys.modules["torch"].Tensor) and value.dim() else None
 
@@ -277,7 +268,7 @@ def _rows_of_views(items: object) -> int | None:
 
 def _holds_no_other(batch: Any, largest: Tensor) -> bool:
     """Whether nothing else in the batch, such as pictures that are no tensors yet, may be larger."""
-    plain: tuple[type, ...] = (sys.modules["torch"].Tensor, str, bytes, int, float, type(None))
-    plain = (*plain, dict, list, tuple, UserDict) if largest.dim() > 1 else plain
+    containers = (dict, list, tuple, UserDict) if largest.dim() > 1 else ()
+    plain = (sys.modules["torch"].Tensor, str, bytes, int, float, type(None), *containers)
     items = dict.values(batch) if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
     return all(isinstance(item, plain) for item in items)
