@@ -129,8 +129,10 @@ class Contents:
         if epoch.plan is None:
             plain = [place for place in places_in(batch) if _is_read(place.tensor)]
             telling = sorted(plain, key=_worth, reverse=True)[:_FINGERPRINTED]
-            rows = len(telling[0].tensor) if telling else 0
-            epoch.plan = _Plan(Fingerprint(telling), rows, BatchValues(plain, self._pad, self._classes))
+            if not telling:
+                return
+            values = BatchValues(plain, self._pad, self._classes)
+            epoch.plan = _Plan(Fingerprint(telling), len(telling[0].tensor), values)
         plan = epoch.plan
         mark = plan.fingerprint.of(batch) if has_epoch else None
         if mark is not None:
