@@ -53,14 +53,11 @@ def test_a_sample_comes_back_as_it_was() -> None:
     }
     back = decode(bytearray(encode("k", sample)), "k")
     assert back.keys() == sample.keys()
-    for name, value in sample.items():
-        if isinstance(value, torch.Tensor):
-            assert back[name].dtype == value.dtype
-            assert torch.equal(back[name], value)
+    tensors = {name: value for name, value in sample.items() if isinstance(value, torch.Tensor)}
+    assert all(back[name].dtype == value.dtype and torch.equal(back[name], value) for name, value in tensors.items())
     assert isinstance(back["array"], np.ndarray)
     assert np.array_equal(back["array"], sample["array"])
-    assert back["number"] == 0.5
-    assert back["rest"] == sample["rest"]
+    assert (back["number"], back["rest"]) == (0.5, sample["rest"])
     back["tokens"] += 1  # it may be changed
 
 
@@ -77,13 +74,11 @@ def test_a_change_of_any_byte_and_any_cut_is_found() -> None:
 
 
 def test_a_sample_is_made_once_for_all_epochs_and_runs(tmp_path: Path) -> None:
-    first = CachedDataset(Counting(), tmp_path, version="a")
+    first, second = (CachedDataset(Counting(), tmp_path, version="a") for _ in range(2))
     for _ in range(2):
         assert [int(first[index]["x"][0]) for index in range(6)] == [0, 1, 2, 3, 4, 5]
-    assert first.dataset.made == [1] * 6
-    second = CachedDataset(Counting(), tmp_path, version="a")
     assert second[-1]["y"] == 5.0
-    assert second.dataset.made == [0] * 6
+    assert (first.dataset.made, second.dataset.made) == ([1] * 6, [0] * 6)
     assert (first.cache.hits, first.cache.misses, second.cache.hits) == (6, 6, 1)
     with pytest.raises(IndexError):
         second[6]
@@ -104,18 +99,10 @@ def test_a_damaged_entry_is_found_told_and_made_anew(tmp_path: Path, caplog: pyt
     assert again.dataset.made == [1] * 6
     assert (again.cache.damaged, again.cache.misses, again.cache.hits) == (6, 6, 0)
     assert "is damaged" in caplog.text
-
-
-def test_verify_names_and_removes_what_is_damaged(tmp_path: Path) -> None:
-    dataset = CachedDataset(Counting(), tmp_path)
-    for index in range(6):
-        dataset[index]
-    first, *_ = entries(tmp_path)
+    first, *rest = entries(tmp_path)
     first.write_bytes(first.read_bytes()[:-1])
-    assert dataset.cache.verify() == [first]
-    assert dataset.cache.verify() == []
-    assert len(entries(tmp_path)) == 5
-    dataset.cache.clear()
+    assert [again.cache.verify(), again.cache.verify(), entries(tmp_path)] == [[first], [], rest]
+    again.cache.clear()
     assert entries(tmp_path) == []
 
 

@@ -251,27 +251,27 @@ def skipping_together(rank: int) -> dict[str, Any]:
 
 def going_on(rank: int) -> dict[str, Any]:
     """State of a loop, put into another one: six steps are four and two."""
-    said = {}
-    for name, wrap in (("ddp", perfagent.ddp), ("fsdp2", perfagent.fsdp)):
-        whole: Any = wrap(net())
-        train(whole, adamw(whole), batches_of(rank), steps=6)
-        first: Any = wrap(net())
-        loop = perfagent.loop(first, adamw(first), grad_accum=ACCUMULATED, clip_norm=CLIP)
-        _run(loop, first, batches_of(rank), 4)
-        second: Any = wrap(net())
-        resumed = perfagent.loop(second, adamw(second), grad_accum=ACCUMULATED, clip_norm=CLIP)
-        resumed.load_state_dict(loop.state_dict())
-        _run(resumed, second, batches_of(rank), 6)
-        said[name] = flat(second) == flat(whole)
-    return said
+
+    def run(wrap: Any, steps: int, state: Any = None) -> perfagent.Loop:
+        model = wrap(net())
+        loop = perfagent.loop(model, adamw(model), grad_accum=ACCUMULATED, clip_norm=CLIP)
+        if state is not None:
+            loop.load_state_dict(state)
+        return _run(loop, batches_of(rank), steps)
+
+    return {
+        name: flat(run(wrap, 6, run(wrap, 4).state_dict()).model) == flat(run(wrap, 6).model)
+        for name, wrap in (("ddp", perfagent.ddp), ("fsdp2", perfagent.fsdp))
+    }
 
 
-def _run(loop: perfagent.Loop, model: Any, data: list[Batch], steps: int) -> None:
+def _run(loop: perfagent.Loop, data: list[Batch], steps: int) -> perfagent.Loop:
     for batch in loop.batches(data, epochs=None, steps=steps):
         with loop.forward():
-            loss = loss_of(model, batch)
+            loss = loss_of(loop.model, batch)
         loop.backward(loss, len(batch[0]))
         loop.step()
+    return loop
 
 
 def engine_options(rank: int) -> dict[str, Any]:
@@ -379,7 +379,7 @@ def out_of_memory(rank: int) -> dict[str, Any]:
     split.backward(mine, compute)
     found = gradients()
     training.step()
-    _run(training, model, [mine], 2)  # an ordinary step afterwards still averages by itself
+    _run(training, [mine], 2)  # an ordinary step afterwards still averages by itself
     after = flat(plain)
     # a loader without a length, of which nobody knows whether the ranks' are equal
     for _ in training.batches(iter([None])):

@@ -87,25 +87,26 @@ def test_last_windows_of_unequal_length_weigh_micro_steps_alike(ranks: list[dict
     for said in (rank["uneven_loaders"] for rank in ranks):
         assert said["steps"] == 6
         assert said["weights"] == pytest.approx(ranks_job.flat(model), abs=1e-6)
+        assert "7, 6 batches" in said["refused"], "one rank would wait for the other"
 
 
-def test_loaders_that_would_leave_a_rank_waiting_are_refused(ranks: list[dict[str, Any]]) -> None:
-    assert all("have 7, 6 batches" in said["uneven_loaders"]["refused"] for said in ranks)
+REFUSED = {
+    "refusals": {
+        "bf16": "needs NCCL", "powersgd": "hangs", "not_ddp": "perfagent.fsdp", "zero_unequal": "2 and 3",
+        "zero_unequal_ranks": "items=lambda batch", "static_and_unused": "exclude each other",
+    },
+    # what an engine decides otherwise
+    "engine_options": {
+        "precision": "bf16", "grad_accum": "gradient_accumulation_steps 2", "clip_norm": "gradient_clipping 1.0",
+        "optimizer": "not the engine's",
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("bf16", "bf16 hook needs NCCL, and the process group is gloo"),
-        ("powersgd", "over which it hangs"),
-        ("not_ddp", "perfagent.fsdp(model, reduce='bf16')"),
-        ("zero_unequal", "unequal num_items (2 and 3)"),
-        ("zero_unequal_ranks", "items=lambda batch"),
-        ("static_and_unused", "exclude each other"),
-    ],
-)
-def test_what_cannot_work_is_refused_on_every_rank(ranks: list[dict[str, Any]], case: str, words: str) -> None:
-    assert all(words in said["refusals"][case] for said in ranks)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_on_every_rank(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert [name for name, words in REFUSED[case].items() if words not in rank[case][name]] == []
 
 
 def test_the_fp16_hook_works_over_gloo(ranks: list[dict[str, Any]], truth: dict[str, Any]) -> None:
@@ -113,29 +114,13 @@ def test_the_fp16_hook_works_over_gloo(ranks: list[dict[str, Any]], truth: dict[
         assert float(said["refusals"]["fp16_trains"]) == pytest.approx(truth["norms"][3], rel=1e-2)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[dict[str, Any]], strategy: str) -> None:
-    for said in ranks:
-        right = {"skipped": [True, False], "kept": True, "scale": 512.0, "moved": True}
-        assert said["skipping_together"][strategy] == right
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[dict[str, Any]]) -> None:
+    right = {"skipped": [True, False], "kept": True, "scale": 512.0, "moved": True}
+    assert [said["skipping_together"] for said in ranks] == [{"ddp": right, "fsdp2": right}] * 2
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_a_state_put_into_another_loop_goes_on_bit_for_bit(ranks: list[dict[str, Any]], strategy: str) -> None:
-    assert all(said["going_on"][strategy] for said in ranks)
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("precision", "the engine computes in bf16"),
-        ("grad_accum", "gradient_accumulation_steps 2"),
-        ("clip_norm", "gradient_clipping 1.0"),
-        ("optimizer", "not the engine's"),
-    ],
-)
-def test_what_an_engine_decides_otherwise_is_refused(ranks: list[dict[str, Any]], option: str, words: str) -> None:
-    assert all(words in said["engine_options"][option] for said in ranks)
+def test_a_state_put_into_another_loop_goes_on_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
+    assert [said["going_on"] for said in ranks] == [{"ddp": True, "fsdp2": True}] * 2
 
 
 def test_an_engine_in_bf16_steps_and_schedules_once_a_window(ranks: list[dict[str, Any]]) -> None:
