@@ -84,12 +84,8 @@ def _attributes(value: Any, kind: type) -> Iterable[str]:
     held = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
     if issubclass(kind, UserDict) or kind.__name__ == "TensorDict":  # BatchEncoding of transformers is a UserDict
         return [name for name in _WRAPPED if type(held.get(name)) is dict]
-    fields = getattr(kind, "__dataclass_fields__", None)
-    if isinstance(fields, dict):
-        return [one for one in fields if one in held or (_is_slot(kind, one) and hasattr(value, one))]
+    if fields := getattr(kind, "__dataclass_fields__", ()):
+        slots = [name for name in fields if type(getattr(kind, name, None)) is MemberDescriptorType]
+        return [name for name in fields if name in held or (name in slots and hasattr(value, name))]
     tensor = sys.modules["torch"].Tensor
     return [*held] if type(held) is dict and any(isinstance(one, tensor) for one in held.values()) else []
-
-
-def _is_slot(kind: type, name: str) -> bool:
-    return type(getattr(kind, name, None)) is MemberDescriptorType
