@@ -34,6 +34,8 @@ BATCHES = {
     "a dataclass": (Images(IMAGES, torch.zeros(6)), (6, None)),
     "an object with tokens": (SimpleNamespace(input_ids=IDS, attention_mask=None), (4, 64)),
     "a list of dicts": ([{"x": 1}, {"x": 2}, {"x": 3}], (3, None)),
+    "a list of one dict": ([{"x": 1}], (1, None)),
+    "a tuple of one dict": (({"input_ids": IDS},), (4, 64)),
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), (2, None)),
     "packed into one row": ({"input_ids": PACKED, "cu_seqlens": torch.zeros(4)}, (None, 100)),
     "a packed sequence": (torch.nn.utils.rnn.pack_sequence([torch.zeros(5, 2), torch.zeros(3, 2)]), (2, None)),
