@@ -11,7 +11,11 @@ Only the nodes' own fields and the shapes of their results are read, as in flops
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.autograd.graph import Node
 
 __all__ = ["loss_function"]
 
@@ -38,7 +42,7 @@ _PAIRS = ("SubBackward0", "ExpandBackward0")
 _MEAN = 1  # of torch's `reduction`
 
 
-def loss_function(root: Any) -> dict[str, Any]:
+def loss_function(root: Tensor) -> dict[str, Any]:
     """Returns what is known, {} where nothing is: `kind` of the loss; of a cross entropy `classes`, `mean` where it is
     averaged, and `alone` where nothing is added to it or multiplied with it; `fed_by`: softmax or sigmoid, where it takes
     logits; `broadcast`: the shape of the prediction and that of the difference. root: the tensor on which backward is
@@ -53,7 +57,7 @@ def loss_function(root: Any) -> dict[str, Any]:
             classes = _shape(node.next_functions[0][0])
             if len(classes) > 1:
                 found.setdefault("classes", classes[1])
-                found.setdefault("mean", node._saved_reduction == _MEAN)
+                found.setdefault("mean", node._saved_reduction == _MEAN)  # type: ignore[attr-defined] # of that operator
                 found.setdefault("alone", is_alone)
         is_alone = is_alone and (name in _SAME_NUMBERS or name == "DivBackward0")
         if name in _TAKES_LOGITS and (squashed := _SQUASHED.get(_maker(node.next_functions[0][0]))):
@@ -65,7 +69,7 @@ def loss_function(root: Any) -> dict[str, Any]:
     return found
 
 
-def _nodes(root: Any) -> Iterator[Any]:
+def _nodes(root: Tensor) -> Iterator[Node]:
     """Those nearest to the root first."""
     waiting = [root.grad_fn]
     for _ in range(_MOST_NODES):
@@ -77,7 +81,7 @@ def _nodes(root: Any) -> Iterator[Any]:
             waiting += [before for before, _ in node.next_functions]
 
 
-def _maker(node: Any) -> str:
+def _maker(node: Node | None) -> str:
     """The operator that made the numbers."""
     for _ in range(_MOST_NODES):
         if node is None or node.name() not in _SAME_NUMBERS:
@@ -86,7 +90,7 @@ def _maker(node: Any) -> str:
     return "" if node is None else str(node.name())
 
 
-def _broadcast(node: Any) -> list[list[int]] | None:
+def _broadcast(node: Node | None) -> list[list[int]] | None:
     """Of (N, 1) or (N,), and something without a gradient, made (N, N)."""
     if node is None or node.name() not in _PAIRS:
         return None
@@ -100,7 +104,7 @@ def _broadcast(node: Any) -> list[list[int]] | None:
     return [[*before], [*after]] if is_square and before in ((after[0], 1), after[:1]) else None
 
 
-def _shape(node: Any) -> tuple[int, ...]:
+def _shape(node: Node | None) -> tuple[int, ...]:
     """Of what a node made; torch 2.4 does not tell."""
     made = getattr(node, "_input_metadata", None)
     return tuple(made[0].shape) if made else ()

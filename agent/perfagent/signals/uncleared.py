@@ -10,12 +10,15 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, collect, is_captured
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
     from perfagent.step.state import StepState
 
 __all__ = ["Uncleared"]
@@ -33,7 +36,7 @@ class Uncleared:
     def __init__(self, p: StepState) -> None:
         self._progress, self._steps, self.step = p, 0, p.completed
         # weakly a parameter and its gradient, and the versions of both
-        self._kept: tuple[Any, Any, int, int] | None = None
+        self._kept: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int, int] | None = None
         self._seen = False  # the gradient was there as it had been, when backward began
         self._passes = 0
         self._readings: list[Reading] = []
@@ -78,7 +81,7 @@ class Uncleared:
             self._keep(primary)
         return not self.over
 
-    def _keep(self, optimizer: Any) -> None:
+    def _keep(self, optimizer: Optimizer) -> None:
         parameters = (one for group in optimizer.param_groups for one in group["params"])
         torch = sys.modules["torch"]  # a gradient of a class of its own may ask other ranks
         plain = (one for one in parameters if type(one.grad) is torch.Tensor and one.grad.layout is torch.strided)
@@ -91,7 +94,7 @@ class Uncleared:
         self._progress.plain = False  # so that the backward pass calls it
 
     @guarded
-    def _backward_begins(self, _roots: Any) -> None:
+    def _backward_begins(self, _roots: object) -> None:
         self._progress.losses.proof = self._backward_begins  # for the next one of this step
         self._passes += 1
         kept = self._kept if self._passes == 1 else None
