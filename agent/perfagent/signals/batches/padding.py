@@ -2,14 +2,14 @@
 
 Where it is known, in this order: a mask that says which tokens are real (`attention_mask`, or what other names have
 one for each token); a mask of the padding itself (`src_key_padding_mask`, with torch's meaning: True is padding); the
-lengths of the sequences, by name; the token that the model's embedding or its configuration calls padding. Labels of
+lengths of the sequences; the token that the model's embedding or its configuration calls padding. Labels of
 -100 say what the loss leaves out, not what is padding. Whatever remains unclear is not counted.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfagent.signals.batches.places import TOKENS, Path, Place, reached
@@ -28,6 +28,8 @@ _MASK = "attention_mask"
 _OTHER_MASKS = frozenset(("mask", "input_mask", "token_mask", "sequence_mask", "src_mask"))
 _LENGTHS = ("length", "lengths", "seq_len", "seq_lens", "seq_length", "seq_lengths", "lens")
 _NOT_OF_THE_INPUT = ("target", "label", "output")
+_LEAST_WIDTHS = 3
+"""Of vectors without a name, that they are lengths: other numbers may be as large as a batch is wide once."""
 
 
 def real_tokens_of(places: Sequence[Place], pad_id: Callable[[], int | None]) -> Real | None:
@@ -44,9 +46,9 @@ def real_tokens_of(places: Sequence[Place], pad_id: Callable[[], int | None]) ->
         if place.name.endswith("padding_mask") and place.tensor.dtype is torch.bool:
             return lambda batch, most, path=place.path: _counted(~reached(batch, path), most)  # type: ignore[misc]
     whole = max((one for one in places if one.tensor.dim() > 1), key=lambda one: one.tensor.numel(), default=None)
-    lengths = None if whole is None else next((one for one in places if _are_lengths(one, whole.tensor)), None)
+    lengths = None if whole is None else next(iter(_lengths(places, whole.tensor)), None)
     if whole is not None and lengths is not None:
-        return _by_lengths(whole.path, lengths.path)
+        return _by_lengths(whole.path, lengths.path, 1 if lengths.name else _LEAST_WIDTHS)
     return None if tokens is None else _by_token(tokens.path, pad_id)
 
 
@@ -93,18 +95,17 @@ def _by_token(path: Path, pad_id: Callable[[], int | None]) -> Real:
     return count
 
 
-def _by_lengths(whole: Path, path: Path) -> Real:
-    """They are lengths once the longest sequence was as long as the batch wide: not so the samples of a recording."""
-    are_lengths = False
+def _by_lengths(whole: Path, path: Path, least_widths: int) -> Real:
+    """They are lengths once the longest sequence was as long as the batch wide, for so many widths: not so the samples of a
+    recording."""
+    widths: set[int] = set()
 
     def count(batch: object, _most: int) -> Counts | None:
-        nonlocal are_lengths
         lengths: Tensor = reached(batch, path)
-        tensor: Tensor = reached(batch, whole)
-        width = tensor.shape[1] if tensor.shape[0] == len(lengths) else tensor.shape[0]  # time may come first
-        longest = int(lengths.max())
-        are_lengths = are_lengths or longest == width
-        return (lengths, width) if are_lengths and longest <= width else None
+        width, longest = _width(reached(batch, whole), len(lengths)), int(lengths.max())
+        if longest == width:
+            widths.add(width)
+        return (lengths, width) if longest <= width and len(widths) >= least_widths else None
 
     return count
 
@@ -115,10 +116,22 @@ def _tokens(matrices: Sequence[Place]) -> Place | None:
     return next(iter(named or [one for one in integers if not one.name and one.position in (-1, 0)]), None)
 
 
-def _are_lengths(place: Place, whole: Tensor) -> bool:
-    name, tensor = place.name.lower(), place.tensor
-    is_named = name.endswith(_LENGTHS) and not name.startswith(_NOT_OF_THE_INPUT)
-    return is_named and tensor.dim() == 1 and _is_index(tensor) and len(tensor) in whole.shape[:2]
+def _lengths(places: Sequence[Place], whole: Tensor) -> Iterator[Place]:
+    """What may be the lengths of sequences: by its name first, else by its numbers."""
+    vectors = [one for one in places if one.tensor.dim() == 1 and _is_index(one.tensor)]
+    vectors = [one for one in vectors if len(one.tensor) in whole.shape[:2]]
+    for place in vectors:
+        name = place.name.lower()
+        if name.endswith(_LENGTHS) and not name.startswith(_NOT_OF_THE_INPUT):
+            yield place
+    for place in vectors:
+        if not place.name and place.position > 0 and int(place.tensor.max()) == _width(whole, len(place.tensor)):
+            yield place
+
+
+def _width(whole: Tensor, rows: int) -> int:
+    """Time may come first."""
+    return whole.shape[1] if whole.shape[0] == rows else whole.shape[0]
 
 
 def _is_index(tensor: Tensor) -> bool:

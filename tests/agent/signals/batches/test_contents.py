@@ -112,6 +112,15 @@ def test_padding_is_known_from_masks_and_lengths(contents, kind):
     )
 
 
+def test_lengths_without_a_name_are_known_after_three_widths(contents):
+    told = []
+    for longest in (5, 7, 9):
+        rows = [torch.ones(length) for length in (longest, 3, 4)]
+        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        told.append(look_into(contents, (padded, torch.tensor([len(row) for row in rows]))).get("batch/padding_pct"))
+    assert told == [None, None, pytest.approx(100 * (1 - 16 / 27))]
+
+
 def test_the_padding_token_of_the_model_tells_padding(record):
     model = nn.Embedding(1000, 4, padding_idx=0)
     recorded = record(model, **NO_LIMIT)
