@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
+
+from perfagent.boundary.dynamo import Function
 
 __all__ = ["CALL", "CallSlot", "anything_compiled", "copy_that_calls"]
 
@@ -60,7 +61,7 @@ class CallSlot:
         """torch.compile of torch 2.4 asks a function in which file it is, and leaves ours alone."""
         return type(self).__call__.__code__
 
-    def __init__(self, module: Any, replaced: Callable[..., Any] | None = None) -> None:
+    def __init__(self, module: Any, replaced: Function | None = None) -> None:
         self._module, self._replaced = weakref.ref(module), replaced
 
     def put_on(self) -> None:

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.dynamo import Function, not_traced
 
 __all__ = ["replace"]
 
-_over: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
+_over: WeakKeyDictionary[Function, Function] = WeakKeyDictionary()
 """Our ended patches that a later patch of ours still covers -> the function that each of them replaced."""
 
 
-def replace(
-    owner: Any, name: str, first: Callable[..., Any], last: Callable[[], Any] | None = None
-) -> Callable[[], None]:
+def replace(owner: Any, name: str, first: Function, last: Callable[[], Any] | None = None) -> Callable[[], None]:
     """Patches `owner.name` and returns a function that restores the original, unless somebody else has
     patched it by then.
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["keep_out_of_frames", "not_traced", "passed_by", "untraced"]
+__all__ = ["Function", "keep_out_of_frames", "not_traced", "passed_by", "untraced"]
 
 _codes: dict[CodeType, bool] = {}
 
-Hook = TypeVar("Hook", bound=Callable[..., Any])
+Function = Callable[..., Any]
+Hook = TypeVar("Hook", bound=Function)
 
 
 def not_traced(function: Hook, *, nor_what_it_calls: bool = False) -> Hook:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from perfagent.boundary.dynamo import Function
+
 __all__ = ["forget", "install", "is_packed"]
 
 _used = False
@@ -23,7 +25,7 @@ def install(patch: Callable[..., None]) -> None:
         patch(torch.autograd.graph.saved_tensors_hooks, "__enter__", _watch)
 
 
-def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch(original: Function) -> Function:
     @functools.wraps(original)
     def enter(self: Any) -> Any:
         global _used

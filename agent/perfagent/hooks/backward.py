@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.boundary.dynamo import untraced
+from perfagent.boundary.dynamo import Function, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
 from perfagent.device import DeviceClock, Event, Reading, collect, take
@@ -36,7 +35,7 @@ from perfagent.step.trace import (
 __all__ = ["begin_pass", "check_arrived", "remember", "watch_backward"]
 
 
-def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_backward(original: Function) -> Function:
     """Wraps torch.autograd.backward."""
     plain_tensor = sys.modules["torch"].Tensor
 

@@ -24,7 +24,7 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.dynamo import Function, keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import StepState, now, state
@@ -86,7 +86,7 @@ def _cell_of(collective: Any) -> Any:
     return cell
 
 
-def _watch_wait(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_wait(original: Function) -> Function:
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         p = state.current
@@ -127,7 +127,7 @@ def _note(p: StepState, began: int, event: Any) -> None:
             p.trace.extend((began, now(), "comm", event, ended, PHASE))
 
 
-def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_end_of_backward(original: Function) -> Function:
     """Wraps torch.autograd.backward, whose last part is the wait for the other ranks."""
 
     @functools.wraps(original)

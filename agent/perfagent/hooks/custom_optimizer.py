@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 
+from perfagent.boundary.dynamo import Function
 from perfagent.hooks.optimizer_step import after_step, before_step
 from perfagent.step.state import state
 
 __all__ = ["is_foreign", "watch_step"]
 
 
-def watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_step(original: Function) -> Function:
     """Wraps `step` of such a class with what torch's hooks do around its own optimizers."""
 
     @functools.wraps(original)

@@ -15,7 +15,7 @@ from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.evaluation import interrupted
 from perfagent.signals.batches.contents import Contents
@@ -31,7 +31,7 @@ __all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 Item = TypeVar("Item")
 
 
-def watch_next(original: Callable[..., Any], id_of: Callable[[Any], int] = id) -> Callable[..., Any]:
+def watch_next(original: Function, id_of: Callable[[Any], int] = id) -> Function:
     """Wraps _BaseDataLoaderIter.__next__."""
 
     @functools.wraps(original)
@@ -69,7 +69,7 @@ def watch_next(original: Callable[..., Any], id_of: Callable[[Any], int] = id) -
     return __next__
 
 
-def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_iter(original: Function) -> Function:
     """Wraps DataLoader.__iter__: starting workers counts as a wait for data."""
 
     @functools.wraps(original)

@@ -17,12 +17,11 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable
 from itertools import islice
 from threading import get_ident
 from typing import Any
 
-from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.dynamo import Function, not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark, watch_phase
 from perfagent.step.row import AfterLastStep
@@ -39,7 +38,7 @@ _MOST_TIMED = 400
 by the host."""
 
 
-def watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_generation(original: Function) -> Function:
     """Wraps a method that asks a model for one token after another. In training mode that is a rollout."""
     rollout = watch_phase("rollout")(original)
 
@@ -51,7 +50,7 @@ def watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
     return generate
 
 
-def watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_environment(original: Function) -> Function:
     """Wraps a method that steps an environment: a model called there acts in it and is not evaluated."""
 
     @functools.wraps(original)
@@ -75,9 +74,7 @@ def interrupted(p: StepState) -> None:
         p.trace = EvalTrace(p.trace)
 
 
-def evaluated(
-    p: StepState, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False
-) -> Any:
+def evaluated(p: StepState, training: bool, call: Function, args: Any, kwargs: Any, *, graded: bool = False) -> Any:
     """Calls a model and records the call as one without gradients. Whatever happens inside belongs to this call.
 
     training: the model is in the mode in which it is trained. graded: a call of another model with gradients; it counts

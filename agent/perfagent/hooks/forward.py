@@ -16,12 +16,11 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 from perfagent.boundary.call_slot import CALL, CallSlot, copy_that_calls
-from perfagent.boundary.dynamo import not_traced, untraced
+from perfagent.boundary.dynamo import Function, not_traced, untraced
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import failed, failures
 from perfagent.device import accelerator
@@ -61,7 +60,7 @@ class WatchedModel(CallSlot):
 
     __slots__ = ("_grad_enabled", "_is_compiled", "_searches_left", "_tracing", "called")
 
-    def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
+    def __init__(self, root: Any, replaced: Function | None = None) -> None:
         super().__init__(root, replaced)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._tracing = sys.modules["torch"]._C._get_tracing_state
@@ -141,7 +140,7 @@ def are_tokens(value: Any) -> bool:
     return type(value) is torch.Tensor and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
 
 
-def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _probed(probe: Any, call: Function, *args: Any, **kwargs: Any) -> Any:
     return probe.call(call, args, kwargs)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, take, take_if_any
 from perfagent.hooks.backward import check_arrived
@@ -242,7 +243,7 @@ def _is_due(p: StepState, clip: Clip) -> bool:
     return p.measured.clip_rounds > 0 or clip.round.bit_count() == 1  # no step is known yet: the 1st, 2nd, 4th, ...
 
 
-def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_norm(original: Function) -> Function:
     """Wraps clip_grad._get_total_norm: reads the norm that clipping computes anyway."""
 
     @functools.wraps(original)
@@ -259,7 +260,7 @@ def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     return _get_total_norm
 
 
-def _watch_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_whole(original: Function) -> Function:
     """Wraps what torch 2.4 and 2.5 clip with, in one function: the norm is known when the gradients have changed already."""
 
     @functools.wraps(original)
@@ -277,7 +278,7 @@ def _watch_whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return clip_grad_norm_
 
 
-def _watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_grouping(original: Function) -> Function:
     """Wraps clip_grad._group_tensors_by_device_and_dtype, with which all clipping begins, `clip_grad_value_` included.
 
     (Many scripts import the clipping functions themselves by name before a run begins.)

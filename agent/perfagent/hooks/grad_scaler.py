@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
 from perfagent.device import take
 from perfagent.hooks.backward import check_arrived, remember
@@ -17,7 +17,7 @@ from perfagent.step.trace import OPTIMIZER
 __all__ = ["watch_scale", "watch_scaler_step", "watch_unscale"]
 
 
-def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_scale(original: Function) -> Function:
     """Wraps GradScaler.scale: remembers each scaled tensor's value before scaling."""
 
     @functools.wraps(original)
@@ -31,7 +31,7 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     return scale
 
 
-def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_scaler_step(original: Function) -> Function:
     """Wraps GradScaler.step: a step that it skips still counts as a step."""
 
     @functools.wraps(original)
@@ -80,7 +80,7 @@ def _end_scaled(p: StepState, optimizer: Any, stepped: bool) -> None:
     finish_step(p, optimizer, skipped, event)
 
 
-def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_unscale(original: Function) -> Function:
     """Wraps GradScaler.unscale_: from here on the gradients are unscaled."""
 
     @functools.wraps(original)

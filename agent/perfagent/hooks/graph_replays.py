@@ -16,6 +16,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.optimizer_step import finish_step
 from perfagent.step.state import StepState, state
@@ -35,7 +36,7 @@ def install(patch: Callable[..., None]) -> None:
             patch(graph, "replay", _watch_replay)
 
 
-def _watch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_begin(original: Function) -> Function:
     @functools.wraps(original)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -47,7 +48,7 @@ def _watch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
     return capture_begin
 
 
-def _watch_end(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_end(original: Function) -> Function:
     @functools.wraps(original)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         _end(self)
@@ -68,7 +69,7 @@ def _end(graph: Any) -> None:
         p.trace, p.loss_count, p.opened = [], 0, False
 
 
-def _watch_replay(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_replay(original: Function) -> Function:
     @functools.wraps(original)
     def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.dynamo import Function, keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.device import accelerator
 from perfagent.hooks.phases import device_mark
@@ -21,7 +21,7 @@ from perfagent.step.trace import PHASE
 
 __all__ = ["install"]
 
-Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
+Patch = Callable[[Any, str, Callable[[Function], Function]], None]
 
 
 def install(patch: Patch) -> None:
@@ -34,7 +34,7 @@ def install(patch: Patch) -> None:
         keep_out_of_frames()
 
 
-def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_copy(original: Function) -> Function:
     """Wraps a method of Tensor that may copy it to a device."""
 
     @functools.wraps(original)

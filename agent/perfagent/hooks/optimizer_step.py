@@ -13,7 +13,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import devices_of, take, take_if_any
 from perfagent.hooks.backward import check_arrived
@@ -54,7 +54,7 @@ def _with_closure_watched(p: StepState, optimizer: Optimizer, args: Any, kwargs:
     return (*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs
 
 
-def _watched(p: StepState, optimizer: Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(p: StepState, optimizer: Optimizer, closure: Function) -> Function:
     """Wraps the closure of a step. The step's gradients are those of its loss: of the closure's first call, if it is
     called several times. (Lightning also passes closures that do nothing.)"""
     me, at, roots, first = id(optimizer), len(p.trace), p.loss_count, True
@@ -304,7 +304,7 @@ def watch_whole_step(optimizer: Optimizer) -> Callable[[], None]:
     return undo
 
 
-def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
+def watch_clear(original: Function) -> Function:
     """Wraps zero_grad. Records calls between the model's call and backward, and calls that discard the gradients of
     backward passes: at once, or when the next epoch begins with a new accumulation window."""
 

@@ -13,6 +13,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any
 
+from perfagent.boundary.dynamo import Function
 from perfagent.device import Event
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
@@ -73,7 +74,7 @@ def watch_phase(
     a call that is a phase.
     """
 
-    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(original: Function) -> Function:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             p = state.current

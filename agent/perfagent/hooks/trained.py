@@ -12,6 +12,9 @@ from perfagent.hooks.model_hooks import Watching
 from perfagent.signals.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
     from perfagent.delivery.handoff import Handoff
     from perfagent.step.state import StepState
 
@@ -25,7 +28,7 @@ class Trained:
 
     def __init__(self, progress: StepState, sender: Handoff) -> None:
         self._progress, self._sender = progress, sender
-        self._named: weakref.ref[Any] | None = None
+        self._named: weakref.ref[nn.Module] | None = None
         who = sender.identity
         self._device: int | None = None
         self._likely_device = chosen_device(first=who.world_size > 1 and who.local_rank == 0)
@@ -36,11 +39,11 @@ class Trained:
         self.watching = Watching(self._progress, add)
         self._progress.links.on_next_optimizer = self.watching.watch_step
 
-    def model(self) -> Any:
+    def model(self) -> nn.Module | None:
         """None where it is not known, and where the script has dropped it."""
         return self._progress.selection.model
 
-    def optimizer(self) -> Any:
+    def optimizer(self) -> Optimizer | None:
         return self._progress.selection.primary
 
     def device(self) -> int | None:
@@ -57,7 +60,7 @@ class Trained:
             self._likely_device = device_in_use()
         return self._likely_device
 
-    def is_next(self, model: Any) -> bool:
+    def is_next(self, model: nn.Module | None) -> bool:
         """Whether the run has steps, and this model was not named before."""
         known = None if self._named is None else self._named()
         return self._progress.last is not None and model is not None and model is not known
@@ -76,7 +79,7 @@ class Trained:
             self._progress.selection.make_primary(trained_by)
             self.watching.named(trained_by)
 
-    def note_device(self, optimizer: Any) -> None:
+    def note_device(self, optimizer: Optimizer | None) -> None:
         """At the first step of the optimizer that counts."""
         backend, found = accelerator(), devices_of(optimizer)
         if found:
@@ -84,7 +87,7 @@ class Trained:
         elif self._device is None and backend.in_use():
             self._device = backend.current_index()
 
-    def is_another(self, model: Any) -> bool:
+    def is_another(self, model: nn.Module | None) -> bool:
         """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
         if model is None or self._progress.last is None or not self._progress.selection.had_model:
             return False
@@ -107,11 +110,11 @@ class Trained:
         self.watch()
 
 
-def _holds(model: Any, part: Any) -> bool:
+def _holds(model: nn.Module, part: nn.Module) -> bool:
     return any(module is part for module in model.modules())
 
 
-def _trainable(model: Any) -> int:
+def _trainable(model: nn.Module) -> int:
     """Trainable numbers of a model; those of lazy modules are not known before their first call."""
     is_lazy = sys.modules["torch"].nn.parameter.is_lazy
     return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))

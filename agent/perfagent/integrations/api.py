@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from perfagent.boundary.dynamo import Function
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, take
@@ -44,7 +45,6 @@ __all__ = [
     "watch_generation", "watch_optimizer_step", "watch_phase", "watch_save", "world_size",
 ]  # fmt: skip
 
-Function = Callable[..., Any]
 Watch = Callable[[Function], Function]
 """Returns what takes the place of a function."""
 

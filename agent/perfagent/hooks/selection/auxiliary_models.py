@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.call_slot import CALL, CallSlot, anything_compiled, copy_that_calls
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import WatchedModel, size_of_call
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["AuxiliaryModelFinder"]
-
-Call = Callable[..., Any]
 
 _MOST_MODELS = 64
 _FETCH = FIELDS[DATA]
@@ -188,7 +186,7 @@ class WatchedCall(CallSlot):
             return call(*args, **kwargs)
         return self.record(p, call, args, kwargs)
 
-    def record(self, p: StepState, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, p: StepState, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
 
@@ -199,7 +197,7 @@ class AuxiliaryModel(WatchedCall):
         super().__init__(module)
         self._mode = module.training  # its mode in training; in the other mode it is evaluated
 
-    def record(self, p: StepState, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, p: StepState, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module: Any = self._module()
         graded = self._grad_enabled()
         if graded and forward_runs(p.trace):
@@ -214,7 +212,7 @@ class Submodule(WatchedCall):
         super().__init__(part)
         self._finder = finder
 
-    def record(self, p: StepState, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, p: StepState, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._finder.root_call.called:
             return call(*args, **kwargs)
         if not self._grad_enabled():
