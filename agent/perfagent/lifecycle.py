@@ -419,7 +419,7 @@ class Lifecycle:
         current = state.current is p
         if current:
             state.current = None
-        self._trained.watching.take_off()  # first: what it patched may lie on top of a patch of a framework's
+        self._trained.take_off()  # first: what it patched may lie on top of a patch of a framework's
         if current:
             patching.remove()
         if self._console is not None:

@@ -77,7 +77,7 @@ def main() -> None:
     def undo() -> None:
         state.current = None
         patching.remove()
-        run._trained.watching.take_off()
+        run._trained.take_off()
 
     def with_agent() -> Callable[[], None]:
         torch.autograd.backward = no_backward

@@ -114,7 +114,7 @@ def added_us(
             else:
                 state.current = None
                 patching.remove()
-                run._trained.watching.take_off()
+                run._trained.take_off()
                 bare.append(block_us(step))
     run.finish()
     median = statistics.median(attached) - statistics.median(bare)

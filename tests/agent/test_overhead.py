@@ -48,7 +48,7 @@ SCRIPT = """
         attached_s = time.thread_time() - block
         state.current = None
         patching.remove()
-        run._trained.watching.take_off()
+        run._trained.take_off()
         block = time.thread_time()
         for _ in range(40):
             step(nothing)

@@ -1,14 +1,24 @@
-"""The model that a run trains, its optimizer, and the device they are on."""
+"""The model that a run trains, its optimizer, the device they are on, and the hooks on them.
+
+The hooks are in place from the first step on, since torch.compile would trace them before, until the run ends or goes on
+with another model.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.device import accelerator, devices_of
-from perfagent.hooks.model_hooks import Watching
+from perfagent.hooks.custom_optimizer import is_foreign
+from perfagent.hooks.forward import watch_forward
+from perfagent.hooks.optimizer_step import watch_whole_step
+from perfagent.hooks.selection.auxiliary_models import AuxiliaryModelFinder
+from perfagent.signals.batches.padding import has_embedding
 from perfagent.signals.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
@@ -20,11 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Trained"]
 
+_MOST_OPTIMIZERS = 8
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0
+
 
 class Trained:
-    """Of one run. watching: the hooks on the model and its optimizer."""
-
-    watching: Watching
+    """Of one run."""
 
     def __init__(self, progress: StepState, sender: Handoff) -> None:
         self._progress, self._sender = progress, sender
@@ -32,12 +43,17 @@ class Trained:
         who = sender.identity
         self._device: int | None = None
         self._likely_device = chosen_device(first=who.world_size > 1 and who.local_rank == 0)
+        self._add: Callable[[Any], None] = lambda _: None
+        self._undo_forward: Callable[[], None] | None = None
+        self._finder: AuxiliaryModelFinder | None = None
+        self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
+        self._pause_s, self._due = _FIRST_PAUSE_S, 0.0
         progress.links.on_next_model = self._next_model
+        progress.links.on_next_optimizer = self.watch_step
 
     def watch_by(self, add: Callable[[Any], None]) -> None:
-        """add: hands a task to the training thread, between two steps."""
-        self.watching = Watching(self._progress, add)
-        self._progress.links.on_next_optimizer = self.watching.watch_step
+        """add: hands a task to the training thread, between two steps (rootcause/investigator.py)."""
+        self._add = add
 
     def model(self) -> nn.Module | None:
         """None where it is not known, and where the script has dropped it."""
@@ -60,10 +76,27 @@ class Trained:
             self._likely_device = device_in_use()
         return self._likely_device
 
+    def note_device(self, optimizer: Optimizer | None) -> None:
+        """At the first step of the optimizer that counts."""
+        backend, found = accelerator(), devices_of(optimizer)
+        if found:
+            self._device = found[0].index
+        elif self._device is None and backend.in_use():
+            self._device = backend.current_index()
+
+    # ---- what the script says, and what the hooks find
+
     def is_next(self, model: nn.Module | None) -> bool:
         """Whether the run has steps, and this model was not named before."""
         known = None if self._named is None else self._named()
         return self._progress.last is not None and model is not None and model is not known
+
+    def is_another(self, model: nn.Module | None) -> bool:
+        """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
+        if model is None or self._progress.last is None or not self._progress.selection.had_model:
+            return False
+        known = self.model()  # None: it is gone
+        return known is None or not (_holds(known, model) or _holds(model, known))
 
     def name(self, model: Any, optimizer: Any) -> None:
         """What the script says that it trains; None for what it does not say."""
@@ -77,25 +110,13 @@ class Trained:
             inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
             trained_by: Any = inner if hasattr(inner, "param_groups") else optimizer
             self._progress.selection.make_primary(trained_by)
-            self.watching.named(trained_by)
+            self._watch_foreign(trained_by)
 
-    def note_device(self, optimizer: Optimizer | None) -> None:
-        """At the first step of the optimizer that counts."""
-        backend, found = accelerator(), devices_of(optimizer)
-        if found:
-            self._device = found[0].index
-        elif self._device is None and backend.in_use():
-            self._device = backend.current_index()
-
-    def is_another(self, model: nn.Module | None) -> bool:
-        """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
-        if model is None or self._progress.last is None or not self._progress.selection.had_model:
-            return False
-        known = self.model()  # None: it is gone
-        return known is None or not (_holds(known, model) or _holds(model, known))
-
-    def watch(self) -> None:
-        self.watching.put_on(self.model(), self.optimizer())
+    @guarded
+    def _watch_foreign(self, optimizer: Optimizer) -> None:
+        """Before the first step, which torch's hooks would not see."""
+        if is_foreign(optimizer):
+            self.watch_step(optimizer)
 
     def _next_model(self, goes_on: bool) -> None:
         """The process trains another model, which the hooks have found. goes_on: as the same training, resumed."""
@@ -105,8 +126,54 @@ class Trained:
             self._sender.event("state", {"state": "running", "training_after": self._progress.selection.began})
         self._watch_again()
 
+    # ---- the hooks
+
+    def watch(self) -> None:
+        """Watches the model and the optimizer, as far as they are known. Hooks already in place stay."""
+        model, optimizer, facts = self.model(), self.optimizer(), self._progress.links.facts
+        if model is not None and self._undo_forward is None:
+            facts.embedded = has_embedding(model)
+            watched = watch_forward(model)
+            if watched is not None:
+                self._undo_forward = watched.take_off
+                self._finder = AuxiliaryModelFinder(self._progress, model, watched)
+                facts.evaluations.usual_from(self._progress.completed)
+                self._add(self._finder)
+                self._pause_s, self._due = _FIRST_PAUSE_S, time.monotonic() + _FIRST_PAUSE_S
+        if optimizer is not None:
+            self.watch_step(optimizer)
+
+    def watch_step(self, optimizer: Optimizer) -> None:
+        """Times the steps of one more optimizer from outside."""
+        owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
+        known = self._undo_steps.get(id(owner))
+        if known is not None and known[0]() is owner:
+            return
+        self._undo_steps = {key: item for key, item in self._undo_steps.items() if item[0]() is not None}
+        if len(self._undo_steps) < _MOST_OPTIMIZERS:
+            self._undo_steps[id(owner)] = weakref.ref(owner), watch_whole_step(optimizer)
+
+    def poll(self) -> None:
+        """Now and then repeats the search for auxiliary models and for a lost model. Called on the sender's thread."""
+        if self._progress.selection.has_lost_model():
+            self._add(self._progress.selection)
+        if self._finder is not None and time.monotonic() >= self._due:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._due = time.monotonic() + self._pause_s
+            self._add(self._finder)
+
+    def take_off(self) -> None:
+        if self._finder is not None:
+            self._finder.remove()
+        if self._undo_forward is not None:
+            self._undo_forward()
+        for _, undo in self._undo_steps.values():
+            undo()
+        self._undo_forward = self._finder = None
+        self._undo_steps.clear()
+
     def _watch_again(self) -> None:
-        self.watching.take_off()
+        self.take_off()
         self.watch()
 
 

@@ -53,7 +53,7 @@ class Polling:
             self.sampler.stop()
         if p.early and p.early[0].waits_too_long():
             self.settle_waiting()
-        self._trained.watching.poll()
+        self._trained.poll()
         self.report_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
         gradients_ns = p.costs.pass_ns + p.costs.report_ns + p.costs.device_ns
