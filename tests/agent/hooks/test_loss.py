@@ -225,20 +225,14 @@ SHARES = {
 
 
 @by_loader
-@pytest.mark.parametrize("kind", MEANS)
-def test_means_of_their_own_items_are_averaged(record, model, loader, kind):
+@pytest.mark.parametrize("kind", [*MEANS, *SHARES])
+def test_means_of_their_own_items_are_averaged_and_shares_add_up(record, model, loader, kind):
     recorded = record(model)
-    expected = [math.fsum(window) / len(window) for window in train_masked(model, *MEANS[kind], loader=loader)]
+    counts, loss_of = MEANS[kind] if kind in MEANS else (UNEVEN, SHARES[kind])
+    windows = train_masked(model, counts, loss_of, loader=loader)
+    expected = [math.fsum(window) / (len(window) if kind in MEANS else 1) for window in windows]
     start = 0 if loader else 1  # a loop's own batches are seen once the model is watched, after the first step
     assert losses_of(recorded)[start:] == pytest.approx(expected[start:], rel=1e-12)
-
-
-@by_loader
-@pytest.mark.parametrize("kind", SHARES)
-def test_shares_of_a_windows_loss_add_up(record, model, loader, kind):
-    recorded = record(model)
-    told = train_masked(model, UNEVEN, SHARES[kind], loader=loader)
-    assert losses_of(recorded) == pytest.approx([math.fsum(window) for window in told], rel=1e-12)
 
 
 def test_a_divisor_that_checkpointing_holds_is_not_asked_for(record, model):

@@ -72,3 +72,13 @@ def test_what_is_trained_now_and_then_beside_never_counts(record):
         train(model, optimizer, 12)
         train(probe, now_and_then, 8)
     assert rates(recorded) == [0.1] * 48
+
+
+def test_two_over_the_same_parameters_in_turn_count_each(record):
+    model = small()
+    first, second = sgd(model), sgd(model, lr=0.2)
+    recorded = record(model)
+    for _ in range(6):
+        train(model, first)
+        train(model, second)
+    assert rates(recorded) == [0.1, 0.2] * 6
