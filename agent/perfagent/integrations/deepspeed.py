@@ -50,6 +50,8 @@ class _Before(NamedTuple):
     steps: int
     skipped: int
     scale: Value | None
+    is_measured: bool
+    """The shards of the gradients, which carry the scale."""
 
 
 def _watch_step(original: api.Function) -> api.Function:
@@ -76,12 +78,11 @@ def _before(engine: Any) -> _Before | None:
     step = api.begin_step(optimizer)
     if step is None:
         return None
-    before = _Before(step, engine.global_steps, engine.skipped_steps, _scale(engine))
-    if api.are_gradients_due() and engine.is_gradient_accumulation_boundary():
-        shards = _shards(optimizer)
-        if shards:
-            api.measure_shards(shards, engine.module, before.scale)
-    return before
+    is_due = api.are_gradients_due() and engine.is_gradient_accumulation_boundary()
+    shards, scale = _shards(optimizer) if is_due else None, _scale(engine)
+    if shards:
+        api.measure_shards(shards, engine.module, scale)
+    return _Before(step, engine.global_steps, engine.skipped_steps, scale, bool(shards))
 
 
 @guarded
@@ -93,8 +94,11 @@ def _after(engine: Any, before: _Before) -> None:
         _choose(engine)
     overflowed = engine.skipped_steps > before.skipped
     skipped = overflowed or (None if before.scale is None else False)
-    norm = None if overflowed else api.number(engine._global_grad_norm)
-    api.end_step(before.step, engine.optimizer, skipped=skipped, norm=norm, scale=before.scale)
+    norm = None if overflowed else engine._global_grad_norm
+    if before.is_measured and before.scale is not None and norm is not None:
+        # both are divided by the scale, and the engine has done so; a scale on a device is not there yet
+        norm = norm * before.scale if isinstance(before.scale, float) else None
+    api.end_step(before.step, engine.optimizer, skipped=skipped, norm=api.number(norm), scale=before.scale)
 
 
 def _scale(engine: Any) -> Value | None:
