@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.process.descriptors import Descriptor, opened
-from perfagent.samplers import folders, worker_memory
+from perfagent.samplers import folders
 from perfagent.samplers.folders import FolderSampler
-from perfagent.samplers.worker_memory import WorkerMemory
+from perfagent.samplers.process import PSS_EVERY_S, ProcessReader, WorkerMemory, WorkerReader
 from perfagent.signals.memory import allocator, device_in_use
 
 if TYPE_CHECKING:
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.gpu.sampler import GpuSampler
     from perfagent.samplers.host import HostReader
-    from perfagent.samplers.process import ProcessReader, WorkerReader
     from perfagent.samplers.training_thread import TrainingThreadReader
 
 __all__ = ["Sampler"]
 
 _IMPORTS = (
     "perfagent.samplers.host",
-    "perfagent.samplers.process",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
     "perfagent.signals.memory",
@@ -103,7 +101,7 @@ class Sampler:
         self._source = self._sender.add_source(self.poll)
         self._sender.add_slow_source(self.poll_gpu)
         self._sender.add_slow_source(self.folders.poll, every_s=folders.EVERY_S)
-        self._sender.add_slow_source(WorkerMemory(self._emit).poll, every_s=worker_memory.EVERY_S)
+        self._sender.add_slow_source(WorkerMemory(self._emit).poll, every_s=PSS_EVERY_S)
 
     def stop(self) -> None:
         """Other processes train in place of this one, and speak for the same rank."""
@@ -137,7 +135,6 @@ class Sampler:
 
     def _open(self) -> _Readers:
         from perfagent.samplers.host import HostReader
-        from perfagent.samplers.process import ProcessReader, WorkerReader
         from perfagent.samplers.training_thread import TrainingThreadReader
 
         thread = TrainingThreadReader(self._thread, self._proc / "self")
@@ -211,20 +208,16 @@ class Sampler:
             return True
         if self._identity.local_rank > 0 and not late:
             return False
-        folder = Path(self._config.state_dir) / "jobs"
+        folder, lock = Path(self._config.state_dir) / "jobs", None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = opened(folder / f"{key}.node", os.O_RDWR | os.O_CREAT)
-        except OSError:
-            return self._identity.local_rank == 0
-        try:
             fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return False
-        except OSError:  # a file system without locks (ENOSYS, ENOLCK, EOPNOTSUPP): nobody could ever hold this one
-            lock.close()
-            return self._identity.local_rank == 0
+        except OSError as error:
+            if lock is not None:
+                lock.close()
+            # on a file system without locks (ENOSYS, ENOLCK, EOPNOTSUPP) nobody could ever hold this one
+            return not isinstance(error, BlockingIOError) and self._identity.local_rank == 0
         self._lock = lock
         return True
 

@@ -12,9 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from perfagent.samplers.process import ProcessReader, WorkerReader
+from perfagent.samplers.process import ProcessReader, WorkerMemory, WorkerReader
 from perfagent.samplers.psutil_counters import PsutilProcess, PsutilWorkers
-from perfagent.samplers.worker_memory import WorkerMemory
 from perfagent.wire import CATALOGUE
 
 needs_smaps = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells it")

@@ -20,7 +20,7 @@ from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 from perfagent.samplers.gpu.nvml import NO_DRIVER, Door, Library, load
 from perfagent.samplers.gpu.own import Board, Claims, own_board
-from perfagent.samplers.gpu.xid import MEANINGS, Xid, XidEvents
+from perfagent.samplers.gpu.xid import MEANINGS, XidEvents
 
 __all__ = ["GpuSampler"]
 
@@ -111,8 +111,8 @@ class GpuSampler:
                 self._tell({"what": "lost", "index": gpu.index, "uuid": gpu.uuid, "reason": str(error)})
         if self._events is not None:
             self._events.watch([gpu for gpu, _ in watched if isinstance(gpu, Gpu)])
-            for xid in self._events.poll():
-                self._tell_xid(xid, watched, values)
+            for failed, code in self._events.poll():
+                self._tell_xid(failed, code, watched, values)
         if values:
             self._emit(values)
         return True
@@ -209,9 +209,7 @@ class GpuSampler:
             told["energy_per_step_j"] = (energy - mark[1]) / (step - mark[2])
             self._energy_mark = now, energy, step
 
-    def _tell_xid(self, xid: Xid, watched: list[tuple[Board, str]], values: dict[str, float]) -> None:
-        told: dict[str, Any] = {"what": "xid", "code": xid.code, "meaning": MEANINGS.get(xid.code, "")}
-        if xid.gpu is not None:
-            told |= {"index": xid.gpu.index, "uuid": xid.gpu.uuid}
-        values.update((prefix + "xid", float(xid.code)) for gpu, prefix in watched if gpu is xid.gpu)
-        self._tell(told)
+    def _tell_xid(self, gpu: Gpu | None, code: int, watched: list[tuple[Board, str]], values: dict[str, float]) -> None:
+        told: dict[str, Any] = {"what": "xid", "code": code, "meaning": MEANINGS.get(code, "")}
+        values.update((prefix + "xid", float(code)) for one, prefix in watched if one is gpu)
+        self._tell(told if gpu is None else told | {"index": gpu.index, "uuid": gpu.uuid})

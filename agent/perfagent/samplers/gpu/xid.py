@@ -12,11 +12,11 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfagent.process.descriptors import Descriptor, opened
 from perfagent.samplers.gpu.board import DeviceLost, place
-from perfagent.samplers.gpu.device import Gpu, text_of
+from perfagent.samplers.gpu.device import Gpu
 from perfagent.samplers.gpu.nvml import Door, Library
 
 __all__ = ["MEANINGS", "KernelLog", "Xid", "XidEvents"]
@@ -36,18 +36,15 @@ _MOST_A_POLL = 16
 _LINE = rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)"
 
 
-class Xid(NamedTuple):
-    """One error. gpu: None when the driver names a device that is not watched."""
-
-    gpu: Gpu | None
-    code: int
+Xid = tuple[Gpu | None, int]
+"""An error: the device, None when the driver names one that is not watched; and its code."""
 
 
 class XidEvents:
     """Errors of the watched devices, since they were watched."""
 
     def __init__(self, library: Library, log: KernelLog | None = None) -> None:
-        self._door, self._library = Door(library), library
+        self._door = Door(library)
         self._set: Any = None
         with contextlib.suppress(DeviceLost):
             self._set = self._door.ask("nvmlEventSetCreate")
@@ -74,31 +71,24 @@ class XidEvents:
         # read on where events say the same: it is to stand in from here on, not from its beginning
         logged = self._log.poll()
         if not self._registered:
-            return [Xid(self._by_pci(pci), code) for pci, code in logged]
+            return [(self._by_pci(pci), code) for pci, code in logged]
         found: list[Xid] = []
         while len(found) < _MOST_A_POLL:
             try:
                 data = self._door.ask("nvmlEventSetWait_v2", self._set, 0)
             except DeviceLost:  # of any device in the set, and from now on at every call
                 self._registered = False
-                known = {xid.code for xid in found}
-                return found + [Xid(self._by_pci(pci), code) for pci, code in logged if code not in known]
+                known = {code for _, code in found}
+                return found + [(self._by_pci(pci), code) for pci, code in logged if code not in known]
             if data is None:  # a timeout: nothing waits there
                 break
             if data.eventType & _XID_EVENT:
-                found.append(Xid(self._of(data.device), int(data.eventData)))
+                found.append((self._of(data.device), int(data.eventData)))
         return found
 
     def _of(self, handle: Any) -> Gpu | None:
         """By its handle, which NVML gives each device once: one that fell off the bus no longer gives its UUID."""
-        address = _address(handle)
-        for gpu in self._watched:
-            if _address(gpu.handle) == address:
-                return gpu
-        with contextlib.suppress(DeviceLost):
-            uuid = text_of(self._door.ask("nvmlDeviceGetUUID", handle))
-            return next((gpu for gpu in self._watched if gpu.board == uuid), None)
-        return None
+        return next((gpu for gpu in self._watched if _address(gpu.handle) == _address(handle)), None)
 
     def _by_pci(self, pci: str) -> Gpu | None:
         return next((gpu for gpu in self._watched if pci and place(pci) == place(gpu.pci)), None)

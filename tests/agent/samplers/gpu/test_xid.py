@@ -25,7 +25,7 @@ def watching(library: FakeNvml, log: str = NO_LOG) -> XidEvents:
 
 def told(events: XidEvents) -> list[tuple[int | None, int]]:
     """Index of the device, if it is known, and the code."""
-    return [(xid.gpu and xid.gpu.index, xid.code) for xid in events.poll()]  # type: ignore[misc]
+    return [(gpu and gpu.index, code) for gpu, code in events.poll()]  # type: ignore[misc]
 
 
 class Kernel:
