@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 __all__ = ["pythons_below", "started_here", "unrecorded"]
 
@@ -35,7 +34,7 @@ def pythons_below(pid: int, proc: Path = Path("/proc")) -> set[int]:
     return found
 
 
-def unrecorded(number: int, failed: Collection[str] = ()) -> dict[str, Any]:
+def unrecorded(number: int, failed: Collection[str] = ()) -> dict[str, object]:
     """The alert, of which the server makes sentences. failed: how those ended of which it is known that they failed."""
     level = "warning" if failed else "info"  # they may be workers of an evaluation
     return {"level": level, "unrecorded": number, "failed": len(failed), "ended": sorted(set(failed))[:5]}

@@ -47,8 +47,7 @@ class Metric(Struct, frozen=True):
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "comm", "checkpoint", "eval", "other")
 TIMED_PHASES = (*PHASES, "compile", "rollout")
-"""Those, and what only some trainings have: compiling and rollouts are in no chart of the step, as a phase that a script
-named is in none."""
+"""PHASES, `compile` and `rollout`. The last two are not drawn in the chart of the step."""
 
 _UNIT_OF_ENDING = {
     "_bytes_per_s": "B/s", "_bytes": "B", "_pct": "%", "_s": "s", "_w": "W", "_j": "J", "_c": "°C", "_mhz": "MHz",

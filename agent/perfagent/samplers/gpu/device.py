@@ -83,7 +83,7 @@ class Gpu:
 
     is_divided = is_integrated = False  # see KernelGpu; of a divided board of NVIDIA the slices are found
 
-    def __init__(self, library: Library, index: int, handle: Any, *, slice_handle: Any = None) -> None:
+    def __init__(self, library: Library, index: int, handle: object, *, slice_handle: object = None) -> None:
         self._door = Door(library)
         self.index, self.handle, self._slice = index, handle, slice_handle
         self.board = text_of(self._door.ask("nvmlDeviceGetUUID", handle)) or f"GPU-{index}"
@@ -149,7 +149,7 @@ class Gpu:
         values = self._numbers(_RARELY) | self._ask_fields(self._fields)
         return values if self._gpm is not None else values | self._numbers(_TRAFFIC)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """What does not change while training runs; for people to read."""
         memory = self._memory(*self._versioned)
         told = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci, **self._numbers(_LIMITS)}
@@ -208,6 +208,6 @@ def slices(library: Library, gpu: Gpu) -> list[Gpu]:
     return found
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """What pynvml gives as bytes or text, depending on its version."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")

@@ -30,7 +30,7 @@ METRICS: dict[int, tuple[str, float]] = {  # NVML_GPM_METRIC_*: name here, facto
 class Gpm:
     """instance: the GPU instance of a MIG slice; None for a whole GPU."""
 
-    def __init__(self, door: Door, handle: Any, instance: int | None) -> None:
+    def __init__(self, door: Door, handle: object, instance: int | None) -> None:
         self._door = door
         self._sample = (
             ("nvmlGpmSampleGet", handle)
@@ -39,8 +39,8 @@ class Gpm:
         )
         support = door.ask("nvmlGpmQueryDeviceSupport", handle)
         self.supported = support is not None and bool(support.isSupportedDevice)
-        self._before: Any = None
-        self._after: Any = None
+        self._before: object = None
+        self._after: object = None
         self._request: Any = None
         self._is_first = True
 

@@ -134,9 +134,9 @@ class KernelGpu:
         """As of the last reading, since some moment; None where the driver does not count it."""
         return self._energy_j
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         values = self.readings() | self.rare()
-        told: dict[str, Any] = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci}
+        told: dict[str, object] = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci}
         return told | {name: values[name] for name in ("memory_total_bytes", "power_limit_w") if name in values}
 
     def _read(self) -> dict[str, float]:

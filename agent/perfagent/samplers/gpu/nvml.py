@@ -43,7 +43,7 @@ class Door:
         self._error: type[Exception] = library.NVMLError
         self._refused: set[str] = set()
 
-    def ask(self, name: str, *arguments: Any, what: str = "", nothing: Any = None) -> Any:
+    def ask(self, name: str, *arguments: object, what: str = "", nothing: object = None) -> Any:
         """The answer of a function of the library; None when the device does not report it. Raises DeviceLost.
 
         what: names the question where one function answers several. nothing: the answer where there is nothing to

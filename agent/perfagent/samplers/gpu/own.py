@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from perfagent.device import accelerator
 from perfagent.samplers.gpu.board import place
@@ -54,7 +53,7 @@ def _of_torch(ordinal: int) -> tuple[str, str]:
     return _of_properties(backend.ask("get_device_properties", ordinal)) if backend.in_use() else ("", "")
 
 
-def _of_properties(properties: Any) -> tuple[str, str]:
+def _of_properties(properties: object) -> tuple[str, str]:
     uuid, pci, raw = _tail(str(getattr(properties, "uuid", ""))), "", b""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None not in numbers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 from perfagent.samplers.gpu.nvml import Door
 
@@ -23,7 +22,7 @@ UTILIZATION_EVERY_S = 5.0
 class Processes:
     """`read(now)` gives what is due; now: monotonic seconds. pids: by which numbers this process may go."""
 
-    def __init__(self, door: Door, handle: Any, pids: frozenset[int] | None = None) -> None:
+    def __init__(self, door: Door, handle: object, pids: frozenset[int] | None = None) -> None:
         self._door, self._handle = door, handle
         self._pids = pids if pids is not None else _own()
         self._memory_at = self._utilization_at = 0.0

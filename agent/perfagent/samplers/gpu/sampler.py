@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from perfagent.samplers.gpu import kernel_gpu
 from perfagent.samplers.gpu.board import DeviceLost, Interval
@@ -31,7 +30,7 @@ OTHERS_AFTER_S = 60.0
 """For so long the boards of no rank are left out while ranks of this node have not named theirs."""
 
 Emit = Callable[[dict[str, float]], None]
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[dict[str, object]], None]
 
 
 class GpuSampler:
@@ -152,14 +151,14 @@ class GpuSampler:
         for gpu in shown:
             with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
-        found = {"what": "found", "driver": driver, "gpus": described}
+        found: dict[str, object] = {"what": "found", "driver": driver, "gpus": described}
         self._tell(found if shown else {"what": "unavailable", "reason": why_none})
 
     def _slices_of(self, gpu: Board) -> list[Gpu]:
         return self._slices.get(gpu.board, [])
 
     def _watched(self, now: float) -> list[tuple[Board, str]]:
-        """Devices and the prefix of their names; those that were lost too, of which the reason may be heard later."""
+        """(Device, prefix of its names). Lost devices stay: an Xid may still explain them."""
         watched = [(self._own, "gpu/")] if self._own is not None else []
         if self._elected():
             taken = self._claims.taken(now) | {gpu.board for gpu, _ in watched}
@@ -210,6 +209,6 @@ class GpuSampler:
             self._energy_mark = now, energy, step
 
     def _tell_xid(self, gpu: Gpu | None, code: int, watched: list[tuple[Board, str]], values: dict[str, float]) -> None:
-        told: dict[str, Any] = {"what": "xid", "code": code, "meaning": MEANINGS.get(code, "")}
+        told: dict[str, object] = {"what": "xid", "code": code, "meaning": MEANINGS.get(code, "")}
         values.update((prefix + "xid", float(code)) for one, prefix in watched if one is gpu)
         self._tell(told if gpu is None else told | {"index": gpu.index, "uuid": gpu.uuid})

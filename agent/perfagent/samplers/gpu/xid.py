@@ -45,7 +45,7 @@ class XidEvents:
 
     def __init__(self, library: Library, log: KernelLog | None = None) -> None:
         self._door = Door(library)
-        self._set: Any = None
+        self._set: object = None
         with contextlib.suppress(DeviceLost):
             self._set = self._door.ask("nvmlEventSetCreate")
         self._watched: list[Gpu] = []
@@ -68,7 +68,7 @@ class XidEvents:
 
     def poll(self) -> list[Xid]:
         """What happened since the last call. Never waits."""
-        # read on where events say the same: it is to stand in from here on, not from its beginning
+        # keeps the position in the log current, so that a later fallback starts here
         logged = self._log.poll()
         if not self._registered:
             return [(self._by_pci(pci), code) for pci, code in logged]
