@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from agent_recorded import Recording
 from builders import job_environment
@@ -16,9 +17,11 @@ __all__ = ["logged_once", "printed", "ran"]
 
 
 def ran(folder: Path, script: Path | str, *words: str) -> str:
-    """What it printed. script: a file, or the text of one. It ends well, and perfagent says nothing but that a loss is NaN."""
+    """What it printed. script: a file, or the text of one, which may import trainers.py. It ends well, and perfagent says
+    nothing but that a loss is NaN."""
     if isinstance(script, str):
-        (folder / "script.py").write_text(textwrap.dedent(script), encoding="utf-8")
+        beside = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        (folder / "script.py").write_text(beside + textwrap.dedent(script), encoding="utf-8")
         script = folder / "script.py"
     [ended] = run([str(script), *words], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")])
     output = ended.stdout + ended.stderr
@@ -27,10 +30,9 @@ def ran(folder: Path, script: Path | str, *words: str) -> str:
     return ended.stdout
 
 
-def printed(folder: Path, script: str) -> list[object]:
+def printed(folder: Path, script: str) -> Any:
     """The JSON in its last line."""
-    found: list[object] = json.loads(ran(folder, script).strip().splitlines()[-1])
-    return found
+    return json.loads(ran(folder, script).strip().splitlines()[-1])
 
 
 def logged_once(folder: Path) -> tuple[Recording, set[str]]:

@@ -4,13 +4,15 @@ was."""
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Script:
         """loss, lr, norm, samples, tokens, scale, skipped: what of them this loop knows of the step just made."""
         self.steps.append({name: float(value) for name, value in truth.items()})
 
-    def produced(self, *models: torch.nn.Module) -> None:
+    def produced(self, *models: nn.Module) -> None:
         """The end of a loop: every weight, and the random states, as they are now."""
         for model in models:
             for tensor in model.state_dict().values():
@@ -49,23 +51,38 @@ class Script:
         return self._digest.hexdigest()
 
 
-def stepped(
+def train(
     script: Script,
-    model: torch.nn.Module,
-    optimizers: Iterable[torch.optim.Optimizer],
-    loss: torch.Tensor,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    batches: Collection[Any],
+    loss_of: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    window: int = 1,
+    total: Callable[[list[float]], float] = math.fsum,
     clip: float = 0.0,
+    after: Callable[[int], object] = lambda number: None,
     **truth: float,
 ) -> None:
-    """A backward pass and a step on a batch of eight, if the truth is not another one."""
-    loss.backward()
-    norm = norm_of(model.parameters())
-    if clip:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    script.step(**{"loss": loss.item(), "lr": 1e-2, "norm": norm, "samples": 8, **truth})
+    """A step each `window` batches, and at the end. loss_of: a batch, by default the cross entropy of a class. total: of the
+    losses of a window. after: gets the number of each batch. truth: where it is not what these say."""
+    losses, samples = [], 0
+    for number, batch in enumerate(batches, start=1):
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) if loss_of is None else loss_of(batch)
+        loss.backward()
+        losses.append(loss.item())
+        samples += len(batch[0])
+        if number % window == 0 or number == len(batches):
+            norm, lr = norm_of(model.parameters()), optimizers[0].param_groups[0]["lr"]
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            script.step(**{"loss": total(losses), "lr": lr, "norm": norm, "samples": samples, **truth})
+            losses, samples = [], 0
+        after(number)
+    script.produced(model)
 
 
 def norm_of(parameters: Iterable[torch.Tensor]) -> float:

@@ -31,17 +31,15 @@ def launch(folder: Path, *words: str) -> list[Recorded]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("launcher", "words"),
+    "launcher",
     [
-        ("torch.distributed.run", ("--nproc-per-node", "2", "--master-port", "PORT", "-m")),
-        ("deepspeed.launcher.runner", ("--num_accelerators", "2", "--master_port", "PORT", "--module")),
+        "torch.distributed.run --nproc-per-node 2 --master-port PORT -m",
+        "deepspeed.launcher.runner --num_accelerators 2 --master_port PORT --module",
     ],
 )
-def test_a_launchers_ranks_are_one_run(launcher: str, words: tuple[str, ...], tmp_path: Path) -> None:
-    port = str(free_port())
-    launched = ["-m", launcher, *(port if word == "PORT" else word for word in words), *PERFAGENT]
-    job = [str(HERE / "job.py"), str(tmp_path), "parallel", "data_parallel", "--launched"]
-    sources = launch(tmp_path, *launched, *job)
+def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
+    words = ["-m", *launcher.replace("PORT", str(free_port())).split(), *PERFAGENT, str(HERE / "job.py"), str(tmp_path)]
+    sources = launch(tmp_path, *words, "parallel", "data_parallel", "--launched")
     assert_one_run(sources, nodes=1)
     for rank, source in enumerate(sources):
         truth = json.loads((tmp_path / "0" / f"rank-{rank}.json").read_text())["watched"]["steps"]
@@ -121,8 +119,8 @@ for _ in range(5):
 def test_what_accelerate_starts_alone_is_monitored(outside: bool, tmp_path: Path) -> None:
     """It tells a single process no rank."""
     (tmp_path / "train.py").write_text(WITH_ACCELERATE)
-    starts = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]
-    starts += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch_words = "--cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    starts = ["-m", "accelerate.commands.launch", *launch_words.split()]
     words = ["-m", *PERFAGENT, *starts, "train.py"] if outside else [*starts, "-m", *PERFAGENT, "train.py"]
     (source,) = launch(tmp_path, *words)
     assert sorted(source.series["loss"]) == [1, 2, 3, 4, 5]

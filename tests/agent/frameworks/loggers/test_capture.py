@@ -4,19 +4,14 @@ time."""
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders import ServerProcess, until
 from torch.utils.tensorboard import SummaryWriter
-from whole_end import whole_end
 
-import perfagent
 from perfagent import patching
 from perfagent.boundary import guard
 from perfagent.device import Reading, readings
@@ -24,10 +19,6 @@ from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.step.captured_log import CapturedLog
 
 Record = Callable[..., Any]
-
-
-SENT_S = 1.5
-"""After so long a row is on its way to the server unless it is held."""
 
 
 class Logger:
@@ -56,12 +47,6 @@ def watched() -> Iterator[type[Logger]]:
 
     yield Watched
     guard.reset()
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[SummaryWriter]:
-    with SummaryWriter(str(tmp_path / "board")) as made:
-        yield made
 
 
 def start(record: Record) -> Any:
@@ -98,31 +83,15 @@ def test_a_library_is_patched_while_a_run_lasts(record: Record) -> None:
 def test_a_call_that_names_no_step_is_of_the_step_in_progress(record: Record, watched: Any) -> None:
     run = start(record)
     watched().log({"before": 1})
+    watched().log({"resumed": 1}, step=10_000)
     train(1)
     watched().log({"first": 1})
     watched().log({"far": 1}, step=5000)
     train(1)
     watched().log({"second": 1})
     assert run.run.steps_done == 2
-    assert scalars(run) == [(1, {"before": 1}), (1, {"first": 1}), (5000, {"far": 1}), (2, {"second": 1})]
-
-
-@pytest.mark.real
-def test_a_step_named_before_the_training_moves_no_step(
-    server: ServerProcess, writer: SummaryWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole_end(monkeypatch)
-    run = perfagent.attach(server=server.url, name="resumed")
-    writer.add_scalar("resumed", 1.0, 10_000)
-    until(lambda: server.get("/runs")["runs"], why="the server has no run")
-    time.sleep(SENT_S)
-    train(4)
-    run.finish()
-    [shown] = until(
-        lambda: [one for one in server.get("/runs")["runs"] if one["state"] == "finished"], why="it did not end"
-    )
-    assert shown["step"] == 4
-    assert [sample["step"] for sample in server.export(shown["run"]) if sample["name"] == "resumed"] == [10_000]
+    resumed, far = (10_000, {"resumed": 1}), (5000, {"far": 1})  # which move no step
+    assert scalars(run) == [(1, {"before": 1}), resumed, (1, {"first": 1}), far, (2, {"second": 1})]
 
 
 def test_a_step_is_taken_as_it_is_named(record: Record, watched: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from models import Points, classifier
-from script import Script, stepped
+from script import Script, train
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader
@@ -12,26 +12,29 @@ from torch.utils.data import DataLoader
 
 def attached_before(script: Script, backend: str = "aot_eager") -> None:
     """The agent comes first, the compiler sees a process with hooks in it."""
-    model = classifier()
-    script.attach(model)
-    _train(script, model, first=0, backend=backend)
+    _train(script, is_late=False, backend=backend)
 
 
 def attached_after(script: Script) -> None:
     """The model is compiled and has run when the agent comes."""
-    _train(script, classifier(), first=2)
+    _train(script, is_late=True)
 
 
-def _train(script: Script, model: nn.Sequential, first: int, backend: str = "aot_eager") -> None:
+def _train(script: Script, *, is_late: bool, backend: str = "aot_eager") -> None:
+    model = classifier()
+    if not is_late:
+        script.attach(model)
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend(backend)
     compiled = torch.compile(model, backend=graphs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for number, (x, y) in enumerate(DataLoader(Points(8 * (6 + first)), batch_size=8), start=1):
-        if first and number == first + 1:
-            script.attach(compiled, optimizer)
-        loss = nn.functional.cross_entropy(compiled(x), y)
-        stepped(script, model, [optimizer], loss)
-    del script.steps[:first]
-    script.produced(model)
+
+    def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(compiled(batch[0]), batch[1])
+
+    if is_late:
+        train(script, model, [optimizer], DataLoader(Points(16), batch_size=8), loss_of)
+        script.steps.clear()
+        script.attach(compiled, optimizer)
+    train(script, model, [optimizer], DataLoader(Points(48), batch_size=8), loss_of)
     script.produced(nn.ParameterList([torch.tensor(float(graphs.frame_count))]))

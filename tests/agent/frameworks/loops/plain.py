@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import torch
 from models import LENGTH, VOCABULARY, WIDTH, Language, Points, classifier, language_loss
-from script import Script, norm_of, stepped
+from script import Script, norm_of, train
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -17,17 +18,8 @@ def loader_and_scheduler(script: Script) -> None:
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
-    for x, y in DataLoader(Points(48), batch_size=8, shuffle=True):
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = norm_of(model.parameters())
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        lr = optimizer.param_groups[0]["lr"]
-        optimizer.step()
-        scheduler.step()
-        script.step(loss=loss.item(), lr=lr, norm=norm, samples=8)
-    script.produced(model)
+    loader = DataLoader(Points(48), batch_size=8, shuffle=True)
+    train(script, model, [optimizer], loader, clip=0.5, after=lambda _: scheduler.step())
 
 
 def own_batches(script: Script) -> None:
@@ -35,31 +27,24 @@ def own_batches(script: Script) -> None:
     model = Language()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     script.attach(model)
-    for _ in range(6):
-        tokens = torch.randint(0, VOCABULARY, (4, LENGTH + 1))
-        loss = language_loss(model(tokens[:, :-1]), tokens[:, 1:])
-        stepped(script, model, [optimizer], loss, lr=0.5, samples=4, tokens=4 * LENGTH)
-    script.produced(model)
+    batches = torch.randint(0, VOCABULARY, (6, 4, LENGTH + 1))
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        return language_loss(model(tokens[:, :-1]), tokens[:, 1:])
+
+    train(script, model, [optimizer], batches, loss_of, samples=4, tokens=4 * LENGTH)
 
 
 def accumulation_divided(script: Script) -> None:
     """Four micro-batches a step, each loss divided by four; the last window is short."""
     script.attach()
     model = classifier()
+
+    def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) / 4
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader = DataLoader(Points(88), batch_size=4)
-    total, samples = 0.0, 0
-    for number, (x, y) in enumerate(loader, start=1):
-        loss = nn.functional.cross_entropy(model(x), y) / 4
-        loss.backward()
-        total, samples = total + loss.item(), samples + len(x)
-        if number % 4 == 0 or number == len(loader):
-            norm = norm_of(model.parameters())
-            optimizer.step()
-            optimizer.zero_grad()
-            script.step(loss=total, lr=1e-2, norm=norm, samples=samples)
-            total, samples = 0.0, 0
-    script.produced(model)
+    train(script, model, [optimizer], DataLoader(Points(88), batch_size=4), loss_of, window=4)
 
 
 def accumulation_plain(script: Script) -> None:
@@ -67,18 +52,7 @@ def accumulation_plain(script: Script) -> None:
     script.attach()
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    losses = []
-    for number, (x, y) in enumerate(DataLoader(Points(60), batch_size=4), start=1):
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        losses.append(loss.item())
-        if number % 3 == 0:
-            norm = norm_of(model.parameters())
-            optimizer.step()
-            optimizer.zero_grad()
-            script.step(loss=sum(losses) / 3, lr=1e-2, norm=norm, samples=12)
-            losses.clear()
-    script.produced(model)
+    train(script, model, [optimizer], DataLoader(Points(60), batch_size=4), window=3, total=statistics.fmean)
 
 
 def closure(script: Script) -> None:
@@ -106,27 +80,26 @@ def evaluation_between(script: Script) -> None:
     """A validation pass with its own loader and a second forward-only model every two steps."""
     script.attach()
     model = classifier()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     validation = DataLoader(Points(24), batch_size=12)
-    for number, (x, y) in enumerate(DataLoader(Points(48), batch_size=8), start=1):
-        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y))
+
+    def evaluate(number: int) -> None:
         if number % 2 == 0:
             model.eval()
             with torch.no_grad():
                 for seen, _ in validation:
                     model(seen)
             model.train()
-    script.produced(model)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    train(script, model, [optimizer], DataLoader(Points(48), batch_size=8), after=evaluate)
 
 
 def loader_with_workers(script: Script) -> None:
     """Batches that two processes collate, in random order."""
     script.attach()
     model = classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, y in DataLoader(Points(48), batch_size=8, shuffle=True, num_workers=2):
-        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y))
-    script.produced(model)
+    loader = DataLoader(Points(48), batch_size=8, shuffle=True, num_workers=2)
+    train(script, model, [torch.optim.AdamW(model.parameters(), lr=1e-2)], loader)
 
 
 def back_to_a_checkpoint(script: Script) -> None:
@@ -135,8 +108,8 @@ def back_to_a_checkpoint(script: Script) -> None:
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     file = Path(script.folder) / "checkpoint.pt"
-    for number, (x, y) in enumerate(DataLoader(Points(64), batch_size=8), start=1):
-        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y))
+
+    def save_or_go_back(number: int) -> None:
         if number == 3:
             saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
             torch.save(saved, file)
@@ -145,18 +118,22 @@ def back_to_a_checkpoint(script: Script) -> None:
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             torch.set_rng_state(saved["random"])
-    script.produced(model)
+
+    train(script, model, [optimizer], DataLoader(Points(64), batch_size=8), after=save_or_go_back)
 
 
 def becomes_nan(script: Script) -> None:
     """The loss is NaN from step 4 on, and so are the weights after it."""
     script.attach()
     model = classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for number, (x, y) in enumerate(DataLoader(Points(48), batch_size=8), start=1):
-        factor = float("nan") if number == 4 else 1.0
-        stepped(script, model, [optimizer], nn.functional.cross_entropy(model(x), y) * factor)
-    script.produced(model)
+
+    def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
+        factor = float("nan") if len(script.steps) == 3 else 1.0
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * factor
+
+    train(
+        script, model, [torch.optim.AdamW(model.parameters(), lr=1e-2)], DataLoader(Points(48), batch_size=8), loss_of
+    )
 
 
 def without_gradients(script: Script) -> None:

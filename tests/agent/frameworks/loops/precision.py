@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from models import Points, classifier
-from script import Script, norm_of
+from script import Script, norm_of, train
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -38,13 +38,11 @@ def brain_float(script: Script) -> None:
     """bfloat16 autocast, no scaler."""
     script.attach()
     model = classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, y in DataLoader(Points(48), batch_size=8):
-        optimizer.zero_grad()
+
+    def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(x).float(), y)
-        loss.backward()
-        norm = norm_of(model.parameters())
-        optimizer.step()
-        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
-    script.produced(model)
+            return nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
+
+    train(
+        script, model, [torch.optim.AdamW(model.parameters(), lr=1e-2)], DataLoader(Points(48), batch_size=8), loss_of
+    )

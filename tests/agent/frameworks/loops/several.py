@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from models import WIDTH, Points, classifier
-from script import Script, norm_of, stepped
+from script import Script, norm_of, train
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -14,23 +14,17 @@ def several_optimizers(script: Script) -> None:
     script.attach()
     model = classifier()
     body, head = list(model[:-1].parameters()), list(model[-1].parameters())
-    first, second = torch.optim.AdamW(body, lr=1e-2), torch.optim.SGD(head, lr=1e-1)
-    for x, y in DataLoader(Points(48), batch_size=8):
-        stepped(script, model, [first, second], nn.functional.cross_entropy(model(x), y))
-    script.produced(model)
+    optimizers = [torch.optim.AdamW(body, lr=1e-2), torch.optim.SGD(head, lr=1e-1)]
+    train(script, model, optimizers, DataLoader(Points(48), batch_size=8))
 
 
 def muon(script: Script) -> None:
     """Muon for the matrices, AdamW for the rest, as language models are trained; all clipped together."""
     script.attach()
     model = classifier()
-    optimizers = [
-        torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-2),
-        torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-3),
-    ]
-    for x, y in DataLoader(Points(48), batch_size=8):
-        stepped(script, model, optimizers, nn.functional.cross_entropy(model(x), y), clip=0.5, lr=1e-3)
-    script.produced(model)
+    matrices, rest = ([p for p in model.parameters() if (p.dim() == 2) is large] for large in (True, False))
+    optimizers = [torch.optim.AdamW(rest, lr=1e-2), torch.optim.Muon(matrices, lr=1e-3)]
+    train(script, model, optimizers, DataLoader(Points(48), batch_size=8), clip=0.5, lr=1e-3)
 
 
 def several_models(script: Script) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
 from typing import Any
 
 import lightning.pytorch
@@ -14,10 +12,7 @@ from models import Points, classifier
 from script import Script, norm_of
 from torch import nn
 from torch.utils.data import DataLoader
-
-for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
-warnings.simplefilter("ignore")
+from trainers import lightning_trainer
 
 
 def automatic(script: Script, accumulate: str = "1", clip: str = "") -> None:
@@ -69,9 +64,8 @@ def _fit(script: Script, pl: Any, *, manual: bool, accumulate: int, clip: float 
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
     task = Task()
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, val_check_interval=0.5, accumulate_grad_batches=1 if manual else accumulate,
+    trainer = lightning_trainer(
+        pl.__name__, max_epochs=1, val_check_interval=0.5, accumulate_grad_batches=1 if manual else accumulate,
         gradient_clip_val=clip or None,
     )  # fmt: skip
     loader = DataLoader(Points(48 * accumulate), batch_size=8)

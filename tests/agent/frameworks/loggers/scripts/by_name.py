@@ -10,7 +10,7 @@ import sys
 import warnings
 
 import torch
-from said import report
+from said import of_lightning, of_transformers, report
 
 import perfagent
 
@@ -45,27 +45,17 @@ def data(number=40):
 
 
 def transformers(named, capture=True):
-    from transformers import Trainer, TrainingArguments
-    from transformers.utils import logging
+    from trainers import gpt2_trainer
 
     from perfagent.integrations import PerfagentCallback
 
-    logging.set_verbosity_error()
-    samples = data()
-    arguments = TrainingArguments(
-        output_dir=f"{folder}/out", per_device_train_batch_size=4, num_train_epochs=1, logging_steps=2, eval_strategy="steps",
-        eval_steps=4, report_to="perfagent" if named and capture else [], save_strategy="no", disable_tqdm=True, use_cpu=True,
-        run_name="by name", seed=3,
+    trainer = gpt2_trainer(
+        f"{folder}/out", *([PerfagentCallback(capture_logs=False)] if named and not capture else []), rows=40, evaluates=True,
+        per_device_train_batch_size=4, num_train_epochs=1, logging_steps=2, eval_strategy="steps", eval_steps=4,
+        report_to="perfagent" if named and capture else [], save_strategy="no", run_name="by name", seed=3,
     )  # fmt: skip
-    own = [PerfagentCallback(capture_logs=False)] if named and not capture else []
-    trainer = Trainer(model=Model(), args=arguments, train_dataset=samples, eval_dataset=samples[:8], callbacks=own)
     trainer.train()
-    return trainer.model, [
-        (f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}", entry["step"], value)
-        for entry in trainer.state.log_history
-        for name, value in entry.items()
-        if name != "step"
-    ]
+    return trainer.model, of_transformers(trainer)
 
 
 def transformers_uncaptured(named):
@@ -77,48 +67,33 @@ def transformers_uncaptured(named):
 
 
 def lightning(named, callback=False):
-    import lightning as package
+    from trainers import lightning_task, lightning_trainer
 
     from perfagent.integrations import PerfagentLightningCallback, PerfagentLogger
 
-    class Module(package.LightningModule):
+    class Module(lightning_task()):
         def __init__(self):
             super().__init__()
             self.save_hyperparameters({"depth": 3})
-            self.model = Model()
 
         def training_step(self, batch, index):
-            loss = self.model(**batch)["loss"]
+            loss = super().training_step([batch["x"]], index)
             self.log("train_loss", loss, on_step=True, on_epoch=True)
             if index == 3 and self.loggers and self.current_epoch == 0:
                 self.logger.log_metrics({"past/the/trainer": 7.5}, step=4)
                 logged.append(("past/the/trainer", 4, 7.5))
             return loss
 
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    logged = []
-    loader = torch.utils.data.DataLoader(data(24), batch_size=4)
-    torch.manual_seed(1)
-    trainer = package.Trainer(
-        max_epochs=2, log_every_n_steps=2, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=folder, enable_checkpointing=False,
+    trainer = lightning_trainer(
+        max_epochs=2, log_every_n_steps=2, default_root_dir=folder,
         logger=PerfagentLogger(project="mine", name="by name") if named and not callback else False,
         callbacks=[PerfagentLightningCallback(project="mine", name="by name")] if named and callback else [],
     )  # fmt: skip
-    connector = trainer._logger_connector
-
-    def log_metrics(metrics, step=None):
-        for name, value in {**metrics, "epoch": trainer.current_epoch}.items():
-            logged.append((name, trainer.global_step, float(value)))
-        type(connector).log_metrics(connector, metrics, step)
-
-    connector.log_metrics = log_metrics
+    logged = of_lightning(trainer)
     module = Module()
     for logger in trainer.loggers:
         logger.log_hyperparams({"seen": 1})
-    trainer.fit(module, loader)
+    trainer.fit(module, torch.utils.data.DataLoader(data(24), batch_size=4))
     return module, logged
 
 

@@ -4,60 +4,37 @@ Arguments: a folder.
 """
 
 import sys
-import warnings
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from said import report
+from said import of_lightning, report
 from torch.utils.data import DataLoader
+from trainers import lightning_task, lightning_trainer
 
 import perfagent
 
-warnings.simplefilter("ignore")
 folder = sys.argv[1]
-QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 
 
-class Module(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 1)
-
+class Module(lightning_task()):
     def training_step(self, batch, index):
-        loss = self.linear(batch).square().mean()
+        loss = super().training_step([batch], index)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         return loss
 
     def validation_step(self, batch, index):
-        self.log("val_loss", self.linear(batch).square().mean())
+        self.log("val_loss", super().training_step([batch], index))
 
     def test_step(self, batch, index):
-        self.log("test_loss", self.linear(batch).square().mean())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        self.log("test_loss", super().training_step([batch], index))
 
 
 def train(loggers, place):
-    torch.manual_seed(0)
     data = torch.randn(24, 4)
-    trainer = Trainer(
-        max_epochs=2, logger=loggers, log_every_n_steps=2, default_root_dir=place, enable_checkpointing=False, **QUIET
-    )
+    trainer = lightning_trainer(max_epochs=2, logger=loggers, log_every_n_steps=2, default_root_dir=place)
     perfagent.attach(record=f"{place}/record")
-    seen = []
-    connector = trainer._logger_connector
-    write = connector.log_metrics
-
-    def log_metrics(metrics, step=None):
-        """What the trainer's loggers are handed, and how many optimizer steps there were by then."""
-        for name, value in {**metrics, "epoch": trainer.current_epoch}.items():
-            seen.append((name, trainer.global_step, float(value)))
-        write(metrics, step)
-
-    connector.log_metrics = log_metrics
+    seen = of_lightning(trainer)
     trainer.fit(Module(), DataLoader(data, batch_size=4), DataLoader(data[:8], batch_size=4))
     perfagent.finish()
     report(place, seen)
@@ -69,7 +46,7 @@ train([CSVLogger(place, name="csv"), TensorBoardLogger(place, name="tb", prefix=
 
 # no optimizer in this run: the logger's own step counts
 place = f"{folder}/testing"
-tester = Trainer(logger=CSVLogger(place), **QUIET)
+tester = lightning_trainer(logger=CSVLogger(place))
 perfagent.attach(record=f"{place}/record")
 result = tester.test(Module(), DataLoader(torch.ones(8, 4), batch_size=4), verbose=False)
 tester.logger.log_metrics({"by_hand": 3.0}, step=17)

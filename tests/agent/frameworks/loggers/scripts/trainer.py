@@ -6,8 +6,7 @@ Arguments: a folder.
 
 import sys
 
-import torch
-from said import report
+from said import of_transformers, report
 
 import perfagent
 
@@ -16,21 +15,9 @@ perfagent.attach(record=f"{folder}/alone/record")  # before the import
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from torch.utils.tensorboard import SummaryWriter  # noqa: E402
-from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from trainers import gpt2_trainer  # noqa: E402
+from transformers import TrainerCallback  # noqa: E402
 from transformers.integrations import TensorBoardCallback  # noqa: E402
-from transformers.utils import logging  # noqa: E402
-
-logging.set_verbosity_error()
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 1)
-
-    def forward(self, x, labels=None):
-        y = self.linear(x)
-        return {"loss": (y - labels).square().mean(), "logits": y}
 
 
 class Own(TrainerCallback):
@@ -44,23 +31,15 @@ class Own(TrainerCallback):
         self.logged.append(("own/loss", state.global_step, 2.5))
 
 
-def train(callbacks=()):
+def train(*callbacks):
     """What the Trainer says it logged."""
-    torch.manual_seed(0)
-    data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(40)]
-    arguments = TrainingArguments(
-        output_dir=f"{folder}/out", per_device_train_batch_size=4, num_train_epochs=1, logging_steps=2, eval_strategy="steps",
-        eval_steps=4, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True,
+    trainer = gpt2_trainer(
+        f"{folder}/out", *callbacks, rows=40, evaluates=True, per_device_train_batch_size=4, num_train_epochs=1, logging_steps=2,
+        eval_strategy="steps", eval_steps=4, save_strategy="no",
     )  # fmt: skip
-    trainer = Trainer(model=Model(), args=arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[*callbacks])
     trainer.train()
     perfagent.finish()
-    return [
-        (f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}", entry["step"], value)
-        for entry in trainer.state.log_history
-        for name, value in entry.items()
-        if name != "step"
-    ]
+    return of_transformers(trainer)
 
 
 report(f"{folder}/alone", train())
@@ -68,7 +47,7 @@ report(f"{folder}/alone", train())
 perfagent.attach(record=f"{folder}/forwarding/record")
 own = []
 writer = SummaryWriter(f"{folder}/tb")
-logged = train([TensorBoardCallback(writer), Own(SummaryWriter(f"{folder}/tb-own"), own)])
+logged = train(TensorBoardCallback(writer), Own(SummaryWriter(f"{folder}/tb-own"), own))
 report(f"{folder}/forwarding", logged + own)
 writer.close()
 board = EventAccumulator(f"{folder}/tb").Reload()
