@@ -94,6 +94,9 @@ sys.stdin.read()
 
 @pytest.mark.real
 def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path) -> None:
+    early = Rank(tmp_path / "of another job", rank=1, local_rank=1, **TWO_RANKS)
+    early.poll()
+    assert not early.speaks_for_the_node(), "the lowest local rank may be about to"
     command = [sys.executable, "-c", RANK_0, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank0:
         assert rank0.stdout is not None

@@ -36,7 +36,9 @@ def test_faults_a_step_are_those_of_the_training_thread_alone() -> None:
     other = threading.Thread(target=touch, args=(4000,))
     other.start()
     other.join()
-    touch(3000)
+    touch(1500)
+    assert "process/page_faults_per_step" not in reader.read(5.0), "the step in progress goes on"
+    touch(1500)
     steps = 10
     told = reader.read(10.0)
     assert told["process/page_faults_per_step"] == pytest.approx((usage().ru_minflt - before) / 10, abs=60)
