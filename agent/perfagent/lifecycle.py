@@ -44,6 +44,7 @@ from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.gradient_schedule import GradientSchedule
+from perfagent.signals.step_witness import StepWitness
 from perfagent.step.governor import Governor
 from perfagent.step.roles import RunLinks
 from perfagent.step.state import StepState, state
@@ -97,6 +98,7 @@ class Lifecycle:
         self._trained.watch_by(self._investigator.add)
         reader.investigator = self._investigator
         reader.gradients.on_nonfinite = self._investigator.gradients_bad
+        links.witness = StepWitness(self._progress, self._investigator.witnessed)
         self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)

@@ -166,6 +166,10 @@ Known limits:
   `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
 - **Steps captured in a graph.** A replay of a whole step (`torch.cuda.CUDAGraph`) is a step with its time. Its phases are unknown, its
   gradients are measured only if they outlive the step, and its loss is what the script logs: `run.log({"loss": static_loss})`.
+- **The operator of a NaN on a GPU** is read from the graph of the step after it. It is named if the weights were kept good
+  (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its
+  batch and parameters looked at in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
+  is called with by themselves, not in a dict, and 16 small parameters: dense ones of one type, no shards of FSDP2.
 - **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
   from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
 - **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the

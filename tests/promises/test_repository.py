@@ -58,7 +58,7 @@ def test_gradients_are_read_on_the_training_thread_only() -> None:
     on_the_training_thread = {
         "hooks/grad_clipping.py", "hooks/optimizer_step.py",
         "hooks/selection/joint_step.py", "integrations/api.py", "rootcause/nonfinite.py", "rootcause/oom.py",
-        "signals/gradients.py", "signals/gradient_schedule.py",
+        "signals/gradients.py", "signals/gradient_schedule.py", "signals/step_witness.py",
         "signals/uncleared.py", "signals/unmoved.py", "probes/unoptimized.py", "signals/updates.py",
     }  # fmt: skip
     reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")

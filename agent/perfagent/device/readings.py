@@ -52,11 +52,11 @@ class Reading:
         return reached(self._event)
 
     def seen(self) -> float | None:
-        """Returns the first number if it has come from a device, and the sender's thread has not read it yet. On the
+        """Returns a single number if it has come from a device, and the sender's thread has not read it yet. On the
         training thread, which alone fills buffers again."""
         if self._event is None or not reached(self._event) or self._pool is None:
             return None
-        return float(self._buffer[0])
+        return float(self._buffer.item())
 
     def values(self) -> list[float]:
         """Returns the numbers and gives the buffer back to its pool. Call it once, when ready, on the

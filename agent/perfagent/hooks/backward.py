@@ -179,7 +179,7 @@ def _root(p: StepState, tensor: Any) -> Loss | None:
             _suspect(p, tensor)
         return Loss(value, _divided(tensor) if p.losses.accumulates or p.loss_count else False)
     if p.losses.arriving is not None:
-        check_arrived(p)  # of the micro-batch before
+        check_arrived(p, updates=False)  # of the micro-batch before
     p.losses.arriving = later = collect(local)
     return None if later is None else Loss(later, _divided(tensor))
 
@@ -205,15 +205,21 @@ def _weighted(p: StepState, tensor: Any, weights: Any) -> Loss | None:
 
 
 @guarded
-def check_arrived(p: StepState) -> None:
+def check_arrived(p: StepState, *, updates: bool = True) -> None:
     """Before gradients or weights change, asks whether the step's newest loss has come from its device by now and is no
-    number. So it mostly has: the script read it, or the device cannot be further behind than its queue is long."""
+    number. It mostly has: the script read it, or the device cannot be further behind than its queue is long. updates:
+    else more gradients will be added."""
     arriving = p.losses.arriving
-    value = None if arriving is None or p.clock is None or p.clock.blocked() else arriving.seen()
+    if arriving is None or p.clock is None or p.clock.blocked():
+        return
+    value = arriving.seen()
+    p.losses.is_late = value is None
     if value is not None:
         p.losses.arriving = None
         if value - value != 0.0:
             _suspect(p, None)
+    elif updates and p.links.witness is not None:
+        p.links.witness.look()
 
 
 def _suspect(p: StepState, tensor: Any) -> None:

@@ -27,6 +27,7 @@ from perfagent.device import accelerator
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.signals.batches.contents import NO_LOADER
+from perfagent.signals.step_witness import inputs_of
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 
@@ -99,6 +100,8 @@ class WatchedModel(CallSlot):
             elif p.losses.parts_for:
                 p.losses.parts_for -= 1
                 size = size_of_call(p, args, kwargs)
+            if p.losses.is_late and training:
+                p.losses.inputs = inputs_of(args, kwargs)
             trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
             probe = p.probe  # several threads of one training may be here at once
             if probe is not None and training:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from perfagent.rootcause.investigator import Task
+    from perfagent.rootcause.watch import Task
     from perfagent.step.state import StepState
 
 __all__ = ["Unoptimized"]

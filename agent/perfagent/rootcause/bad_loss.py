@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Sequence
+from itertools import islice
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from perfagent.device import ready, take, value_of
 from perfagent.rootcause.stack_variables import variables_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["bad_loss_in", "calling", "left_by"]
 
 MOST_FRAMES = 20
+WAIT_S = 0.25
 
 
 def left_by(trace: TracebackType | None) -> list[FrameType]:
     """The functions that an exception left, the innermost first."""
-    frames: list[FrameType] = []
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    return frames[::-1]
+    return [frame for frame, _ in walk_tb(trace)][::-1]
 
 
-def calling(frame: FrameType | None) -> list[FrameType]:
+def calling(frame: FrameType) -> list[FrameType]:
     """The functions that are being executed, the innermost first."""
-    frames: list[FrameType] = []
-    while frame is not None and len(frames) < MOST_FRAMES:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return [one for one, _ in islice(walk_stack(frame), MOST_FRAMES)]
 
 
-def bad_loss_in(frames: Sequence[FrameType]) -> tuple[Any, FrameType | None]:
-    """A loss on the CPU that is no number, among the variables of some functions: a tensor of one value with a graph
-    behind it. And the function that it was found in."""
+def bad_loss_in(frames: Sequence[FrameType]) -> tuple[Tensor | None, FrameType | None]:
+    """A loss that is no number, among the variables of some functions: a tensor of one value with a graph behind it. And
+    the function that it was found in. The script has read it, so that its device is not waited for for long."""
     torch: Any = sys.modules.get("torch")
+    until = time.monotonic() + WAIT_S
     for frame in frames[:MOST_FRAMES] if torch is not None else ():
         with variables_of(frame) as variables:
             scalars = [
                 value for _, value in variables
-                if type(value) is torch.Tensor and value.numel() == 1 and value.is_cpu and value.grad_fn is not None
+                if type(value) is torch.Tensor and value.numel() == 1 and value.grad_fn is not None and not value.is_complex()
             ]  # fmt: skip
-        bad = next((value for value in scalars if not bool(value.detach().isfinite().all())), None)
-        if bad is not None:
-            return bad, frame
+        for value in scalars:
+            read = take(value.detach())
+            while not ready(read) and time.monotonic() < until:
+                time.sleep(0.001)
+            if read is not None and ready(read) and not math.isfinite(value_of(read)):
+                return value, frame
     return None, None

@@ -10,16 +10,18 @@ import contextlib
 import hashlib
 import math
 import sys
-from collections import UserDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from types import FrameType, MemberDescriptorType
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Reading, collect, reached, to_host
+from perfagent.device import Event, Reading, collect, reached, to_host
 from perfagent.rootcause.stack_variables import variables_of
 from perfagent.signals.source_lines import short
 from perfagent.wire.evidence import Batch, BatchTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Fingerprint", "can_be_counted", "count_nonfinite", "in_callers", "tensors_in"]
 
@@ -31,24 +33,26 @@ MOST_OBJECTS = 1000
 _PIECE = 2**20
 """A mask of so many numbers takes 1 MiB."""
 _MOST_FRAMES = 12
+"""Of the script's."""
+_DEEPEST = 4
+_HOLDERS = {"UserDict": "data", "TensorDict": "_tensordict"}
+"""Classes that keep what they hold in a dict of their own, as transformers' BatchEncoding does."""
 _MOST_IN_ALL = 20_000
 
 
-def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of the tensors in nested tuples, lists, dicts and dataclasses, in order. Runs no code of theirs: a
     mapping that reads a file or a database for each item is not asked."""
     return _tensors_in(value, name, 0, iter(range(MOST_OBJECTS)))
 
 
-def _tensors_in(value: Any, name: str, depth: int, left: Iterator[int]) -> Iterator[tuple[str, Any]]:
+def _tensors_in(value: Any, name: str, depth: int, left: Iterator[int]) -> Iterator[tuple[str, Tensor]]:
     kind = type(value)
     if issubclass(kind, sys.modules["torch"].Tensor):
         yield name, value
         return
-    if depth > 4:
-        return
     by_place = issubclass(kind, (list, tuple))
-    for key, item in _items(value, kind):
+    for key, item in _items(value, kind) if depth <= _DEEPEST else ():
         if next(left, None) is None:
             return
         inner = str(key) if not name else f"{name}[{key}]" if by_place else f"{name}.{key}"
@@ -57,37 +61,17 @@ def _tensors_in(value: Any, name: str, depth: int, left: Iterator[int]) -> Itera
 
 def _items(value: Any, kind: type) -> Iterable[tuple[Any, Any]]:
     """What a container holds, read past any method or property of its own."""
-    if issubclass(kind, dict):
-        return list(islice(dict.items(value), MOST_OBJECTS))  # a copy: another thread may be adding to it
-    if issubclass(kind, UserDict):  # transformers' BatchEncoding
-        return _items_of(vars(value).get("data"))
-    if issubclass(kind, list):
-        return enumerate(list.__iter__(value))
-    if issubclass(kind, tuple):
-        return enumerate(tuple.__iter__(value))
-    if kind.__name__ == "TensorDict" and kind.__module__.startswith("tensordict."):
-        return _items_of(vars(value).get("_tensordict"))
-    fields = getattr(kind, "__dataclass_fields__", None)
-    return _fields(value, kind, fields) if isinstance(fields, dict) else ()
+    if issubclass(kind, (list, tuple)):
+        return enumerate((list if issubclass(kind, list) else tuple).__iter__(value))
+    own = getattr(value, "__dict__", {})
+    place = next((_HOLDERS[one.__name__] for one in kind.__mro__ if one.__name__ in _HOLDERS), "")
+    held = value if issubclass(kind, dict) else own.get(place)
+    if isinstance(held, dict):
+        return list(islice(dict.items(held), MOST_OBJECTS))  # a copy: another thread may be adding to it
+    return [(name, own[name]) for name in getattr(kind, "__dataclass_fields__", ()) if name in own]
 
 
-def _items_of(held: Any) -> Iterable[tuple[Any, Any]]:
-    return _items(held, type(held)) if isinstance(held, dict) else ()
-
-
-def _fields(value: Any, kind: type, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    held = vars(value) if hasattr(value, "__dict__") else {}
-    for name in names:
-        if name in held:
-            yield name, held[name]
-        elif type(slot := getattr(kind, name, None)) is MemberDescriptorType:
-            try:
-                yield name, slot.__get__(value)
-            except AttributeError:  # not set
-                continue
-
-
-def can_be_counted(tensor: Any) -> bool:
+def can_be_counted(tensor: Tensor) -> bool:
     """Whether NaN and infinity can be in it, and torch can detect them: it has no such operators for numbers of eight
     bits."""
     if tensor.layout is not sys.modules["torch"].strided or tensor.device.type == "meta":
@@ -95,7 +79,7 @@ def can_be_counted(tensor: Any) -> bool:
     return bool(tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1))
 
 
-def count_nonfinite(tensor: Any) -> Any:
+def count_nonfinite(tensor: Tensor) -> Any:
     """How many values are NaN or infinite, and how many of them -inf, which masks hold in healthy trainings: on its
     device. Piece by piece, since masks of a whole activation would be half as large as it, at the peak of the step."""
     torch = sys.modules["torch"]
@@ -106,7 +90,7 @@ def count_nonfinite(tensor: Any) -> Any:
     return torch.stack([bad, below])
 
 
-def _pieces(tensor: Any) -> Iterator[Any]:
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Views of at most _PIECE numbers each, however they lie in memory."""
     if tensor.numel() <= _PIECE:
         yield tensor
@@ -115,7 +99,7 @@ def _pieces(tensor: Any) -> Iterator[Any]:
             yield from _pieces(half)
 
 
-def _range_of(tensor: Any) -> Any:
+def _range_of(tensor: Tensor) -> Any:
     """Smallest and largest value, how many are NaN or infinite, how many -inf: on its device."""
     torch = sys.modules["torch"]
     low, high = torch.aminmax(tensor if tensor.dtype is not torch.bool else tensor.to(torch.uint8))
@@ -126,29 +110,22 @@ def _range_of(tensor: Any) -> Any:
 class _One:
     """One tensor of a batch."""
 
-    __slots__ = ("_head", "_range", "shown")
-
-    def __init__(self, name: str, tensor: Any) -> None:
-        torch = sys.modules["torch"]
-        local = getattr(tensor, "_local_tensor", tensor).detach()
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        local: Tensor = getattr(tensor, "_local_tensor", tensor).detach()
         self.shown: BatchTensor = {
             "name": name, "shape": [int(size) for size in tensor.shape], "dtype": str(tensor.dtype).removeprefix("torch."),
             "device": local.device.type,
         }  # fmt: skip
         self._range: Reading | None = None
-        self._head: Any = None
+        self._head: tuple[Tensor, Event | None] | None = None
+        torch = sys.modules["torch"]
         if not local.numel() or local.layout is not torch.strided or local.device.type == "meta":
             return
         head = local.reshape(-1)[: max(1, HEAD_BYTES // local.element_size())]
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.suppress(RuntimeError):
+            self._head = (head.clone(), None) if local.is_cpu else to_host(head)
             if not local.is_complex():
-                # of unsigned integers, and floats of eight bits: no range then
-                with contextlib.suppress(RuntimeError):  # NotImplementedError in newer versions of torch
-                    self._range = collect(_range_of(local))
-            if local.is_cpu:
-                self.shown["hash"] = _hash(head)
-            else:
-                self._head = to_host(head)
+                self._range = collect(_range_of(local))  # raises for unsigned integers, and floats of eight bits
 
     def ready(self) -> bool:
         return (self._range is None or self._range.ready()) and (self._head is None or reached(self._head[1]))
@@ -157,19 +134,19 @@ class _One:
         if self._range is not None:
             low, high, bad, below = self._range.values()
             self.shown |= {"min": low, "max": high, "nonfinite": int(bad), "minus_infinite": int(below)}
-            self._range = None
         if self._head is not None:
-            self.shown["hash"] = _hash(self._head[0])
-            self._head = None
+            raw = bytes(self._head[0].contiguous().view(sys.modules["torch"].uint8).numpy().data)
+            self.shown["hash"] = hashlib.blake2b(raw, digest_size=8).hexdigest()
+        self._range = self._head = None
         return self.shown
 
 
 class Fingerprint:
     """The tensors of one batch. step: whose it was; where: how it was found."""
 
-    def __init__(self, step: int, where: str, named: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> None:
+    def __init__(self, step: int, where: str, named: Iterable[tuple[str, Tensor]]) -> None:
         self.step, self._where = step, where
-        self._parts = [_One(name, tensor) for (name, tensor), _ in zip(named, range(MOST_TENSORS), strict=False)]
+        self._parts = [_One(name, tensor) for name, tensor in islice(named, MOST_TENSORS)]
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -188,47 +165,37 @@ class Fingerprint:
         return {"step": self.step, "from": self._where, "hash": whole.hexdigest(), "tensors": tensors}
 
 
-def _hash(tensor: Any) -> str:
-    torch = sys.modules["torch"]
-    raw = bytes(tensor.contiguous().view(torch.uint8).numpy().data)
-    return hashlib.blake2b(raw, digest_size=8).hexdigest()
-
-
-def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[tuple[str, Any]]]:
+def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[tuple[str, Tensor]]]:
     """The batch among the local variables of whoever called backward: tensors without gradients whose first dimension
     is the batch's. Answers where it was found and the named tensors; ("", []) where nothing looks like it."""
-    left = iter(range(_MOST_IN_ALL))
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
+    objects, frames = iter(range(_MOST_IN_ALL)), iter(range(_MOST_FRAMES))
+    while frame is not None:
+        code = frame.f_code
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "perfagent.", "perfagent_loop.")):
             with variables_of(frame) as variables:
-                found = _batch_among(variables, samples, left)
+                found = _batch_among(variables, samples, objects)
             if found:
-                where = (
-                    f"local variables of {frame.f_code.co_name} ({short(frame.f_code.co_filename)}:{frame.f_lineno})"
-                )
-                return where, found
+                return f"local variables of {code.co_name} ({short(code.co_filename)}:{frame.f_lineno})", found
+            if next(frames, None) is None:
+                break
         frame = frame.f_back
     return "", []
 
 
 def _batch_among(
     variables: Iterable[tuple[str, Any]], samples: int | None, left: Iterator[int]
-) -> list[tuple[str, Any]]:
+) -> list[tuple[str, Tensor]]:
     """The tensors that may be the batch's. Variables that hold more of them than a batch has come last: a list of all
     batches that the loop iterates over is not the batch of this step."""
-    torch = sys.modules["torch"]
-    batches: list[tuple[str, Any]] = []
-    datasets: list[tuple[str, Any]] = []
+    batches: list[tuple[str, Tensor]] = []
+    datasets: list[tuple[str, Tensor]] = []
     for name, value in variables:
-        if issubclass(type(value), torch.nn.Module):
-            continue
-        tensors = _tensors_in(value, name, 0, islice(left, MOST_OBJECTS))
-        alike = [*islice((named for named in tensors if _is_batch(named[1], samples)), MOST_TENSORS + 1)]
-        (batches if len(alike) <= MOST_TENSORS else datasets).extend(alike)
+        if not issubclass(type(value), sys.modules["torch"].nn.Module):
+            tensors = _tensors_in(value, name, 0, islice(left, MOST_OBJECTS))
+            alike = [*islice((named for named in tensors if _is_batch(named[1], samples)), MOST_TENSORS + 1)]
+            (batches if len(alike) <= MOST_TENSORS else datasets).extend(alike)
     return [*batches, *datasets][:MOST_TENSORS]
 
 
-def _is_batch(tensor: Any, samples: int | None) -> bool:
+def _is_batch(tensor: Tensor, samples: int | None) -> bool:
     return not tensor.requires_grad and bool(tensor.dim()) and (samples is None or tensor.shape[0] == samples)

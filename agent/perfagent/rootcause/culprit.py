@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Literal
 
 from perfagent.signals.batches.values import IGNORED
-from perfagent.wire.evidence import ITSELF, BadTensors, NonfiniteEvidence, OperatorFound
+from perfagent.wire.evidence import ITSELF, BadTensor, BadTensors, NonfiniteEvidence, OperatorFound
 
 __all__ = ["SHOWN", "Classes", "in_order", "name_culprit", "of_gradients", "shared_names"]
 
@@ -73,11 +74,8 @@ def _between(operator: OperatorFound, classes: Classes) -> NonfiniteEvidence:
         around["before_module"] = _owner(operator["before"]) or ITSELF
     if "after_module" not in around or "before_module" not in around:
         return around
-    shared: list[str] = []
-    for one, other in zip(around["after_module"].split("."), around["before_module"].split("."), strict=False):
-        if one != other:
-            break
-        shared.append(one)
+    both = zip(around["after_module"].split("."), around["before_module"].split("."), strict=False)
+    shared = [one for one, _ in takewhile(lambda names: names[0] == names[1], both)]
     while shared and classes.get(".".join(shared)) in ("ModuleList", "ModuleDict"):  # these have no forward pass
         shared.pop()
     return _of_module(".".join(shared), classes, around) if shared else around
@@ -97,17 +95,15 @@ def of_gradients(bad: BadTensors, classes: Classes) -> NonfiniteEvidence:
     return _of_parameter(bad["last"] or "", classes, "gradient")
 
 
-def in_order(names: Sequence[str], model: Sequence[str], step: int) -> BadTensors:
-    """Gradients that were bad in a step. model: the parameters that have gradients, in their order."""
-    places = {name: place for place, name in enumerate(model)}
-    bad = sorted(names, key=lambda name: places.get(name, len(places)))
+def in_order(bad: Sequence[BadTensor], trained: Sequence[str], of: int) -> BadTensors:
+    """Tensors that were bad, in the order of the model. trained: the names of those with gradients, good ones too."""
+    names = [one["name"] for one in bad]
     found: BadTensors = {
-        "step": step, "of": len(model), "nonfinite": len(bad), "first": [{"name": name} for name in bad[:SHOWN]],
-        "last": bad[-1],
+        "of": of, "nonfinite": len(bad), "first": [*bad[:SHOWN]], "last": names[-1] if names else None,
     }  # fmt: skip
-    follows = [*model[len(bad) : len(bad) + 1]]
-    if len(bad) > 1 and follows and bad == [*model[: len(bad)]]:
-        found["good_from"] = follows[0]
+    # the order of the model mostly is that of its forward pass: so it is when a gradient becomes NaN on its way back
+    if 1 < len(names) < len(trained) and names == [*trained[: len(names)]]:
+        found["good_from"] = trained[len(names)]
     return found
 
 
@@ -117,7 +113,8 @@ def _in_batch(
     """A tensor of a batch that holds NaN or +inf; below: or nothing worse than -inf, which is what masks hold."""
     for batch in batches:
         for tensor in found.get(batch, {}).get("tensors", ()):
-            if tensor.get("nonfinite", 0) > (0 if below else tensor.get("minus_infinite", 0)):
+            most = 0 if below else tensor.get("minus_infinite", 0)
+            if tensor.get("nonfinite", 0) > most or not tensor.get("max", 0.0) < math.inf:
                 return {"cause": "batch", "batch_tensor": tensor["name"], "batch_step": found[batch]["step"]}
     return None
 

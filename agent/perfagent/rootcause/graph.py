@@ -23,7 +23,7 @@ from perfagent.rootcause.batch import can_be_counted
 from perfagent.wire.evidence import OperatorFound
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 __all__ = ["Graph", "leaves_of", "read_graph"]
 
@@ -32,15 +32,11 @@ MOST_S = 2.0
 _TURNS = ("T", "ToCopy", "View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Slice", "Select", "Alias", "Expand")
 _STAYS_FINITE = (
     "Tanh", "Sigmoid", "Relu", "Gelu", "Silu", "Embedding", "NativeDropout", "Index", "IndexSelect", "Gather", "UnsafeView",
-    "Clone", "Mean", "Sum", "Neg",
-    *(name for name in _TURNS if name != "ToCopy"),  # which may overflow
+    "Clone", "Mean", "Sum", "Neg", *(name for name in _TURNS if name != "ToCopy"),  # which may overflow
 )  # fmt: skip
-"""What these make of finite values is finite: the bad value was there before them."""
-_OF_MASKS = ("Softmax", "LogSoftmax")
-"""The same, but for -inf in all of a row; masks are set outside of what torch.compile compiled or inside, not in
-between."""
-_ADDS_UP = ("Add", "Sub", "Cat", "Stack", "Where", "MaskedFill")
-"""What these put out was mostly in one of the tensors that they were given, of which they keep none."""
+"""What these make of finite values is finite."""
+_UNSEEN = ("Add", "Sub", "Cat", "Stack", "Where", "MaskedFill", "Softmax", "LogSoftmax")
+"""The same, or nearly so, and of what they were given they keep none. A softmax makes NaN of a row of -inf."""
 _PRODUCTS = ("Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution")
 _LOGARITHMS = {"Log": 0.0, "Log2": 0.0, "Log10": 0.0, "Log1P": -1.0}
 """Where they become -inf."""
@@ -48,15 +44,21 @@ _ARCS = ("Acos", "Asin", "Atanh", "Erfinv")
 _MAKE_BAD = (
     *_LOGARITHMS, *_ARCS, "Div", "Sqrt", "Rsqrt", "Reciprocal", "Pow", "Exp", "Expm1", "Acosh", "Logit", "Std", "Atan2", "Tan",
 )  # fmt: skip
-_LARGE = 1e6
-"""Half-precision numbers are smaller: products overflow."""
+_HALF = 1e6
+"""The largest number of float16 is smaller: products overflow."""
 _SMALL = 16.0
 """By so much a value may be multiplied without being suspected of overflowing there."""
 _COMPILED = "CompiledFunction"
-"""All that torch.compile made one function of: what happens inside is not in the graph."""
+"""All that torch.compile made one function of: all parameters of the model are handed to it."""
 _WRITTEN = ("result", "output", "out")
 _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 """What a normalization keeps and only updates, unless it is in evaluation mode."""
+# Which input an operator keeps under which name; the first of these operators is what the product is added to.
+_PLACES = {
+    "self": 0, "input": 0, "mat1": 0, "batch1": 0, "tensor1": 0, "query": 0,
+    "other": 1, "weight": 1, "mat2": 1, "batch2": 1, "tensor2": 1, "key": 1, "value": 2,
+}  # fmt: skip
+_ADDED_TO = ("Addmm", "Addbmm", "Baddbmm", "Addcmul", "Addcdiv")
 
 
 @dataclass(slots=True)
@@ -65,28 +67,18 @@ class Kept:
     outside; low, high: its range, NaN where it holds one; most: the largest number of its type; count: its numbers."""
 
     name: str
-    maker: int | None
-    buffer: str
+    maker: int | None = None
+    buffer: str = ""
     most: float = math.inf
     count: int = 0
     on_host: bool = True
     low: float = 0.0
     high: float = 0.0
 
-    @property
     def is_bad(self) -> bool:
         """Whether it holds NaN or +inf."""
         return not self.high < math.inf
 
-    @property
-    def is_read(self) -> bool:
-        return not self.name.startswith(_WRITTEN)
-
-    @property
-    def holds_minus_infinity(self) -> bool:
-        return self.low == -math.inf
-
-    @property
     def largest(self) -> float:
         return max(abs(self.low), abs(self.high))
 
@@ -94,52 +86,50 @@ class Kept:
 @dataclass(slots=True)
 class Node:
     """An operator. inputs: the places of the operators that made them, names of parameters, or None for what is given
-    from outside."""
+    from outside. read, written: what it keeps of its inputs, and of what it put out."""
 
     name: str
     inputs: list[int | str | None]
-    kept: list[Kept]
+    read: list[Kept]
+    written: list[Kept]
     exponent: float = 0.0
 
-    def reads(self) -> list[Kept]:
-        return [one for one in self.kept if one.is_read]
-
-    def scaled(self) -> int | None:
-        """Which input of a product or quotient cannot be seen, where the other is finite and scales it by little, as a
-        dropout's mask does."""
-        if len(self.kept) != 1 or self.name not in ("Mul", "Div"):
-            return None
-        factor = self.kept[0]
-        least = 0.0 if factor.low <= 0.0 <= factor.high else min(abs(factor.low), abs(factor.high))
-        is_small = factor.largest <= _SMALL if self.name == "Mul" else factor.largest < math.inf and least * _SMALL >= 1
-        return 1 - _PLACES[factor.name] if is_small else None
+    def below(self) -> list[Kept]:
+        """What it read that holds -inf."""
+        return [one for one in self.read if one.low == -math.inf]
 
     def is_by_a_number(self) -> bool:
         """Whether it multiplies, divides, or takes a power, by a number of the script."""
-        by_number = any(one.name == "other" and one.count == 1 and one.on_host for one in self.kept)
-        return by_number or self.exponent >= 1.0
+        return self.exponent >= 1.0 or any(one.name == "other" and one.count == 1 and one.on_host for one in self.read)
+
+    def _only_scales(self) -> bool:
+        """Whether the other factor of a product or quotient is finite and changes it by little, as a dropout's mask."""
+        factor = self.read[0]
+        if self.name == "Mul":
+            return factor.largest() <= _SMALL
+        least = 0.0 if factor.low <= 0.0 <= factor.high else min(abs(factor.low), abs(factor.high))
+        return factor.largest() < math.inf and least * _SMALL >= 1.0
 
     def made(self) -> str | None:
         """What bad value it certainly made of what it keeps; "" where it made none; None where that is not known."""
-        read = self.reads()
-        if self.name in (*_STAYS_FINITE, *_OF_MASKS, *_ADDS_UP) or self.scaled() is not None:
+        if self.name in _STAYS_FINITE or self.name in _UNSEEN:
             return ""
-        if not read or any(one.is_bad or one.holds_minus_infinity for one in self.kept):
+        if not self.read or self.below() or any(one.is_bad() for one in (*self.read, *self.written)):
             return None
-        if len(read) < len(self.kept):
-            return ""  # what it made is seen, at least in part
-        first = read[0]
+        first = self.read[0]
+        if self.written or (len(self.read) == 1 and self.name in ("Mul", "Div") and self._only_scales()):
+            return ""  # of what it made, a part at least is seen
         if self.name.startswith("NllLoss"):
-            return "nan" if any(one.name == "total_weight" and one.largest == 0.0 for one in read) else ""
+            return "nan" if any(one.name == "total_weight" and one.largest() == 0.0 for one in self.read) else ""
         if self.name in _LOGARITHMS:
             zero = _LOGARITHMS[self.name]
             return "nan" if first.low < zero else "-inf" if first.low == zero else ""
-        if self.name in _ARCS and first.largest > 1.0:
+        if self.name in _ARCS and first.largest() > 1.0:
             return "nan"
         if self.name in _PRODUCTS:
-            terms = 1 if self.name == "Mul" else min(one.count for one in read)
-            unseen = math.sqrt(first.most) if len(read) == 1 else 1.0  # a parameter
-            return "" if math.prod(one.largest for one in read) * unseen * terms <= first.most else None
+            terms = 1 if self.name == "Mul" else min(one.count for one in self.read)
+            unseen = math.sqrt(first.most) if len(self.read) == 1 else 1.0  # a parameter
+            return "" if math.prod(one.largest() for one in self.read) * unseen * terms <= first.most else None
         return None
 
 
@@ -148,7 +138,7 @@ class Graph:
     """The operators that made a loss, in the order in which they ran."""
 
     nodes: list[Node] = field(default_factory=list)
-    loss: Kept = field(default_factory=lambda: Kept("loss", None, ""))
+    loss: Kept = field(default_factory=lambda: Kept("loss"))
     readings: list[tuple[list[Kept], Reading]] = field(default_factory=list)
 
     def ready(self) -> bool:
@@ -166,29 +156,31 @@ class Graph:
         is certain. of: a parameter that the operator uses; after: the last one used before it; before: the first one
         used after it.
         """
-        self._settle()
-        if not (self.loss.is_bad or self.loss.holds_minus_infinity):
+        for kept, reading in self.readings:
+            numbers = iter(reading.values())
+            for one in kept:
+                one.low, one.high = next(numbers), next(numbers)
+        self.readings = []
+        if not self.loss.is_bad() and self.loss.low > -math.inf:
             return None
-        at, good = self._first_kept()
-        reader, read = (None, []) if at is None else (at, [one for one in self.nodes[at].reads() if one.is_bad])
-        if read:
-            producer = read[0].maker
-        else:
-            producer, reader = (len(self.nodes) - 1 if at is None else at), None
         found: OperatorFound = {}
-        if producer is not None:
-            producer = self._describe(producer, good, found)
-        if reader is not None and "read_by" not in found:
-            found |= {"read_by": self.nodes[reader].name, "read_as": [one.name for one in read]}
+        at, good = self._first_kept()
+        read = [] if at is None else [one for one in self.nodes[at].read if one.is_bad()]
+        if at is not None and read:
+            found |= {"read_by": self.nodes[at].name, "read_as": [one.name for one in read]}
             if read[0].buffer:
                 found["buffer"] = read[0].buffer
-        self._locate(producer if producer is not None else reader, found)
+        producer = read[0].maker if read else len(self.nodes) - 1 if at is None else at
+        if producer is not None:
+            at = self._describe(producer, good, found)
+        if at is not None:
+            self._locate(at, found)
         return found
 
     def only_maker(self) -> OperatorFound | None:
         """The operator that makes NaN or infinity of finite values, where it is the only one: of a graph whose values are
         all bad, as after an update with NaN. None where there are several, or none."""
-        half = any(one.most < _LARGE for node in self.nodes for one in node.kept)
+        half = any(one.most < _HALF for node in self.nodes for one in node.read)
         kinds = {*_MAKE_BAD, *(_PRODUCTS if half else ())}
         makers = [at for at, node in enumerate(self.nodes) if node.name in kinds and not node.is_by_a_number()]
         if len(makers) != 1:
@@ -197,101 +189,56 @@ class Graph:
         self._locate(makers[0], found)
         return found
 
-    def _settle(self) -> None:
-        for kept, reading in self.readings:
-            numbers = reading.values()
-            for number, one in enumerate(kept):
-                one.low, one.high = numbers[2 * number : 2 * number + 2]
-        self.readings = []
-
     def _first_kept(self) -> tuple[int | None, set[int | None]]:
         """The first operator that keeps something bad, and those whose output was kept up to there and is good."""
         good: set[int | None] = set()
         for place, node in enumerate(self.nodes):
-            good.update(one.maker for one in node.kept if not one.is_bad)
-            if any(one.is_bad for one in node.kept):
+            kept = (*node.read, *node.written)
+            good.update(one.maker for one in kept if not one.is_bad())
+            if any(one.is_bad() for one in kept):
                 return place, good
         return None, good
 
     def _describe(self, producer: int, good: set[int | None], found: OperatorFound) -> int:
-        """Adds what is known of the operator that made what `producer` put out, and returns its place."""
-        producer, made = self._origin(producer, good)
-        lower = None if made else self._maker_of_minus_infinity(producer, good)
-        if lower is not None:
-            found["read_by"] = self.nodes[producer].name
-            producer, made = lower
-        node = self.nodes[producer]
-        found["operator"] = node.name
-        if made:
-            found["made"] = made
-        elif node.name in (*_ADDS_UP, *_OF_MASKS):
-            found["inputs_unseen"] = True
-        if made == "nan" or self._inputs_are_known(producer):
-            found["inputs_known"] = True
-        below = [one for one in node.reads() if one.holds_minus_infinity]
-        if below:
-            found["minus_infinity"] = {"read_as": [one.name for one in below]}
-            origin = below[0].maker
-            while origin is not None:
-                found["minus_infinity"]["from"] = self.nodes[origin].name
-                origin = next((one.maker for one in self.nodes[origin].reads() if one.holds_minus_infinity), None)
-        return producer
-
-    def _origin(self, producer: int, good: set[int | None]) -> tuple[int, str]:
-        """What made the value that `producer` put out, and what that was where it is certain.
+        """Adds what is known of the operator that made what `producer` put out, and returns its place.
 
         Not every operator keeps what it read: the inf of a product of half-precision matrices is first met as the NaN
-        of a softmax two operators later. Of those in between, the one that certainly made it is taken, or the only one
-        that may have; else the one up to which values were only passed on.
+        of a softmax two operators later. Of those in between, the one that certainly made it is taken, else the last
+        that may have.
         """
-        certain: list[tuple[bool, int, str]] = []
-        possible: list[int] = []
-        for place in self._unseen(producer, good):
-            made = self.nodes[place].made()
-            if made:
-                certain.append((made == "-inf", place, made))
-            elif made is None:
-                possible.append(place)
+        between = [(place, self.nodes[place].made()) for place in self._unseen(producer, good)]
+        possible = [place for place, made in between if made is None]
+        at = max(possible, default=producer)
+        certain = [(made == "-inf", place, made) for place, made in between if made]
         if certain:
-            _, place, made = min(certain)
-            return place, made
-        return (possible[0] if len(possible) == 1 else self._past_what_stays_finite(producer)), ""
+            _, at, found["made"] = min(certain)
+            if readers := [place for place, _ in between if place > at and self.nodes[place].below()]:
+                found.setdefault("read_by", self.nodes[min(readers)].name)
+        node = self.nodes[at]
+        found["operator"] = node.name
+        if node.name in _UNSEEN:
+            found["inputs_unseen"] = True
+        if found.get("made") == "nan" or self._inputs_are_known(at):
+            found["inputs_known"] = True
+        if below := node.below():
+            found["minus_infinity"] = {"read_as": [one.name for one in below]}
+            if below[0].maker is not None:
+                found["minus_infinity"]["from"] = self.nodes[below[0].maker].name
+        return at
 
     def _unseen(self, start: int, good: set[int | None]) -> Iterator[int]:
-        """An operator, and those before it through whose output, which nobody keeps, a bad value may have come. What
-        read -inf may have made of it whatever came."""
+        """An operator, and those before it through whose output a bad value may have come: nobody keeps it, or it is
+        -inf, of which a linear layer makes NaN."""
         waiting, seen = [start], {start}
         while waiting:
             place = waiting.pop()
             node = self.nodes[place]
             yield place
-            if any(one.holds_minus_infinity for one in node.reads()):
-                continue
-            fresh = [one for one in node.inputs if isinstance(one, int) and one not in good and one not in seen]
+            below: list[int | str | None] = [one.maker for one in node.below()]
+            before = below or [one for one in node.inputs if one not in good]
+            fresh = [one for one in before if isinstance(one, int) and one not in seen]
             seen.update(fresh)
             waiting += fresh
-
-    def _past_what_stays_finite(self, place: int) -> int:
-        while True:
-            node = self.nodes[place]
-            scaled = node.scaled()
-            if scaled is None and node.name not in (*_STAYS_FINITE, *_OF_MASKS):
-                return place
-            before = node.inputs[scaled or 0] if node.inputs else None
-            if not isinstance(before, int) or (node.name in _OF_MASKS and self.nodes[before].name != _COMPILED):
-                return place
-            place = before
-
-    def _maker_of_minus_infinity(self, place: int, good: set[int | None]) -> tuple[int, str] | None:
-        """What made the -inf that an operator read, and "-inf" where it certainly did, if between the two it was only
-        added to and the like: a linear layer makes NaN of it, and is not to blame."""
-        last = next((one.maker for one in self.nodes[place].reads() if one.holds_minus_infinity), None)
-        if last is None:
-            return None
-        makers = [one for one in self._unseen(last, good - {last}) if self.nodes[one].made() == "-inf"]
-        if not makers and self.nodes[last].name in _ADDS_UP:  # it was given from outside
-            return last, ""
-        return None if not makers or last in makers else (min(makers), "-inf")
 
     def _inputs_are_known(self, producer: int) -> bool:
         """Whether all that the operator computed from was kept, or is a parameter, or was computed by operators of
@@ -299,10 +246,10 @@ class Graph:
         waiting, seen = [producer], {producer}
         while waiting:
             node = self.nodes[waiting.pop()]
-            kept = {_PLACES.get(one.name, -2) + (node.name in _ADDED_TO) for one in node.kept}
-            makers = {one.maker for one in node.kept}
+            kept = {_PLACES.get(one.name, -2) + (node.name in _ADDED_TO) for one in node.read}
+            makers = {one.maker for one in node.read if one.maker is not None}
             for number, before in enumerate(node.inputs):
-                if number in kept or isinstance(before, str) or (before is not None and before in makers):
+                if number in kept or isinstance(before, str) or before in makers:
                     continue
                 if before is None:
                     return False
@@ -311,15 +258,12 @@ class Graph:
                     waiting.append(before)
         return True
 
-    def _locate(self, at: int | None, found: OperatorFound) -> None:
+    def _locate(self, at: int, found: OperatorFound) -> None:
         """Between the uses of which parameters the operator is, and of which it is one itself."""
-        if at is None:
-            return
-        own = [*self._parameters_of(at)]
-        if own and self.nodes[at].name != _COMPILED:  # to which all parameters of the model are handed
-            found["of"] = own[0]
-        before = [name for place in range(at) for name in self._parameters_of(place)]
-        if before:
+        own = next(self._parameters_of(at), None)
+        if own is not None and self.nodes[at].name != _COMPILED:
+            found["of"] = own
+        if before := [name for place in range(at) for name in self._parameters_of(place)]:
             found["after"] = before[-1]
         later = (name for place in range(at + 1, len(self.nodes)) for name in self._parameters_of(place))
         if (following := next(later, None)) is not None:
@@ -336,40 +280,40 @@ class Graph:
                 yield source
 
 
-# Which input an operator keeps under which name; the first of these operators is what the product is added to.
-_PLACES = {
-    "self": 0, "input": 0, "mat1": 0, "batch1": 0, "tensor1": 0, "query": 0,
-    "other": 1, "weight": 1, "mat2": 1, "batch2": 1, "tensor2": 1, "key": 1, "value": 2,
-}  # fmt: skip
-_ADDED_TO = ("Addmm", "Addbmm", "Baddbmm", "Addcmul", "Addcdiv")
-
-
 def read_graph(
-    loss: torch.Tensor,
+    loss: Tensor,
     names: Mapping[int, str],
-    buffers: Mapping[int, str] | None = None,
+    buffers: Mapping[int, str],
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Graph | None:
     """Notes the graph of a loss. names: parameters by id(); buffers: the same of these. None where it cannot be read:
     there is none, it is too large, it takes too long, or somebody's hooks keep its tensors elsewhere."""
-    nodes = _nodes(loss.grad_fn) if loss.grad_fn is not None else None
+    nodes = _nodes(loss)
     if nodes is None:
         return None
     nodes.sort(key=lambda node: node._sequence_nr())
     places = {node: place for place, node in enumerate(nodes)}
-    graph, ranges, until, buffers = Graph(), _Ranges(), clock() + MOST_S, buffers or {}
+    graph, ranges, until = Graph(), _Ranges(), clock() + MOST_S
     for node in nodes:
         saved = _saved(node)
         if saved is None or clock() > until:
             return None
-        kept = [Kept(name, places.get(_made_by(one)), buffers.get(id(one), "")) for name, one in saved]
-        if not ranges.are_bad:  # what follows is its consequence
-            for one, (_, tensor) in zip(kept, saved, strict=True):
-                ranges.add(one, tensor)
-        inputs = [_source(before, places, names) for before, _ in node.next_functions]
+        read: list[Kept] = []
+        written: list[Kept] = []
+        are_bad = ranges.are_bad
+        for name, tensor in saved:
+            kept = Kept(name, places.get(_made_by(tensor)), buffers.get(id(tensor), ""))
+            (written if name.startswith(_WRITTEN) else read).append(kept)
+            if not are_bad:  # what follows is its consequence
+                ranges.add(kept, tensor)
+        inputs = [
+            names.get(id(before.variable)) if hasattr(before, "variable") else places.get(before)
+            for before, _ in node.next_functions
+        ]
         exponent = getattr(node, "_saved_exponent", 0.0)
-        graph.nodes.append(Node(_name(node), inputs, kept, exponent if isinstance(exponent, (int, float)) else 0.0))
+        name = str(node.name()).removesuffix("0").removesuffix("Backward")
+        graph.nodes.append(Node(name, inputs, read, written, exponent if isinstance(exponent, (int, float)) else 0.0))
     ranges.add(graph.loss, loss.detach())
     graph.readings = ranges.collect()
     return graph
@@ -379,10 +323,10 @@ class _Ranges:
     """Takes the ranges of tensors: on the CPU at once, on a device later."""
 
     def __init__(self) -> None:
-        self._later: dict[tuple[Any, Any], list[tuple[Kept, Any, Any]]] = {}
+        self._later: dict[tuple[Any, Any], list[tuple[Kept, Tensor, Tensor]]] = {}
         self.are_bad = False
 
-    def add(self, kept: Kept, tensor: torch.Tensor) -> None:
+    def add(self, kept: Kept, tensor: Tensor) -> None:
         torch = sys.modules["torch"]
         # one of a class of its own may run anything, as a DTensor asks the other ranks
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel():
@@ -396,23 +340,24 @@ class _Ranges:
             low, high = torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
         if tensor.is_cpu:
             kept.low, kept.high = low.item(), high.item()
-            self.are_bad = self.are_bad or kept.is_bad
+            self.are_bad = self.are_bad or kept.is_bad()
         else:
             self._later.setdefault((low.device, low.dtype), []).append((kept, low, high))
 
     def collect(self) -> list[tuple[list[Kept], Reading]]:
-        torch = sys.modules["torch"]
-        found = []
-        for same in self._later.values():
-            reading = collect(torch.stack([one for _, *both in same for one in both]))
-            if reading is not None:
-                found.append(([kept for kept, _, _ in same], reading))
-        return found
+        stack = sys.modules["torch"].stack
+        on_way = [
+            ([kept for kept, _, _ in same], collect(stack([one for _, *both in same for one in both])))
+            for same in self._later.values()
+        ]
+        return [(kept, reading) for kept, reading in on_way if reading is not None]
 
 
-def _nodes(start: Any) -> list[Any] | None:
-    seen, waiting = {start}, [start]
-    while waiting:
+def _nodes(loss: Tensor) -> list[Any] | None:
+    """The operators that made a loss, in no order; None where there are none, or too many."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen = {loss.grad_fn}
+    while waiting and loss.grad_fn is not None:
         for following, _ in waiting.pop().next_functions:
             if following is not None and following not in seen:
                 if len(seen) >= MOST_NODES:
@@ -420,30 +365,26 @@ def _nodes(start: Any) -> list[Any] | None:
                 seen.add(following)
                 if not hasattr(following, "variable"):  # a leaf has nothing before it
                     waiting.append(following)
-    return [node for node in seen if not hasattr(node, "variable")]
+    return [node for node in seen if not hasattr(node, "variable")] if loss.grad_fn is not None else None
 
 
-def _saved(node: Any) -> list[tuple[str, torch.Tensor]] | None:
+def _saved(node: Any) -> list[tuple[str, Tensor]] | None:
     """The tensors that a node keeps, by name. None where hooks hold one of them: to read it would call them (activation
     checkpointing would run the model again, and what offloading gives back once is then missing in backward)."""
-    torch = sys.modules["torch"]
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Tensor]] = []
     unread = _UNREAD_IN_TRAINING if getattr(node, "_saved_training", False) else ()
     for attribute in dir(node):
-        # the latter: a function of the user's
-        if not attribute.startswith("_raw_saved_") or attribute == "_raw_saved_tensors":
-            continue
         name = attribute.removeprefix("_raw_saved_")
-        if name in unread:
+        # "tensors": those of a function of the user's
+        if name == attribute or name == "tensors" or name in unread:
             continue
         try:
-            kept = getattr(node, attribute)
-            if any(map(is_packed, _each(kept))):
+            if any(map(is_packed, _each(getattr(node, attribute)))):
                 return None
             value = getattr(node, attribute.removeprefix("_raw"))
         except RuntimeError:  # released, or changed in place since
             continue
-        found += [(name, item) for item in _each(value) if isinstance(item, torch.Tensor)]
+        found += [(name, item) for item in _each(value) if isinstance(item, sys.modules["torch"].Tensor)]
     return found
 
 
@@ -451,26 +392,18 @@ def _each(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _source(before: Any, places: Mapping[Any, int], names: Mapping[int, str]) -> int | str | None:
-    return names.get(id(before.variable)) if hasattr(before, "variable") else places.get(before)
-
-
-def _made_by(kept: torch.Tensor) -> Any:
+def _made_by(kept: Tensor) -> Any:
     """What made a tensor that some operator kept; None where it was given from outside: a batch, a number, a parameter,
     or one that is only turned or cast, as by the T of a linear layer's weight."""
-    maker = kept.grad_fn
+    maker: Any = kept.grad_fn
     is_view = maker is not None and len(maker.next_functions) == 1 and hasattr(maker.next_functions[0][0], "variable")
     return None if is_view else maker
 
 
-def leaves_of(loss: torch.Tensor) -> set[int] | None:
+def leaves_of(loss: Tensor) -> set[int] | None:
     """The parameters, by id(), that a loss was computed from; None where its graph is too large."""
-    nodes = _nodes(loss.grad_fn) if loss.grad_fn is not None else None
+    nodes = _nodes(loss)
     if nodes is None:
         return None
     leaves = (before for node in nodes for before, _ in node.next_functions if hasattr(before, "variable"))
     return {id(leaf.variable) for leaf in leaves}
-
-
-def _name(node: Any) -> str:
-    return str(node.name()).removesuffix("0").removesuffix("Backward")

@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import chain
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.process.exit_reason import out_of_memory
 from perfagent.rootcause.standstill import Standstill
-from perfagent.step.state import now
-from perfagent.step.stop import Stop
+from perfagent.rootcause.watch import Watch
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from perfagent.delivery.drain import Drained
     from perfagent.delivery.sender import Sender
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from perfagent.rootcause.nonfinite import Inquiry
     from perfagent.step.state import StepState
 
-__all__ = ["Investigator", "Task"]
+__all__ = ["Investigator"]
 
 MOST_INQUIRIES = 3
 """Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
@@ -45,9 +44,6 @@ exactly."""
 PAUSE_S = 5.0
 """So long after a look was begun, what is logged is of the same event."""
 _LAST_ROWS = 64
-_BAD_STEPS = 8
-"""So many steps with gradients that are no numbers are remembered by name."""
-_KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/handoff.py)."""
 _LONGEST_CHAIN = 8
@@ -56,45 +52,22 @@ _AT = "_perfagent_at"
 """How many steps were completed when memory ran out."""
 
 
-class Task(Protocol):
-    """Something to do on the training thread between two steps."""
-
-    def at_boundary(self) -> bool:
-        """True to be called again after the next step."""
-
-
-class Investigator:
-    """One run's. model: gives the root module, or None while it is not known. clock: the one by which
-    steps end (step/state.py), in seconds."""
-
-    history_steps = 32
+class Investigator(Watch):
+    """One run's."""
 
     def __init__(
-        self,
-        progress: StepState,
-        sender: Sender,
-        model: Callable[[], Any],
-        *,
+        self, progress: StepState, sender: Sender, model: Callable[[], nn.Module | None], *,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.progress, self.sender, self.model, self.clock = progress, sender, model, clock
-        self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
-        self._bad_gradients: deque[tuple[int, list[str]]] = deque(maxlen=_BAD_STEPS)
-        self.judged_upto = -1  # the newest step whose row was read
-        self.set_sample_period: Callable[[float], None] | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(progress, sender, model, clock)
         self._ooms = 0  # allocations that failed
-        self._incoming: deque[Task] = deque()
-        self._tasks: list[Task] = []
         self._inquiry: Inquiry | None = None
         # the same, also when the finding is sent: the row of its step may come later
         self._newest: Inquiry | None = None
         self._inquiries = 0
         self._opened_at = -math.inf
         self._bad_logged: tuple[float, int] | None = None  # when it was seen, and the step in progress then
-        self._bad_step = -1  # the newest one that was looked into
-        self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
-        self.stop = Stop(progress)
         self._standstill = Standstill(self)
         self._began = self.clock()
 
@@ -113,9 +86,7 @@ class Investigator:
 
     @guarded
     def _suspect(self, loss: torch.Tensor | None) -> None:
-        from perfagent.rootcause.nonfinite import Inquiry
-
-        inquiry = Inquiry(self, self._bad_step)
+        inquiry = self._inquire(self._bad_step)
         if loss is None:
             inquiry.before_update()
         else:
@@ -131,7 +102,7 @@ class Investigator:
         self._passing(error, MOST_OOMS)
 
     def ended_by(self, error: BaseException) -> None:
-        """The same of the exception that ends the run; and whether it left a loss behind that is no number."""
+        """Like `passing`, for the exception that ends the run. Also looks for a non-finite loss in its frames."""
         link: BaseException | None = error
         for _ in range(_LONGEST_CHAIN):  # `raise ValueError("step failed") from error`
             if link is None or out_of_memory(link):
@@ -146,7 +117,7 @@ class Investigator:
         return vars(error).get(_AT, self.progress.completed) < self.progress.completed  # type: ignore[no-any-return]
 
     def left_from(self, frame: FrameType) -> None:
-        """The same of a function that calls sys.exit with a status that means failure."""
+        """Like `ended_by`, for a function that calls sys.exit with a status that means failure."""
         if self._wants_look():
             self._look_behind(frame)
 
@@ -155,11 +126,10 @@ class Investigator:
         """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word
         to us."""
         from perfagent.rootcause.bad_loss import bad_loss_in, calling, left_by
-        from perfagent.rootcause.nonfinite import Inquiry
 
         loss, frame = bad_loss_in(left_by(where) if isinstance(where, TracebackType) else calling(where))
         if loss is not None:
-            inquiry = Inquiry(self, self.progress.completed + 1, at_end=True)
+            inquiry = self._inquire(self.progress.completed + 1, at_end=True)
             inquiry.before_backward(loss, frame)
             self._open(inquiry)
 
@@ -169,54 +139,31 @@ class Investigator:
             return
         # Several hooks see it on its way out. Its id() says nothing: the next one often gets the same; nor can all be
         # referred to weakly; and whoever holds an exception holds its frames, with all the tensors in them.
-        told: Any = vars(error).get(_TOLD)
+        told: bool | None = vars(error).get(_TOLD)
         if told is None:
             self._ooms += 1
             BaseException.__setattr__(error, _AT, self.progress.completed)  # past a `__setattr__` of its own
-        if not told and (most is None or self._ooms <= most):
-            told = True
-            self._forensics(error)
-        BaseException.__setattr__(error, _TOLD, bool(told))
+        is_new = not told and (most is None or self._ooms <= most)
+        BaseException.__setattr__(error, _TOLD, bool(told or is_new))
+        if is_new:
+            from perfagent.rootcause.oom import forensics
 
-    @guarded
-    def _forensics(self, error: BaseException) -> None:
-        from perfagent.rootcause.oom import forensics
-
-        forensics(self, error, self._ooms)
-
-    def boundary(self) -> None:
-        """A step is complete and something waits for that. The time it takes belongs to no step."""
-        p = self.progress
-        p.boundary = None  # first: what is added from here on sets it again
-        while self._incoming:
-            self._tasks.append(self._incoming.popleft())
-        self._tasks = [task for task in self._tasks if _run(task)]
-        if self._tasks:
-            p.boundary = self.boundary
-        p.step_end = now()
+            forensics(self, error, self._ooms)
 
     # ---- on the sender's thread
 
-    def add(self, task: Task) -> None:
-        """Has a task called on the training thread after the step in progress. Any thread."""
-        self._incoming.append(task)
-        self.progress.boundary = self.boundary
-
     def judged(self, step: int, values: Mapping[str, float]) -> None:
         """The values of a completed step, those of a device included, in the order of steps."""
-        self._recent.append((step, values))
-        self.judged_upto = step
+        self.note(step, values)
         loss = values.get("loss", 0.0)
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
             if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than their steps
                 self._watchful = True
         elif self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
-            from perfagent.rootcause.nonfinite import Inquiry
-
             self._watchful = False
             # the gradients of the next step
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)
-            self._open(Inquiry(self, step))
+            self._open(self._inquire(step))
         elif self._inquiry is not None and step < self._inquiry.step and loss - loss != 0.0:
             self._inquiry.began_earlier(step)
         if self._newest is not None and self._newest.step == step:
@@ -233,25 +180,6 @@ class Investigator:
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
             self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 
-    @property
-    def is_bad(self) -> bool:
-        """Whether the newest loss that was judged is no number. Any thread."""
-        return not self._watchful
-
-    def stays_bad(self, first: int) -> bool:
-        """Whether losses from this step on that are no numbers are the consequence of one that is known."""
-        return not self._watchful and first > self._bad_step
-
-    def gradients_bad(self, step: int, names: list[str]) -> None:
-        """The parameters whose gradient held NaN or infinity in a step that the optimizer took. Those of the steps after
-        one that is looked into are its consequence."""
-        if self._watchful or step <= self._bad_step:
-            self._bad_gradients.append((step, names))
-
-    def bad_gradients(self, step: int) -> list[str]:
-        """The same of that step; empty where none was, or they were not measured. Any thread."""
-        return next((names for at, names in [*self._bad_gradients] if at == step), [])
-
     def obey(self, command: Mapping[str, Any]) -> None:
         """A command of the server's reply."""
         if self._commands is None:
@@ -263,40 +191,22 @@ class Investigator:
     def poll(self) -> None:
         """Every tick: sends what is known by now."""
         inquiry = self._inquiry
-        if inquiry is not None and inquiry.tell_if_ready():
+        if inquiry is not None and inquiry.send_if_ready():
             self._inquiry = None
         if self._bad_logged is not None and self.clock() - self._bad_logged[0] >= SETTLED_S:
-            self._look_into_logged(self._bad_logged[1])
+            step, self._bad_logged = self._bad_logged[1], None
+            if self._wants_look():
+                self._watchful = False
+                self._open(self._inquire(step))
         if self._commands is not None:
             self._commands.poll()
         p = self.progress
         since = p.step_end / 1e9 or self._began
         self._standstill.poll(p.step_end, 0.0 if p.links.ended else self.clock() - since)
 
-    def _look_into_logged(self, step: int) -> None:
-        from perfagent.rootcause.nonfinite import Inquiry
-
-        self._bad_logged = None
-        if self._wants_look():
-            self._watchful = False
-            self._open(Inquiry(self, step))
-
     def _wants_look(self) -> bool:
         free = self._inquiry is None and self._inquiries < MOST_INQUIRIES
         return self._watchful and free and self.clock() - self._opened_at > PAUSE_S
-
-    def read_rows(self) -> None:
-        """Rows that wait unread, up to the last tick, are judged now. On the sender's thread."""
-        self.sender.spool.read_drafts()
-
-    def history(self) -> list[dict[str, float]]:
-        """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any
-        thread."""
-        known = dict([*self._recent])
-        return [
-            {"step": step, **{name: values[name] for name in _KEPT if name in values}}
-            for step, values in [*known.items()][-self.history_steps :]
-        ]
 
     # ---- the end
 
@@ -319,9 +229,12 @@ class Investigator:
             return
         logged = self._bad_logged
         if logged is not None or any(map(_logs_bad_loss, [*self.sender.rows][-_LAST_ROWS:])):
-            from perfagent.rootcause.nonfinite import Inquiry
+            self._inquiry = self._inquire(logged[1] if logged is not None else self.progress.completed + 1)
 
-            self._inquiry = Inquiry(self, logged[1] if logged is not None else self.progress.completed + 1)
+    def _inquire(self, step: int, *, at_end: bool = False) -> Inquiry:
+        from perfagent.rootcause.nonfinite import Inquiry
+
+        return Inquiry(self, step, at_end=at_end)
 
     def _open(self, inquiry: Inquiry) -> None:
         self._opened_at = self.clock()
@@ -342,8 +255,3 @@ def _logs_bad_loss(row: Any) -> bool:
     from perfagent.wire.loss_names import loss_kind
 
     return any(loss_kind(name) == "whole" for name in bad)
-
-
-@guarded
-def _run(task: Task) -> bool:
-    return task.at_boundary()

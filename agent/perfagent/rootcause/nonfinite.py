@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from perfagent.boundary.guard import guarded
 from perfagent.rootcause.bad_tensors import BadAmong
@@ -23,22 +23,25 @@ from perfagent.rootcause.batch import Fingerprint, in_callers
 from perfagent.rootcause.culprit import in_order, name_culprit, of_gradients, shared_names
 from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import Graph, leaves_of, read_graph
-from perfagent.rootcause.modules import OutputChecks, is_closed, walk
+from perfagent.rootcause.modules import CALLED_WITH, OutputChecks, argument_names, is_closed, walk
 from perfagent.rootcause.onset import onset, reads_some_rows
 from perfagent.rootcause.spoilt_update import had_finite_gradients, left_out_by_the_loss, zero_eps
 from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.trace import entries_of
-from perfagent.wire.evidence import Began, NonfiniteEvidence
+from perfagent.wire.evidence import BadTensor, BatchTensor, Began, NonfiniteEvidence
 
 if TYPE_CHECKING:
-    from perfagent.rootcause.investigator import Investigator
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from perfagent.rootcause.watch import Watch
 
 __all__ = ["Inquiry"]
 
 MOST_STEPS = 3
 """Steps whose module outputs are checked."""
 PATIENCE_S = 20.0
-"""After so long what is known is told, whether or not training went on."""
+"""After so long what is known is reported, whether or not training went on."""
 MOST_AT_END = 2**28
 """Numbers of parameters on the CPU that are looked at when the run ends: 0.1 s or so."""
 WAIT_AT_END_S = 0.25
@@ -46,15 +49,17 @@ MOST_LOOKS = 3
 """Ticks of the sender's thread for which the row of the bad step is waited for."""
 _AVERAGES = ("exp_avg", "momentum_buffer")
 
+Named = list[tuple[str, "Tensor"]]
+
 
 class Inquiry:
     """One look into one bad step."""
 
-    def __init__(self, investigator: Investigator, step: int, *, at_end: bool = False) -> None:
-        self._investigator, self.step = investigator, step
+    def __init__(self, watch: Watch, step: int, *, at_end: bool = False) -> None:
+        self._watch, self.step = watch, step
         # of a loss that a guard raised at there may be no row: what it explains is then the crash
         self._explains = ["nonfinite_loss", "nonfinite_gradient", *(("process_crash",) if at_end else ())]
-        self._progress = investigator.progress
+        self._progress = watch.progress
         self._since = time.monotonic()
         self._before: BadAmong | None = None
         self._moments: BadAmong | None = None
@@ -68,7 +73,7 @@ class Inquiry:
         self._rounds: list[OutputChecks] = []
         self._steps_looked_at = self._steps_after = self._looks_for_rows = 0
         self._seen_after = step
-        self._done = self._told = False
+        self._done = self._is_sent = False
         self._names: dict[int, str] = {}  # shared weights go by their first name
         self._tied: dict[str, list[str]] = {}  # the first name of such a weight -> the others
         self._classes: dict[str, str] = {}
@@ -77,7 +82,7 @@ class Inquiry:
 
     # ---- on the training thread
 
-    def before_backward(self, loss: Any, frame: FrameType | None = None) -> None:
+    def before_backward(self, loss: Tensor, frame: FrameType | None = None) -> None:
         """The loss is known to be bad and nothing has followed from it yet. frame: whose variables may hold the batch,
         and its callers'; by default the caller's."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
@@ -87,10 +92,10 @@ class Inquiry:
     def before_update(self) -> None:
         """The loss has come from its device and is bad; its gradients are there, and nothing was updated with them."""
         named = self._parameters()
-        self._gradients = BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
-        self._note_before(named, {id(p) for _, p in named if p.grad is not None} or None, sys._getframe(1))
+        self._gradients = _gradients(named)
+        self._note_before(named, _with_gradients(named), sys._getframe(1))
 
-    def _note_before(self, named: list[tuple[str, Any]], used: set[int] | None, frame: FrameType) -> None:
+    def _note_before(self, named: Named, used: set[int] | None, frame: FrameType) -> None:
         self._rate = self._learning_rate()
         self._before = BadAmong(named, used)
         if not self._before.ready() or self._before.shown()["nonfinite"]:
@@ -101,95 +106,76 @@ class Inquiry:
         if found:
             self._batch = Fingerprint(self.step, where, found)
 
-    def at_next_backward(self, tensors: Any) -> None:
-        """Reads the graph of a step after the bad one."""
-        loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
-        if isinstance(loss, sys.modules["torch"].Tensor):
-            self._graph = read_graph(loss, self._names, self._buffers())
-            self._graph_step = self._progress.completed + 1
-
-    def began_earlier(self, step: int) -> None:
-        """On the sender's thread: the loss of an earlier step was bad, which came from its device too late for that."""
-        self._after, self._before, self._seen_after, self.step = self._before, None, self.step - 1, step
-        self._batch = None
-
     def at_boundary(self) -> bool:
         """Between two steps: first what the bad one left behind, then, step by step, what the modules put out."""
-        if self._told:
+        if self._is_sent:
             self._take_off()
             return False
         if self._after is None:
             named = self._parameters()
-            self._after = BadAmong(named, {id(p) for _, p in named if p.grad is not None} or None)
-            if self._gradients is None:
-                self._gradients = BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
-            self._seen_after = self._progress.completed
-        checks = self._checks
+            self._after, self._seen_after = BadAmong(named, _with_gradients(named)), self._progress.completed
+            self._gradients = self._gradients or _gradients(named)
+        checks = self._take_off()
         if checks is not None:
-            checks.remove()
-            checks.collect()
             self._rounds.append(checks)
-            self._checks = None
-            if checks.ready():
-                checks.settle()
-        model = self._investigator.model()
+        model = self._watch.model()
         found = any(checks.ready() and checks.first_bad() is not None for checks in self._rounds)
         if found or self._steps_looked_at >= MOST_STEPS or model is None:
             self._done = True
             return False
         self._steps_looked_at += 1
         if self._graph is None and self._progress.losses.proof is None:
-            self._progress.losses.proof, self._progress.plain = self.at_next_backward, False
+            self._progress.losses.proof, self._progress.plain = self._at_next_backward, False
         self._checks = OutputChecks(model, self._progress.thread)
         self._checks.install(self._progress.completed + 1)
         return True
+
+    @guarded
+    def _at_next_backward(self, tensors: object) -> None:
+        """Reads the graph of a step after the bad one."""
+        loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        if isinstance(loss, sys.modules["torch"].Tensor):
+            self._graph, self._graph_step = read_graph(loss, self._names, self._buffers()), self._progress.completed + 1
 
     def give_up(self) -> None:
         """The run ends: what is known now is all there will be."""
         self._take_off()
         self._done = True
-        if self._told:
-            return
-        if self._before is None and self._after is None:
+        if not self._is_sent:
             self._look_at_end()
-        self._tell()
+            self._send()
 
     @guarded
     def _look_at_end(self) -> None:
         """If the step was not taken, the parameters are those that made the bad value. Bounded in work and in time."""
-        completed = self._progress.completed
-        taken = completed >= self.step  # its row was read late
-        self._steps_after = max(0, completed - self.step)
-        if not taken:
-            self._rate = self._learning_rate()
-        named = self._parameters()
-        if sum(numbers_in(p) for _, p in named if p.is_cpu) > MOST_AT_END:
-            return
-        looked = BadAmong(named)
-        if taken:
-            self._after, self._seen_after = looked, completed
-        else:
-            self._before = looked
+        if self._before is None and self._after is None:
+            completed = self._progress.completed
+            self._steps_after = max(0, completed - self.step)
+            named = self._parameters()
+            if sum(numbers_in(p) for _, p in named if p.is_cpu) <= MOST_AT_END:
+                if completed >= self.step:  # its row was read late
+                    self._after, self._seen_after = BadAmong(named), completed
+                else:
+                    self._before, self._rate = BadAmong(named), self._learning_rate()
         until = time.monotonic() + WAIT_AT_END_S
-        while not looked.ready() and time.monotonic() < until:
+        while not self._is_there() and time.monotonic() < until:
             time.sleep(0.005)
 
-    def _take_off(self) -> None:
+    def _take_off(self) -> OutputChecks | None:
         checks, self._checks = self._checks, None
         if checks is not None:
             checks.remove()
+        return checks
 
-    def _parameters(self) -> list[tuple[str, Any]]:
-        model = self._investigator.model()
-        named: list[tuple[str, Any]] = []
+    def _parameters(self) -> Named:
+        model = self._watch.model()
+        named: Named = []
         if model is not None:
             for module_name, module in walk(model):
                 self._classes[module_name] = type(module).__name__
-                parameters = (
-                    module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
-                )
-                named += [(_joined(module_name, name), p) for name, p in parameters if p is not None]
-        primary = self._progress.selection.primary
+                own = module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
+                named += [(_joined(module_name, name), p) for name, p in own if p is not None]
+        primary = self._primary()
         if not named and primary is not None:
             for number, group in enumerate(primary.param_groups):
                 named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
@@ -200,24 +186,16 @@ class Inquiry:
                 self._tied.setdefault(first, []).append(name)
         return [(name, p) for name, p in named if self._names[id(p)] == name]
 
-    def _averages(self, named: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def _averages(self, named: Named) -> Named:
         """What the optimizer keeps of the gradients of each parameter, by the parameter's name: a gradient that was no
         number stays in it."""
-        primary = self._progress.selection.primary
-        state = getattr(primary, "state", None)
-        if not isinstance(state, Mapping):
-            return []
-        kept = ((name, state.get(p)) for name, p in named)
-        return [
-            (name, own[key])
-            for name, own in kept
-            if isinstance(own, Mapping)
-            for key in _AVERAGES
-            if isinstance(own.get(key), sys.modules["torch"].Tensor)
-        ]
+        state = getattr(self._primary(), "state", None)
+        kept = ((name, state.get(p)) for name, p in named) if isinstance(state, Mapping) else ()
+        averages = ((name, own.get(key)) for name, own in kept if isinstance(own, Mapping) for key in _AVERAGES)
+        return [(name, one) for name, one in averages if isinstance(one, sys.modules["torch"].Tensor)]
 
     def _buffers(self) -> dict[int, str]:
-        model = self._investigator.model()
+        model = self._watch.model()
         return {
             id(buffer): _joined(module_name, name)
             for module_name, module in (walk(model) if model is not None else ())
@@ -225,9 +203,12 @@ class Inquiry:
             if buffer is not None
         }
 
+    def _primary(self) -> Optimizer | None:
+        return self._progress.selection.primary
+
     def _learning_rate(self) -> float | None:
         """Of the step in progress; None where it lies on a device."""
-        primary = self._progress.selection.primary
+        primary = self._primary()
         rate = primary.param_groups[0].get("lr") if primary is not None and primary.param_groups else None
         if isinstance(rate, sys.modules["torch"].Tensor):
             return float(rate) if rate.is_cpu and rate.numel() == 1 else None
@@ -235,52 +216,50 @@ class Inquiry:
 
     # ---- on the sender's thread
 
-    def tell_if_ready(self) -> bool:
+    def began_earlier(self, step: int) -> None:
+        """The loss of an earlier step was bad, too, and came from its device too late for that step."""
+        self._after, self._before, self._seen_after, self.step = self._before, None, self.step - 1, step
+        self._batch = None
+
+    def send_if_ready(self) -> bool:
         """Sends the finding once all is known, or once nothing more is to be expected. True when it is sent."""
-        if self._told:
-            return True
         late = time.monotonic() - self._since > PATIENCE_S
-        parts = [
-            part
-            for part in (
-                self._before,
-                self._moments,
-                self._after,
-                self._gradients,
-                self._batch,
-                self._graph,
-                *self._rounds,
-            )
-            if part is not None
-        ]
-        if (self._done and all(part.ready() for part in parts) and self._rows_are_read()) or late:
-            self._tell()
-            return True
-        return False
+        if not self._is_sent and ((self._done and self._is_there() and self._rows_are_read()) or late):
+            self._send()
+        return self._is_sent
+
+    def _is_there(self) -> bool:
+        """Whether all that is on its way from a device has arrived."""
+        parts = (self._before, self._moments, self._after, self._gradients, self._batch, self._graph, *self._rounds)
+        return all(part is None or part.ready() for part in parts)
 
     def _rows_are_read(self) -> bool:
         """Whether the row of the bad step, and with it those before, has been read: they say when it began. Fast steps
         are over before the sender's thread drains the first of them."""
-        if self._investigator.judged_upto < self.step:
-            self._investigator.read_rows()
+        if self._watch.judged_upto < self.step:
+            self._watch.read_rows()
         self._looks_for_rows += 1
-        return self._investigator.judged_upto >= self.step or self._looks_for_rows > MOST_LOOKS
+        return self._watch.judged_upto >= self.step or self._looks_for_rows > MOST_LOOKS
 
-    def _tell(self) -> None:
-        self._told = True
+    def _send(self) -> None:
+        self._is_sent = True
         data = {
             "rule": "nonfinite_loss", "explains": self._explains, "severity": "critical", "since_step": self.step,
             "evidence": Evidence({**self._evidence()}, self._when_sent),
         }  # fmt: skip
-        self._investigator.sender.event("finding", data, step=self.step)
+        self._watch.sender.event("finding", data, step=self.step)
 
     @guarded
     def _when_sent(self) -> dict[str, Any]:
-        self._investigator.read_rows()
+        self._watch.read_rows()
         return {**self._surroundings()}
 
     def _history(self) -> list[dict[str, float]]:
-        return self._investigator.history() if self.history is None else self.history
+        found = self._watch.history() if self.history is None else self.history
+        bad = ((row, len(self._watch.bad_gradients(int(row["step"]))[0])) for row in found)
+        return [
+            {**row, "grad/nonfinite": float(count)} if count and "grad/norm" not in row else row for row, count in bad
+        ]
 
     def _surroundings(self) -> NonfiniteEvidence:
         """What the rows of the step and of those before it show."""
@@ -301,23 +280,22 @@ class Inquiry:
         return found
 
     def _evidence(self) -> NonfiniteEvidence:
-        identity = self._investigator.sender.identity
+        identity = self._watch.sender.identity
         found: NonfiniteEvidence = {"step": self.step, "rank": identity.rank}
         if identity.world_size and identity.world_size > 1:
             found["world_size"] = identity.world_size
         found |= self._surroundings()
         if self._dtype:
             found["loss_dtype"] = self._dtype
-        if self._before is not None and self._before.ready():
-            found["parameters_before"] = self._before.shown()
         if self._after is not None:
             found["looked_after_step"] = self._seen_after
-            if self._after.ready():
-                found["parameters_after"] = self._after.shown()
-        if self._gradients is not None and self._gradients.ready():
-            found["gradients"] = self._gradients.shown()
-        if self._moments is not None and self._moments.count and self._moments.ready():
-            found["optimizer_state"] = self._moments.shown()
+        looked = {
+            "parameters_before": self._before, "parameters_after": self._after, "gradients": self._gradients,
+            "optimizer_state": self._moments or None,
+        }  # fmt: skip
+        found |= cast(
+            "NonfiniteEvidence", {name: one.shown() for name, one in looked.items() if one is not None and one.ready()}
+        )
         if self._graph is not None and self._graph.ready():
             is_usable = self._graph_step == self.step or not found.get("parameters_after", {}).get("nonfinite")
             if operator := self._graph.first_bad() if is_usable else self._graph.only_maker():
@@ -328,6 +306,10 @@ class Inquiry:
             found["steps_after"] = self._steps_after
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
+        elif inputs := self._watch.bad_inputs(self.step):
+            names = argument_names(self._watch.model())
+            tensors: list[BatchTensor] = [{**one, "name": names.get(one["name"], one["name"])} for one in inputs]
+            found["batch"] = {"step": self.step, "from": CALLED_WITH, "tensors": tensors}
         found |= name_culprit(found, self._classes)
         found |= self._when_it_began(found)
         if self.step == self._first_step() and found.get("parameters_before", {}).get("nonfinite"):
@@ -339,25 +321,20 @@ class Inquiry:
     def _of_modules(self) -> NonfiniteEvidence:
         """What the checks of the steps that followed have shown first."""
         found: NonfiniteEvidence = {}
-        for checks in self._rounds:
-            if not checks.ready():
-                continue
-            checks.settle()
-            bad, below = checks.first_bad(), checks.first_below()
+        for checks in (one for one in self._rounds if one.ready()):
+            bad = checks.first_bad()
             if bad is not None and "first_module" not in found:
                 found["first_module"] = bad
-            if below is not None and "first_minus_infinity" not in found:
-                found["first_minus_infinity"] = below
             if checks.batch is not None and checks.batch.ready() and "later_batch" not in found:
                 found["later_batch"] = checks.batch.result()
         return found
 
     def _first_step(self) -> int:
-        return self._investigator.sender.identity.start_step or 1
+        return self._watch.sender.identity.start_step or 1
 
     def _when_it_began(self, found: NonfiniteEvidence) -> NonfiniteEvidence:
-        """Between which steps it began; and where the gradients of that step were measured, which of them were bad: what
-        later steps show of parameters and modules is their consequence."""
+        """The steps between which the NaN began, and the gradients that were bad then: what later steps show of parameters
+        and modules is their consequence."""
         looked = self._before if self._before is not None else self._after
         bad = [] if looked is None else looked.bad_and_trained()
         began = onset(
@@ -368,9 +345,11 @@ class Inquiry:
             return {}
         more: NonfiniteEvidence = {"began": began}
         trained = looked.trained if looked is not None else []
-        names = self._investigator.bad_gradients(began["first"]) if began.get("by") == "gradient" else []
+        names, among = self._watch.bad_gradients(began["first"]) if began.get("by") == "gradient" else ([], [])
         if names and began["first"] == began["last"]:
-            more["gradients_began"] = gradients = in_order(names, trained, began["first"])
+            known = among or trained
+            bad_ones: list[BadTensor] = [{"name": name} for name in sorted(names, key=lambda one: _place(one, known))]
+            gradients = more["gradients_began"] = {"step": began["first"], **in_order(bad_ones, known, len(known))}
             more |= of_gradients(gradients, self._classes)
         return more | self._spoilt(found, began, names or bad, trained)
 
@@ -379,16 +358,27 @@ class Inquiry:
     ) -> NonfiniteEvidence:
         """What made the update of a step bad whose loss was finite, where that shows. bad: of the gradients, or else of the
         weights after them."""
-        primary = self._progress.selection.primary
         last = self.step - 1
         if bad and not began.get("measured") and had_finite_gradients(last, found):
-            zero = zero_eps(primary)
+            zero = zero_eps(self._primary())
             if zero is not None:
                 return {**zero, "cause": "zero_eps", "began": {"first": last, "last": last, "by": "eps"}}
         left_out = None
         if began["first"] == began["last"] < self.step and began.get("by") != "weights":
             left_out = left_out_by_the_loss(bad, trained, self._classes)
         return {} if left_out is None else {**left_out, "cause": "left_out"}
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    return names.index(name) if name in names else len(names)
+
+
+def _with_gradients(named: Named) -> set[int] | None:
+    return {id(p) for _, p in named if p.grad is not None} or None
+
+
+def _gradients(named: Named) -> BadAmong:
+    return BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
 
 
 def _joined(module: str, parameter: str) -> str:

@@ -7,6 +7,7 @@ waits for nothing. The exception goes on unchanged: this module only looks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterable
@@ -21,23 +22,17 @@ from perfagent.signals.tensor_storage import is_lazy, made_of, tensors_in
 from perfagent.wire.evidence import MemoryEvidence
 
 if TYPE_CHECKING:
-    from perfagent.rootcause.investigator import Investigator
+    from torch import Tensor
+
+    from perfagent.rootcause.watch import Watch
 
 __all__ = ["forensics"]
 
 _TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to (?:allocate|mmap) ([\d.]+) ?([KMGT]i?B|bytes)")
 _WORKER = re.compile(r"^Caught \w+ in DataLoader worker process (\d+)")
 _UNITS = {
-    "bytes": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 1000,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+    "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
 _STATS = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
     "inactive_split_bytes.all.current", "num_alloc_retries", "num_ooms",
@@ -48,31 +43,30 @@ LAST_STEPS = 8
 MOST_TEXT = 4000
 
 
-def forensics(investigator: Investigator, error: BaseException, number: int) -> None:
+@guarded
+def forensics(watch: Watch, error: BaseException, number: int) -> None:
     """Reports what filled the memory, as a finding that explains `oom_observed`. On the thread that raised.
 
     number: how many allocations of this run have failed so far, with this one.
     """
-    p, identity = investigator.progress, investigator.sender.identity
+    p, identity = watch.progress, watch.sender.identity
     step = p.completed + 1
     text = text_of(error)
     device = _device_of(error, text)
     evidence: MemoryEvidence = {
         "step": step, "device": device, "error": text[:MOST_TEXT], "where": _where(p), "number": number,
-        "dtypes": _dtypes(investigator),
+        "dtypes": _dtypes(watch),
     }  # fmt: skip
     if identity.world_size and identity.world_size > 1:
         evidence["world_size"] = identity.world_size
-    tried = _tried(text)
-    if tried is not None:
-        evidence["tried_bytes"] = tried
-    worker = _WORKER.search(text)
-    if worker is not None:  # torch raises it again here, with the worker's traceback as its text
+    if found := _TRIED.search(text):
+        evidence["tried_bytes"] = int(float(found[1]) * _UNITS.get(found[2], 1))
+    if worker := _WORKER.search(text):  # torch raises it again here, with the worker's traceback as its text
         evidence["worker"] = int(worker[1])
     kind, _, place = device.partition(":")
     backend = backend_of(kind)
     index = int(place) if place else backend.current_index() if backend.in_use() else None
-    categories = _categories(investigator, kind, index)
+    categories = _categories(watch, kind, index)
     allocator = _allocator(backend, index)
     if allocator:
         total = allocator["allocated_bytes.all.current"]
@@ -84,20 +78,19 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
             evidence["capacity_bytes"] = int(capacity)
     if not allocator or kind == "mps":  # an MPS device has its memory from the host
         evidence["host"] = _host()
-    evidence["categories"] = {
-        name: held for name, held in sorted(categories.items(), key=lambda item: -item[1]) if held
-    }
+    largest_first = sorted(categories.items(), key=lambda item: -item[1])
+    evidence["categories"] = {name: held for name, held in largest_first if held}
     data = {
         "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "since_step": step,
-        "evidence": Evidence({**evidence}, lambda: _last_steps(investigator)),
+        "evidence": Evidence({**evidence}, lambda: _last_steps(watch)),
     }  # fmt: skip
-    investigator.sender.event("finding", data, step=step)
+    watch.sender.event("finding", data, step=step)
 
 
 @guarded
-def _last_steps(investigator: Investigator) -> dict[str, Any]:
-    investigator.read_rows()
-    return {"last_steps": investigator.history()[-LAST_STEPS:]}
+def _last_steps(watch: Watch) -> dict[str, Any]:
+    watch.read_rows()
+    return {"last_steps": watch.history()[-LAST_STEPS:]}
 
 
 def _device_of(error: BaseException, text: str) -> str:
@@ -118,38 +111,27 @@ def _where(p: Any) -> str:
     return "forward" if p.opened else "between steps"
 
 
-def _tried(text: str) -> int | None:
-    """Bytes of the allocation that failed, from torch's message."""
-    found = _TRIED.search(text) or re.search(r"tried to allocate (\d+) (bytes)", text)
-    if found is None:
-        return None
-    return int(float(found[1]) * _UNITS.get(found[2], 1))
-
-
-def _categories(investigator: Investigator, kind: str, index: int | None) -> dict[str, int]:
-    """Bytes by what they are for, of what is known by name. Storages that are shared count once; those elsewhere do not
-    count."""
+def _categories(watch: Watch, kind: str, index: int | None) -> dict[str, int]:
+    """Bytes on the device by category. Shared storage counts once."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
     seen: set[int] = set()
 
-    def bytes_of(tensors: Iterable[Any]) -> int:
+    def bytes_of(tensors: Iterable[Tensor]) -> int:
         total = 0
-        for tensor in tensors:
-            for part in () if is_lazy(tensor) else _stored(tensor):
-                if part.device.type != kind or (index is not None and part.device.index != index):
-                    continue
-                storage = part.untyped_storage()
-                if storage.data_ptr() and storage.data_ptr() not in seen:
-                    seen.add(storage.data_ptr())
-                    total += storage.nbytes()
+        for part in (part for tensor in tensors for part in _stored(tensor)):
+            storage = part.untyped_storage()
+            is_here = part.device.type == kind and index in (None, part.device.index)
+            if is_here and storage.data_ptr() and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
         return total
 
-    p = investigator.progress
+    p = watch.progress
     optimizers = p.selection.all()
-    model = investigator.model()
-    weights: list[Any] = list(model.parameters()) if model is not None else []
+    model = watch.model()
+    weights: list[Tensor] = list(model.parameters()) if model is not None else []
     weights += [weight for one in optimizers for group in one.param_groups for weight in group["params"]]
     state = [value for one in optimizers for entry in one.state.values() for value in tensors_in(entry)]
     return {
@@ -160,49 +142,39 @@ def _categories(investigator: Investigator, kind: str, index: int | None) -> dic
     }
 
 
-def _stored(tensor: Any) -> list[Any]:
+def _stored(tensor: Tensor) -> list[Tensor]:
     """The parts that have memory of their own: those of a sparse gradient are its numbers and their places."""
-    torch = sys.modules["torch"]
-    parts: list[Any] = []
-    for part in made_of(tensor):
-        if part.layout is torch.sparse_coo:
-            parts += [part._indices(), part._values()]
-        elif part.layout is torch.strided:
-            parts.append(part)
-    return parts
+    parts: list[Tensor] = []
+    for part in () if is_lazy(tensor) else made_of(tensor):
+        parts += [part._indices(), part._values()] if part.is_sparse else [part]
+    return [part for part in parts if part.layout is sys.modules["torch"].strided]
 
 
-def _dtypes(investigator: Investigator) -> list[str]:
-    model = investigator.model()
+def _dtypes(watch: Watch) -> list[str]:
+    model = watch.model()
     return sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}) if model is not None else []
 
 
 def _allocator(backend: Backend, index: int | None) -> dict[str, int]:
     stats = backend.memory_stats(index) if index is not None and backend.in_use() else {}
-    found: dict[str, int] = {}
-    for name in _STATS:
-        value: Any = stats
-        for part in name.split("."):
-            value = value.get(part, {})
-        if value != {}:
-            found[name] = int(value)
-    return found
+    values: dict[str, Any] = {
+        name: functools.reduce(lambda held, part: held.get(part, {}), name.split("."), stats) for name in _STATS
+    }
+    return {name: int(value) for name, value in values.items() if value != {}}
 
 
 def _segments(backend: Backend, index: int | None) -> list[dict[str, int]]:
     """The allocator's largest segments and the largest hole in each: that none is large enough is what fragmentation
     means."""
     segments = sorted(backend.segments(index or 0), key=lambda one: -int(one["total_size"]))
+    free = ([int(block["size"]) for block in one["blocks"] if block["state"] == "inactive"] for one in segments)
     return [
         {
-            "total_bytes": int(one["total_size"]),
-            "allocated_bytes": int(one["allocated_size"]),
-            "largest_free_bytes": max(
-                (int(block["size"]) for block in one["blocks"] if block["state"] == "inactive"), default=0
-            ),
+            "total_bytes": int(one["total_size"]), "allocated_bytes": int(one["allocated_size"]),
+            "largest_free_bytes": max(holes, default=0),
         }
-        for one in segments[:8]
-    ]
+        for one, holes in zip(segments[:8], free, strict=False)
+    ]  # fmt: skip
 
 
 def _host() -> dict[str, int]:

@@ -32,9 +32,12 @@ from perfagent.step.state import state
 from perfagent.step.training_thread import lives
 
 if TYPE_CHECKING:
-    from perfagent.rootcause.investigator import Investigator
+    from perfagent.rootcause.watch import Watch
 
-__all__ = ["MOST_STEPS", "Profile"]
+__all__ = ["MOST_STEPS", "Profile", "Summary"]
+
+Summary = dict[str, Any]
+"""What the event of a profile holds."""
 
 MOST_STEPS = 100
 MOST_EVENTS = 3_000_000
@@ -65,14 +68,14 @@ class Profile:
     """
 
     def __init__(
-        self, investigator: Investigator, command: str, steps: int, options: dict[str, bool], *,
+        self, watch: Watch, command: str, steps: int, options: dict[str, bool], *,
         clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], int | None] | None = None,
     ) -> None:  # fmt: skip
-        self._investigator, self.command, self._steps, self._options = investigator, command, steps, options
+        self._watch, self.command, self._steps, self._options = watch, command, steps, options
         self.id = uuid.uuid4().hex
         self.done = False
         self.problem = self.cut_short = ""
-        self.summary: dict[str, Any] = {}
+        self.summary: Summary = {}
         self._clock, self._rss_bytes = clock, rss_bytes or _rss_bytes
         self._asked = clock()
         self._profiler: Any = None
@@ -80,13 +83,13 @@ class Profile:
         self._first = self._last = 0
         self._began = self._ended = 0
         self._thread = self._native = 0
-        self._left = self._overtaken = False
+        self._is_left = self._is_overtaken = False
         self._gone = Event()
         self._until = self._look_at = 0.0
         self._size: int | None = None
         self._began_anew = self._evaluates = False
         self._undo: list[Callable[[], None]] = []
-        self._recorded = False
+        self._is_recorded = False
         self._upload: Upload | None = None
 
     # ---- on the training thread
@@ -94,28 +97,24 @@ class Profile:
     def at_boundary(self) -> bool:
         """Starts at the first boundary, ends `steps` later."""
         here = get_ident() == self._thread
-        if self._left and here:
+        if self._is_left and here:
             self._end_left()
-        if self.done or self._recorded:
+        if self.done or self._is_recorded:
             return False
         if self._profiler is not None and not here:
             self._leave(
                 "the training went on on another thread, and a profiler can only be ended by the one that it began on"
             )
             return False
+        return self._tried(self._start if self._profiler is None else self._end_step)
+
+    def _tried(self, act: Callable[[], bool], what: str = "the profiler failed") -> bool:
+        """What `act` says; False where it raised: a profiler that fails must be gone, and its failure reported."""
         try:
-            if self._profiler is None:
-                return self._start()
-            self._mark()
-            if self._whole() < self._steps:
-                if self._stopped_by_a_limit():
-                    return False
-                self._name_step()
-                return True
-            self._stop()
-        except Exception as error:  # noqa: BLE001 - a profiler that fails must be gone, and its failure reported
-            self._abandon(f"the profiler failed: {type(error).__name__}: {error}")
-        return False
+            return act()
+        except Exception as error:  # noqa: BLE001 - Kineto raises anything
+            self._abandon(f"{what}: {type(error).__name__}: {error}")
+            return False
 
     def _start(self) -> bool:
         torch = sys.modules["torch"]
@@ -130,9 +129,10 @@ class Profile:
             activities=kinds, record_shapes=self._options.get("shapes", False), profile_memory=self._options.get("memory", False),
             with_stack=self._options.get("python", False),
         )  # fmt: skip
-        self._first = self._investigator.progress.completed + 1
+        self._first = self._watch.progress.completed + 1
         self._thread, self._native = get_ident(), get_native_id()
-        self._give_way()
+        # while ours runs: whoever prepares another profiler ends ours first, instead of being refused
+        self._undo += [replace(module, name, self._yield_to_user) for module, name in other_profilers.starts()]
         self._watch_the_way()
         self._profiler = profiler
         profiler.start()
@@ -141,15 +141,23 @@ class Profile:
         self._name_step()
         return True
 
+    def _end_step(self) -> bool:
+        self._mark()
+        if self._whole() >= self._steps:
+            self._stop()
+            return False
+        if self._stopped_by_a_limit():
+            return False
+        self._name_step()
+        return True
+
     def _whole(self) -> int:
         """How many steps were recorded from their beginning to their end."""
-        return self._investigator.progress.completed - self._first + 1
+        return self._watch.progress.completed - self._first + 1
 
     def _name_step(self) -> None:
-        torch = sys.modules["torch"]
-        self._annotation = torch.autograd.profiler.record_function(
-            f"ProfilerStep#{self._investigator.progress.completed + 1}"
-        )
+        name = f"ProfilerStep#{self._watch.progress.completed + 1}"
+        self._annotation = sys.modules["torch"].autograd.profiler.record_function(name)
         self._annotation.__enter__()
 
     def _mark(self) -> None:
@@ -158,16 +166,16 @@ class Profile:
             annotation.__exit__(None, None, None)
 
     def _stop(self) -> None:
-        self._last = max(self._first, self._investigator.progress.completed)
+        self._last = max(self._first, self._watch.progress.completed)
         self._ended = time.time_ns()
         self._take_back()
         self._profiler.stop()
-        self._recorded = True
+        self._is_recorded = True
 
     # ---- on the training thread, between two ends of a step
 
     def _watch_the_way(self) -> None:
-        """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where
+        """Has `passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where
         nothing is profiled, which is nearly always, they do not even ask. Each place says whether an evaluation begins
         there."""
         from perfagent.hooks import forward, phases
@@ -182,36 +190,28 @@ class Profile:
             (getattr(loading, "_SingleProcessDataLoaderIter", None), "_next_data", lambda *_: False),
             (getattr(loading, "_MultiProcessingDataLoaderIter", None), "_next_data", lambda *_: False),
         ]
-        for owner, name, evaluates in places:
-            if hasattr(owner, name):
-                self._undo.append(replace(owner, name, self._told_by(evaluates)))
+        self._undo += [
+            replace(owner, name, self._told_by(evaluates)) for owner, name, evaluates in places if hasattr(owner, name)
+        ]
         keep_out_of_frames()
 
     def _told_by(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
-        def passing(*args: Any, **_: Any) -> None:
+        def passing(*args: object, **_: object) -> None:
             if get_ident() != self._thread:
                 return  # another thread, which has no profiler
-            if self._left:
+            if self._is_left:
                 self._end_left()
-            if state.current is not self._investigator.progress:
-                return  # a forked child
+            if state.current is not self._watch.progress or not self._began or self._is_recorded or self.done:
+                return  # the first: a forked child
             evaluation = evaluates(*args)
-            if evaluation is not None and self._began and not self._recorded and not self.done:
-                self._passing(evaluates=evaluation)
+            if evaluation is not None:
+                begins = evaluation and not self._evaluates
+                self._tried(self._before_evaluation if begins else self._stopped_by_a_limit)
 
         return passing
 
-    def _passing(self, *, evaluates: bool) -> None:
-        try:
-            if evaluates and not self._evaluates:
-                self._before_evaluation()
-            else:
-                self._stopped_by_a_limit()
-        except Exception as error:  # noqa: BLE001 - as at_boundary
-            self._abandon(f"the profiler failed: {type(error).__name__}: {error}")
-
-    def _before_evaluation(self) -> None:
-        """An evaluation begins that the recorded steps had none of: it is not what was asked for.
+    def _before_evaluation(self) -> bool:
+        """Ends the profile when an evaluation begins, unless every step has one.
 
         Before the first step is over, nothing is lost by beginning anew after it. Where one comes again in that step,
         every step has one (a rollout, a model that is trained in evaluation mode), and it is recorded as a part of the
@@ -227,17 +227,18 @@ class Profile:
             self._take_back()
             profiler, self._profiler, self._began = self._profiler, None, 0
             profiler.stop()
+        return True
 
     def _stopped_by_a_limit(self) -> bool:
         at = self._clock()
         if at >= self._until:
             self._cut(f"after {MOST_S:.0f} s")
             return True
-        if at < self._look_at:
+        size = self._rss_bytes() if at >= self._look_at else None
+        if size is None or self._size is None:
             return False
         self._look_at = at + _GROWTH_EVERY_S
-        size = self._rss_bytes()
-        if size is None or self._size is None or size - self._size < MOST_GROWTH_BYTES:
+        if size - self._size < MOST_GROWTH_BYTES:
             return False
         self._cut(f"when its records took {size - self._size >> 20} MiB")
         return True
@@ -248,89 +249,69 @@ class Profile:
         self.cut_short = f"cut short {why}: {steps} in it"
         self._stop()
 
-    # ---- on the training thread, and at its end
+    # ---- an end before its time
 
-    def _give_way(self) -> None:
-        """While ours runs: whoever prepares another profiler ends ours first, instead of being refused."""
-        for module, name in other_profilers.starts():
-            self._undo.append(replace(module, name, self._yield_to_user))
-
-    def _yield_to_user(self, *_: Any, **__: Any) -> None:
-        if self._profiler is None or self._recorded or self._ours_is_starting():
+    def _yield_to_user(self, *_: object, **__: object) -> None:
+        if self._profiler is None or self._is_recorded or not self._began:  # the last: it is ours that starts
             return
-        here = get_ident() == self._thread
-        if self._left and here:
-            self._end_left()
         if not self.done:
-            why = "the script started a torch profiler of its own, and only one can run in a process"
-            if here:
-                self._end_now(why)
-            else:
-                self._leave(why)
-        if self._left and not self._overtaken and not self._gone.wait(GIVE_WAY_S):
-            self._overtaken = True
+            self._end("the script started a torch profiler of its own, and only one can run in a process")
+        elif self._is_left and get_ident() == self._thread:
+            self._end_left()
+        if self._is_left and not self._is_overtaken and not self._gone.wait(GIVE_WAY_S):
+            self._is_overtaken = True
 
-    def _ours_is_starting(self) -> bool:
-        return not self._began
+    def close(self) -> None:
+        """The training ends."""
+        if not self.done and not self._is_recorded:
+            self._end(f"the training ended before its {self._steps} steps were over")
+
+    def _end(self, why: str) -> None:
+        if self._profiler is not None and get_ident() != self._thread:
+            self._leave(why)
+            return
+        self._stop_quietly()
+        self._abandon(why)
+
+    def _stop_quietly(self) -> None:
+        with contextlib.suppress(Exception):
+            self._mark()
+            if (
+                self._is_overtaken
+            ):  # stopping it now would end the process (other_profilers.py): it is kept from recording
+                kinds = [sys.modules["torch"].profiler.ProfilerActivity.CPU]
+                self._profiler.profiler.toggle_collection_dynamic(False, kinds)
+            elif self._profiler is not None:
+                self._profiler.stop()
+
+    def _abandon(self, why: str) -> None:
+        self._take_back()
+        self.problem, self.done = why, True
 
     def _take_back(self) -> None:
         while self._undo:
             self._undo.pop()()
 
-    def _abandon(self, why: str) -> None:
-        self._take_back()
-        self.problem = why
-        self.done = True
-
-    def _end_now(self, why: str) -> None:
-        with contextlib.suppress(Exception):
-            self._mark()
-            self._profiler.stop()
-        self._abandon(why)
-
-    def close(self) -> None:
-        """The training ends. On its thread: what is running is stopped; on another: see `_leave`."""
-        if self.done or self._recorded:
-            return
-        why = f"the training ended before its {self._steps} steps were over"
-        if self._profiler is None:
-            self._abandon(why)
-        elif get_ident() == self._thread:
-            self._end_now(why)
-        else:
-            self._leave(why)
-
-    # ---- on another thread than the one that it began on
-
     def _leave(self, why: str) -> None:
-        """To be ended by its own thread, where that passes next: on any other, torch 2.13 says that nothing runs, goes
-        on recording, and what it gives ends the process when it is read."""
-        self.problem = why
-        self._left = True
-        self.done = True
-        if lives(self._thread):
-            autograd = sys.modules["torch"].autograd
-            # of the places that pass, the one that is there after the run's end
-            if hasattr(autograd, "_engine_run_backward"):
-                self._undo.append(replace(autograd, "_engine_run_backward", self._told_by(lambda *_: None)))
-        else:
+        """On another thread: to be ended by its own, where that passes next. On any other, torch 2.13 says that nothing
+        runs, goes on recording, and what it gives ends the process when it is read."""
+        self.problem, self._is_left, self.done = why, True, True
+        autograd = sys.modules["torch"].autograd
+        if not lives(self._thread):
             self._let_go()
+        elif hasattr(
+            autograd, "_engine_run_backward"
+        ):  # of the places that pass, the one that is there after the run's end
+            self._undo.append(replace(autograd, "_engine_run_backward", self._told_by(lambda *_: None)))
 
     def _end_left(self) -> None:
         """On its own thread, at last."""
-        if get_native_id() != self._native:  # a forked child's, or a new thread of the same ident
-            return
-        profiler = self._profiler
-        with contextlib.suppress(Exception):
-            self._mark()
-            if self._overtaken:  # stopping it now would end the process (other_profilers.py): it is kept from recording
-                profiler.profiler.toggle_collection_dynamic(False, [sys.modules["torch"].profiler.ProfilerActivity.CPU])
-            else:
-                profiler.stop()
-        self._let_go()
+        if get_native_id() == self._native:  # not a forked child's, nor a new thread of the same ident
+            self._stop_quietly()
+            self._let_go()
 
     def _let_go(self) -> None:
-        self._left = False
+        self._is_left = False
         profiler, self._profiler = self._profiler, None
         if profiler is not None and profiler.profiler is not None:
             # where nobody can end it, it is taken for one of the script's as long as it lives
@@ -342,50 +323,45 @@ class Profile:
 
     def poll(self) -> None:
         """Works out what was recorded, once; then sends it piece by piece."""
-        if self.done:
-            return
-        if not self._recorded:
+        if not self.done and not self._is_recorded:
             if self._profiler is None and self._clock() - self._asked > WAIT_S:
                 self._abandon(f"no step ended within {WAIT_S:.0f} s")
-            return
-        if self._upload is None:
-            try:
-                self._upload = self._work_out()
-            except Exception as error:  # noqa: BLE001 - reported, and over
-                self._abandon(f"what was recorded could not be read: {type(error).__name__}: {error}")
-                return
-        if self._upload.poll():
-            self.problem = self._upload.problem
-            self.done = True
+        elif not self.done and (
+            self._upload is not None or self._tried(self._begin_upload, "what was recorded could not be read")
+        ):
+            assert self._upload is not None
+            if self._upload.poll():
+                self.problem, self.done = self._upload.problem, True
+
+    def _begin_upload(self) -> bool:
+        self._upload = self._work_out()
+        return True
 
     def _work_out(self) -> Upload:
         profiler, self._profiler = self._profiler, None
+        cut = {"cut_short": self.cut_short} if self.cut_short else {}
         summary = self.summary = {
             "profile": self.id, "command": self.command, "first_step": self._first, "last_step": self._last,
-            "duration_s": (self._ended - self._began) / 1e9,
+            "duration_s": (self._ended - self._began) / 1e9, **cut,
         }  # fmt: skip
-        if self.cut_short:
-            summary["cut_short"] = self.cut_short
         events = profiler.profiler.kineto_results.events()
         if len(events) <= MOST_EVENTS:
             summary |= self._summed_up(events)
         summary["events"] = len(events)
         del events
-        sender = self._investigator.sender
+        file: Path | None = None
         try:
-            packed, sizes = self._write(profiler)
+            file, sizes = self._write(profiler)
+            if sizes[1] > MOST_TRACE_BYTES:
+                file.unlink()
+                file = None
+                most = f"the trace has {sizes[1] >> 20} MiB; up to {MOST_TRACE_BYTES >> 20} are sent"
+                summary["trace_left_out"] = f"{most}: ask for fewer steps"
+            else:
+                summary["plain_bytes"], summary["trace_bytes"] = sizes
         except OSError as error:  # a full disk: the operators do not need it
             summary["trace_left_out"] = f"the trace could not be written: {error.strerror or error}"
-            return Upload(sender, summary, None, step=self._last)
-        if sizes[1] > MOST_TRACE_BYTES:
-            packed.unlink()
-            most = MOST_TRACE_BYTES >> 20
-            summary["trace_left_out"] = (
-                f"the trace has {sizes[1] >> 20} MiB; up to {most} are sent: ask for fewer steps"
-            )
-            return Upload(sender, summary, None, step=self._last)
-        summary["trace_bytes"], summary["plain_bytes"] = sizes[1], sizes[0]
-        return Upload(sender, summary, packed, step=self._last)
+        return Upload(self._watch.sender, summary, file, step=self._last)
 
     def _summed_up(self, events: Any) -> dict[str, Any]:
         """The operators; of whole steps also the gaps, and how their time is divided."""
@@ -409,7 +385,7 @@ class Profile:
         """The trace as a compressed file, and its bytes before and after. Raises OSError, and leaves nothing then."""
         from perfagent.rootcause import trace
 
-        folder = _folder(self._investigator.sender.config.state_dir)
+        folder = _folder(self._watch.sender.config.state_dir)
         plain, packed = folder / f"{self.id}.json", folder / f"{self.id}.json.gz"
         try:
             profiler.export_chrome_trace(str(plain))

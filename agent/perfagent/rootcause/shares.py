@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from perfagent.wire.evidence import OperatorTimes
 
@@ -44,9 +44,6 @@ def shares(records: Records, thread: int, began: int, ended: int) -> dict[str, f
     def union(spans: Iterable[tuple[int, int]]) -> Spans:
         return _union((max(start, began), min(end, ended)) for start, end in spans)
 
-    def host(*names: str) -> Spans:
-        return union((one.start, one.end) for one in records.cpu if one.name.startswith(names))
-
     loader = union((one.start, one.end) for one in records.cpu if one.thread == thread and one.name.startswith(_LOADER))
     operators = union((one.start, one.end) for one in records.cpu if not one.annotation and not one.python)
     on_device = [one for one in records.device if _COLLECTIVE.match(one[2])]
@@ -55,15 +52,13 @@ def shares(records: Records, thread: int, began: int, ended: int) -> dict[str, f
     communication = union([*on_host, *((start, end) for start, end, _ in on_device)])
     busy = union([*loader, *operators])
     whole = ended - began
+    alone = _length(_union([*communication, *(beside := computed if records.device else busy)])) - _length(beside)
     found = {
-        "steps_s": whole,
-        "loader_s": _length(loader),
-        "operators_s": _length(busy) - _length(loader),
-        "communication_s": _length(communication),
-        "communication_alone_s": _without(communication, computed if records.device else busy),
-        "copies_s": _length(host(_COPY)),
+        "steps_s": whole, "loader_s": _length(loader), "operators_s": _length(busy) - _length(loader),
+        "communication_s": _length(communication), "communication_alone_s": alone,
+        "copies_s": _length(union((one.start, one.end) for one in records.cpu if one.name.startswith(_COPY))),
         "outside_s": whole - _length(union([*busy, *on_host])),
-    }
+    }  # fmt: skip
     if records.device:
         for key, kind in _MEMCPY.items():
             copied = union((start, end) for start, end, name in records.device if kind in name)
@@ -86,21 +81,13 @@ def _length(spans: Spans) -> int:
     return sum(end - start for start, end in spans)
 
 
-def _without(spans: Spans, others: Spans) -> int:
-    """How long the first are open and the others are not. Both as `_union` gives them."""
-    return _length(_union([*spans, *others])) - _length(others)
-
-
 def busiest(operators: Iterable[OperatorTimes]) -> list[OperatorTimes]:
     """The operators with the most time, on the device where one was used: of their own, and with what they call."""
     found = [one for one in operators if not one["name"].startswith(_LOADER)]
     on_device = any(one.get("self_device_s") for one in found)
 
-    def own(one: OperatorTimes) -> float:
-        return one.get("self_device_s", 0.0) if on_device else one["self_cpu_s"]
+    def most(key: Literal["self_cpu_s", "total_cpu_s", "self_device_s", "total_device_s"]) -> list[OperatorTimes]:
+        return sorted(found, key=lambda one: one.get(key, 0.0), reverse=True)[:_NAMED]
 
-    def total(one: OperatorTimes) -> float:
-        return one.get("total_device_s", 0.0) if on_device else one["total_cpu_s"]
-
-    first = sorted(found, key=own, reverse=True)[:_NAMED]
-    return first + [one for one in sorted(found, key=total, reverse=True)[:_NAMED] if one not in first]
+    first = most("self_device_s" if on_device else "self_cpu_s")
+    return first + [one for one in most("total_device_s" if on_device else "total_cpu_s") if one not in first]

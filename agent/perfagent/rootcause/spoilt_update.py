@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from perfagent.wire.evidence import NonfiniteEvidence
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["had_finite_gradients", "left_out_by_the_loss", "zero_eps"]
 
 _HALF = ("float16", "bfloat16")
 
 
-def zero_eps(optimizer: Any) -> NonfiniteEvidence | None:
+def zero_eps(optimizer: Optimizer | None) -> NonfiniteEvidence | None:
     """{"eps", "eps_dtype"} of the first group whose eps is zero in the type of its weights. A fused optimizer computes in
     float32, and so do most that are not torch's own."""
     torch = sys.modules["torch"]
-    for group in optimizer.param_groups if type(optimizer).__module__.startswith("torch.optim") else ():
+    own = optimizer is not None and type(optimizer).__module__.startswith("torch.optim")
+    for group in optimizer.param_groups if optimizer is not None and own else ():
         eps = group.get("eps")
         if isinstance(eps, float) and not group.get("fused"):
             for dtype in {p.dtype for p in group["params"]}:

@@ -12,8 +12,8 @@ import linecache
 import sys
 import threading
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType, TracebackType
-from typing import Any
 
 from perfagent.wire.evidence import ThreadStack
 
@@ -28,13 +28,12 @@ def all_stacks(training: int) -> list[ThreadStack]:
     """The training thread first; a frame is "file:line in function: source". training: its ident. The agent's own threads
     are left out; of more than 256, the last entry counts those that are not shown."""
     # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
-    known: dict[int, Any] = dict(getattr(threading, "_active", {}))
+    known: dict[int, threading.Thread] = dict(getattr(threading, "_active", {}))
     main = threading.main_thread().ident
     found: list[ThreadStack] = []
     left_out = 0
     # else newest first
-    frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != training, item[0] != main))
-    for ident, frame in frames:
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: (item[0] != training, item[0] != main)):
         thread = known.get(ident)
         name = thread.name if thread is not None else f"thread {ident}"
         if name in OWN:
@@ -47,39 +46,25 @@ def all_stacks(training: int) -> list[ThreadStack]:
         }  # fmt: skip
         if thread is not None:
             entry["daemon"] = bool(thread.daemon)
-        native = getattr(thread, "native_id", None)
-        if native:
-            entry |= _kernel(native)
+            if thread.native_id:
+                entry |= _kernel(thread.native_id)
         found.append(entry)
     found.sort(key=lambda entry: (not entry["training"], not entry["main"], entry["name"]))
     if left_out:
-        found.append(
-            {"name": f"... {left_out} more threads", "thread": 0, "main": False, "training": False, "frames": []}
-        )
+        more = f"... {left_out} more threads"
+        found.append({"name": more, "thread": 0, "main": False, "training": False, "frames": []})
     return found
 
 
-def _frames(frame: FrameType | None) -> list[str]:
-    lines: list[str] = []
-    left_out = 0
-    while frame is not None:
-        if len(lines) < MOST_FRAMES:
-            lines.append(_spelled(frame.f_code, frame.f_lineno))
-        else:
-            left_out += 1
-        frame = frame.f_back
-    if left_out:
-        lines.append(f"... {left_out} more")
-    return lines[::-1]
+def _frames(frame: FrameType) -> list[str]:
+    walked = [*walk_stack(frame)]
+    left_out = [f"... {len(walked) - MOST_FRAMES} more"] if len(walked) > MOST_FRAMES else []
+    return [*left_out, *(_spelled(one.f_code, line) for one, line in walked[MOST_FRAMES - 1 :: -1])]
 
 
 def frames_of(trace: TracebackType | None) -> list[str]:
     """Of an exception's traceback; the innermost frame last."""
-    lines: list[str] = []
-    while trace is not None:
-        lines.append(_spelled(trace.tb_frame.f_code, trace.tb_lineno))
-        trace = trace.tb_next
-    return lines[-MOST_FRAMES:]
+    return [_spelled(frame.f_code, line) for frame, line in [*walk_tb(trace)][-MOST_FRAMES:]]
 
 
 def _spelled(code: CodeType, number: int | None) -> str:

@@ -26,7 +26,7 @@ from perfagent.wire.evidence import ThreadStack
 
 if TYPE_CHECKING:
     from perfagent.delivery.records import Header
-    from perfagent.rootcause.investigator import Investigator
+    from perfagent.rootcause.watch import Watch
 
 __all__ = ["FIRST_S", "Standstill", "goes_on"]
 
@@ -86,8 +86,8 @@ def goes_on(before: Pulse, now: Pulse, *, spins: bool) -> str:
 class Standstill:
     """Watches the age of the last step. world: how many ranks there are."""
 
-    def __init__(self, investigator: Investigator) -> None:
-        self._investigator = investigator
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._end = self._looks = 0
         self._age = self._quiet = self._longest = 0.0
         self._next = _STARTING_S
@@ -115,21 +115,26 @@ class Standstill:
             self._tell_at = quiet + 1.0  # the stacks are on their way by then, should the recorder not answer
         elif self._tell_at is not None and quiet >= self._tell_at:
             self._tell_at = None
-            self._tell_collectives()
+            from perfagent.rootcause.collectives import last_collectives
+
+            if found := last_collectives():
+                p = self._watch.progress
+                self._watch.sender.event("collectives", {"step": p.completed, **found}, step=p.in_progress())
 
     @guarded
     def _look(self, quiet: float) -> None:
         from perfagent.rootcause.stacks import all_stacks
 
-        p, sender = self._investigator.progress, self._investigator.sender
+        p, sender = self._watch.progress, self._watch.sender
         threads = all_stacks(p.thread)
-        within = _within(p.phases.inside, self._investigator.model()) or ("workers" if _are_starting(self._age) else "")
-        pulse = self._take_pulse(threads)
+        within = _within(p.phases.inside, self._watch.model()) or ("workers" if _are_starting(self._age) else "")
+        pulse = None
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pulse = self._pulse_of(threads)
         data: dict[str, Any] = {
             "step": p.completed, "threads": threads, "look": self._looks, "quiet_s": quiet, "longest_s": self._longest,
+            **({"within": within} if within else {}),
         }  # fmt: skip
-        if within:
-            data["within"] = within
         if pulse is not None and self._pulse is not None:
             data["goes_on"] = goes_on(self._pulse, pulse, spins=p.clock is not None)
         self._pulse = pulse
@@ -137,21 +142,9 @@ class Standstill:
             data["others"] = {str(rank): state for rank, state in self._others(self._age)}
         sender.event("stacks", data, step=p.in_progress())
 
-    def _tell_collectives(self) -> None:
-        from perfagent.rootcause.collectives import last_collectives
-
-        p = self._investigator.progress
-        found = last_collectives()
-        if found:
-            self._investigator.sender.event("collectives", {"step": p.completed, **found}, step=p.in_progress())
-
-    def _take_pulse(self, threads: list[ThreadStack]) -> Pulse | None:
-        """None where something cannot be seen: what is not known to stand still is not said to."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return self._pulse_of(threads)
-        return None
-
     def _pulse_of(self, threads: list[ThreadStack]) -> Pulse | None:
+        """None where something cannot be seen: what is not known to stand still is not said to. Raises OSError, ValueError
+        and IndexError there, too."""
         from perfagent.rootcause.stacks import OWN
         from perfagent.samplers.training_thread import native_id
 
@@ -159,7 +152,7 @@ class Standstill:
         native = None if training is None else native_id(training["thread"])
         if training is None or native is None or "state" not in training:
             return None
-        p, tasks, waits_in = self._investigator.progress, _PROC / "self" / "task", training.get("waits_in", "")
+        p, tasks, waits_in = self._watch.progress, _PROC / "self" / "task", training.get("waits_in", "")
         cpu_s, moved = 0.0, _bytes_of(tasks / str(native))
         busy = training["state"] == "R" or any(one.get("state") == "D" for one in threads)
         known = dict(getattr(threading, "_active", {}))  # no lock, which threading.enumerate() takes
@@ -175,7 +168,7 @@ class Standstill:
                 moved, busy = moved + _bytes_of(_PROC / str(child)), busy or state in ("R", "D")
             elif _MAY_AWAIT.search(waits_in) or any(_AWAITS.search(one.get("waits_in", "")) for one in threads):
                 beside += _bytes_of(_PROC / str(child))
-        cpu_s += time.process_time() - self._investigator.sender.cpu_s
+        cpu_s += time.process_time() - self._watch.sender.cpu_s
         return Pulse(
             time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(tasks / str(native)),
             "nanosleep" in waits_in, busy, beside, woken,
@@ -201,7 +194,7 @@ class Standstill:
         """Their spools name them, and tell those of other hosts, which may write to the same disk."""
         from perfagent.delivery.records import folders, owner
 
-        sender, here = self._investigator.sender, machine()
+        sender, here = self._watch.sender, machine()
         mine = sender.identity
         ours = mine.run, mine.attempt, here
         for folder in folders(sender.folder.parent, max_age_s=3600.0)[-_MOST_PROCESSES:] if here else ():
@@ -225,15 +218,12 @@ def _within(inside: str, model: Any) -> str:
 def _are_starting(age: float) -> bool:
     """Whether workers were started after the last step, and none of them waits for a lock: an epoch begins. One that was
     forked while a thread held a lock waits for that for ever."""
-    workers: list[int] = []
+    begun = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - age
     with contextlib.suppress(OSError, ValueError):
         workers = [pid for pid, is_worker in _below(os.getpid()) if is_worker]
-    begun = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) - age
-    if not any(process_start(pid) / _TICKS_A_SECOND > begun for pid in workers):
-        return False
-    with contextlib.suppress(OSError):
-        return not any("futex" in (_PROC / str(pid) / "wchan").read_text() for pid in workers)
-    return True
+        are_new = any(process_start(pid) / _TICKS_A_SECOND > begun for pid in workers)
+        return are_new and not any("futex" in _text(_PROC / str(pid) / "wchan") for pid in workers)
+    return False
 
 
 def _state_of(pid: int) -> tuple[str, int]:

@@ -10,10 +10,11 @@ import gzip
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from perfagent.redaction import redacted_text
 from perfagent.wire.evidence import Gaps, OperatorTimes
@@ -39,23 +40,6 @@ _USER_SCOPE = 7  # of record_function, as torch numbers what opens an event
 _NAME = re.compile(r'^(\s*"name": )"(.*)"(,?\s*)$', re.DOTALL)
 
 
-class Event(Protocol):
-    """What is read of a raw event of Kineto."""
-
-    def name(self) -> str: ...
-    def start_ns(self) -> int: ...
-    def end_ns(self) -> int: ...
-    def duration_ns(self) -> int: ...
-    def scope(self) -> int: ...
-    def start_thread_id(self) -> int: ...
-    def device_type(self) -> Any: ...
-    def correlation_id(self) -> int: ...
-    def linked_correlation_id(self) -> int: ...
-    def is_async(self) -> bool: ...
-    def is_user_annotation(self) -> bool: ...
-    def is_python_function(self) -> bool: ...
-
-
 @dataclass(slots=True)
 class Recorded:
     """One event, as far as it counts. python: a Python function; kernels: (start, end) of what it started on a
@@ -79,61 +63,60 @@ class Records(NamedTuple):
     collectives: list[tuple[int, int]]
 
 
-def record(events: Iterable[Event]) -> Records:
-    cpu: list[Recorded] = []
-    collectives: list[tuple[int, int]] = []
+def record(events: Iterable[Any]) -> Records:
+    """Sorts the raw events of Kineto."""
+    found = Records([], [], [])
     by_correlation: dict[int, Recorded] = {}
     calls: list[tuple[Recorded, int]] = []  # of CUDA's library, with the number of the operator that made each
-    kernels: list[tuple[int, int, str, int]] = []
+    kernels: list[tuple[int, int, int]] = []
     for count, event in enumerate(events):
         if count % _YIELD_EVERY == 0:
             time.sleep(0)
-        if str(event.device_type()).endswith("CPU"):
-            span = _span(event)
-            if event.is_async():
-                if _HOST_COLLECTIVE.match(_name_of(event)):
-                    collectives.append(span)
-                continue
-            kinds = _is_annotation(event), _is_python(event)
-            one = Recorded(_name_of(event), *span, event.start_thread_id(), *kinds)
-            cpu.append(one)
-            if event.linked_correlation_id():
-                calls.append((one, event.linked_correlation_id()))
+        name, span, linked = _name_of(event), _span(event), event.linked_correlation_id()
+        if not str(event.device_type()).endswith("CPU"):
+            if not _is_annotation(event):
+                kernels.append((*span, linked))
+                found.device.append((*span, name))
+        elif not event.is_async():
+            one = Recorded(name, *span, event.start_thread_id(), _is_annotation(event), _is_python(event))
+            found.cpu.append(one)
+            if linked:
+                calls.append((one, linked))
             # those have numbers of their own, which begin at 1, too
-            elif event.correlation_id() and not _CALL.match(one.name):
+            elif event.correlation_id() and not _CALL.match(name):
                 by_correlation[event.correlation_id()] = one
-        elif not _is_annotation(event):
-            kernels.append((*_span(event), _name_of(event), event.linked_correlation_id()))
+        elif _HOST_COLLECTIVE.match(name):
+            found.collectives.append(span)
     for call, linked in calls:
         if (caller := by_correlation.get(linked)) is not None:
             call.thread = caller.thread  # Kineto and torch count threads in different ways
-    for start, end, _, linked in kernels:
-        starter = by_correlation.get(linked)
-        if linked and starter is not None:
+    for start, end, linked in kernels:
+        if linked and (starter := by_correlation.get(linked)) is not None:
             starter.kernels.append((start, end))
-    return Records(cpu, sorted((start, end, name) for start, end, name, _ in kernels), collectives)
+    found.device.sort()
+    return found
 
 
-def _span(event: Event) -> tuple[int, int]:
+def _span(event: Any) -> tuple[int, int]:
     start = event.start_ns()
     return start, event.end_ns() if hasattr(event, "end_ns") else start + event.duration_ns()  # torch 2.4
 
 
-def _is_annotation(event: Event) -> bool:
+def _is_annotation(event: Any) -> bool:
     known = getattr(event, "is_user_annotation", None)
-    return event.scope() == _USER_SCOPE if known is None else bool(known())  # torch 2.4
+    return bool(event.scope() == _USER_SCOPE if known is None else known())  # torch 2.4
 
 
-def _is_python(event: Event) -> bool:
+def _is_python(event: Any) -> bool:
     known = getattr(event, "is_python_function", None)
     return _PYTHON.search(_name_of(event)) is not None if known is None else bool(known())  # up to torch 2.10
 
 
-def _name_of(event: Event) -> str:
+def _name_of(event: Any) -> str:
     """Of a module that is imported while Python functions are recorded, torch 2.13 keeps a name that was freed: any
     bytes."""
     try:
-        return event.name()
+        return str(event.name())
     except UnicodeDecodeError as error:
         return error.object.decode(errors="replace")
 
@@ -144,21 +127,25 @@ def operators(cpu: list[Recorded]) -> list[OperatorTimes]:
     An operator's own time is what is left without those it called. A recursive one counts each time only once in its
     total. Of Python functions, where they were recorded, those of the thread that trains count: the others mostly wait.
     """
-    table: dict[str, _Sums] = {}
+    table: defaultdict[str, _Sums] = defaultdict(_Sums)
     training = {one.thread for one in cpu if one.annotation and one.name.startswith(_STEP)}
-    for mine in _by_thread([one for one in cpu if not one.python or one.thread in training]).values():
+    threads: defaultdict[int, list[Recorded]] = defaultdict(list)
+    for one in cpu:
+        if not one.python or one.thread in training:
+            threads[one.thread].append(one)
+    for mine in threads.values():
         open_: list[_Call] = []
-        for event in mine:
+        for event in sorted(mine, key=lambda one: (one.start, -one.end)):
             while open_ and open_[-1].event.end <= event.start:
                 _close(open_, table)
             open_.append(_Call(event))
         while open_:
             _close(open_, table)
     listed = [(name, sums) for name, sums in table.items() if not name.startswith(_STEP)]
-    listed.sort(key=lambda item: -max(item[1].total_cpu, item[1].total_device))
-    totals = {name for name, _ in listed[:LARGEST_TOTALS]}
+    by_total = sorted(listed, key=lambda item: -max(item[1].total_cpu, item[1].total_device))
     listed.sort(key=lambda item: -max(item[1].self_cpu, item[1].self_device))
-    kept = listed[:MOST_OPERATORS] + [one for one in listed[MOST_OPERATORS:] if one[0] in totals]
+    kept = listed[:MOST_OPERATORS]
+    kept += [one for one in listed[MOST_OPERATORS:] if one in by_total[:LARGEST_TOTALS]]
     return [sums.shown(name) for name, sums in kept]
 
 
@@ -191,12 +178,12 @@ class _Call:
     called: list[str] = field(default_factory=list)
 
 
-def _close(open_: list[_Call], table: dict[str, _Sums]) -> None:
+def _close(open_: list[_Call], table: defaultdict[str, _Sums]) -> None:
     """The innermost operator has ended: its times go into the table and into the one that called it."""
     call = open_.pop()
     name, span = call.event.name, call.event.end - call.event.start
     device = sum(end - start for start, end in call.event.kernels)
-    sums = table.setdefault(name, _Sums())
+    sums = table[name]
     # an operator whose only call is one of its own name (a number that becomes a tensor) is one call, as in torch's
     # table
     sums.calls += call.called != [name]
@@ -213,11 +200,8 @@ def _close(open_: list[_Call], table: dict[str, _Sums]) -> None:
 
 def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, began: int, ended: int) -> Gaps:
     """Where nothing ran: on the device where one was used, else on the training thread (Python between operators)."""
-    if device:
-        spans = device
-    else:
-        tops = [one for one in cpu if one.thread == thread and not one.annotation]
-        spans = sorted((one.start, one.end, one.name) for one in tops)
+    tops = (one for one in cpu if one.thread == thread and not one.annotation)
+    spans = device or sorted((one.start, one.end, one.name) for one in tops)
     busy, reached, last = 0, began, "the beginning"
     found: list[tuple[int, int, str, str]] = []
     for start, end, name in spans:
@@ -237,15 +221,6 @@ def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, b
             for length, at, after, before in sorted(found, reverse=True)[:MOST_GAPS]
         ],
     }  # fmt: skip
-
-
-def _by_thread(cpu: list[Recorded]) -> dict[int, list[Recorded]]:
-    threads: dict[int, list[Recorded]] = {}
-    for one in cpu:
-        threads.setdefault(one.thread, []).append(one)
-    for mine in threads.values():
-        mine.sort(key=lambda one: (one.start, -one.end))
-    return threads
 
 
 def _unquoted(name: str) -> str:

@@ -34,13 +34,10 @@ class Upload:
         self._parts = self._number = 0
         self.problem = ""
         if file is not None:
-            size = file.stat().st_size
-            digest = hashlib.sha256()
             with file.open("rb") as content:
-                while piece := content.read(PIECE_BYTES):
-                    digest.update(piece)
-            self._parts = -(-size // PIECE_BYTES)
-            summary |= {"parts": self._parts, "sha256": digest.hexdigest()}
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            self._parts = -(-file.stat().st_size // PIECE_BYTES)
+            summary |= {"parts": self._parts, "sha256": digest}
         self._pieces = self._read()
         sender.event("profile", summary, step=step)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weakref import ReferenceType
+
     import torch
 
     from perfagent.device import Reading, Value
@@ -108,7 +110,8 @@ class LossState:
     whole_loss: `completed` and trace length at the last loss with folded parts (hooks/backward.py).
     loss_made: of what the loss is made (signals/loss_function.py), once it is known.
     proof: gets the root of the next backward pass (signals/uncleared.py).
-    arriving: the newest loss of this step, on its way from a device.
+    arriving: the newest loss of this step, on its way from a device; is_late: it, or the one before, had not come
+        before the update; inputs: what the model was called with, where it is so.
     parts_for: calls of the model whose input may be a part of a batch (hooks/forward.py).
     """
 
@@ -120,6 +123,8 @@ class LossState:
     loss_made: dict[str, Any] | None = None
     proof: Callable[[Any], None] | None = None
     arriving: Reading | None = None
+    is_late: bool = False
+    inputs: dict[str, ReferenceType[Any]] = field(default_factory=dict)
     parts_for: int = 0
 
 

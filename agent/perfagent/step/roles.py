@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchContents", "Clips", "GradientSchedule", "Investigator", "JointStep", "LoopFacts", "OptimizerSelection", "RunLinks",
-    "StepFlops", "StepReader",
+    "StepFlops", "StepReader", "StepWitness",
 ]  # fmt: skip
 
 
@@ -110,10 +110,16 @@ class Investigator(Protocol):
     stop: Any
 
     def passing(self, error: BaseException) -> None: ...
-    def suspect(self, tensor: torch.Tensor) -> bool: ...
+    def suspect(self, loss: torch.Tensor | None) -> bool: ...
     def stays_bad(self, first: int) -> bool: ...
     def pressing(self, taken: Any) -> None: ...
     def judged(self, step: int, values: dict[str, float]) -> None: ...
+
+
+class StepWitness(Protocol):
+    """signals.step_witness.StepWitness"""
+
+    def look(self) -> None: ...
 
 
 class BatchContents(Protocol):
@@ -156,6 +162,7 @@ class RunLinks:
     gradient_schedule: GradientSchedule = field(init=False)
     joint_step: JointStep = field(init=False)
     investigator: Any = None
+    witness: StepWitness | None = None
     on_first_step: Callable[[Optimizer], None] | None = None
     on_resumed: Callable[[int], None] | None = None
     on_next_model: Callable[[bool], None] | None = None

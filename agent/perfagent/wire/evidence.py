@@ -63,7 +63,7 @@ BadModule = TypedDict(
     "BadModule",
     {
         "module": str, "class": str, "step": int, "nonfinite": int, "share": float, "inputs_finite": bool, "shape": list[int],
-        "dtype": str, "only_minus_infinity": bool,
+        "dtype": str,
     },
     total=False,
 )  # fmt: skip
@@ -126,7 +126,6 @@ class NonfiniteEvidence(TypedDict, total=False):
     looked_after_step: int
     operator: OperatorFound
     first_module: BadModule
-    first_minus_infinity: BadModule
     batch: Batch
     later_batch: Batch
     steps_checked_after: int

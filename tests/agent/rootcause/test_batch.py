@@ -101,16 +101,8 @@ class Sample:
         raise AssertionError("it was asked")
 
 
-@dataclass(slots=True)
-class Slotted:
-    image: torch.Tensor
-    unset: torch.Tensor | None = None
-
-
 def test_the_usual_forms_of_a_batch_are_looked_through() -> None:
     one = torch.ones(2)
-    slotted = Slotted(one)
-    del slotted.unset
     nested: Any = type("TensorDict", (), {"__module__": "tensordict._td"})()
     nested._tensordict = {"ids": one}
     for batch, names in (
@@ -119,7 +111,6 @@ def test_the_usual_forms_of_a_batch_are_looked_through() -> None:
         (UserDict({"ids": one, "mask": one}), ["ids", "mask"]),  # transformers' BatchEncoding is one
         (Pair(one, one), ["0", "1"]),
         ({"sample": Sample(one)}, ["sample.image"]),
-        (slotted, ["image"]),
         (nested, ["ids"]),
         (Sample, []),
     ):

@@ -25,7 +25,7 @@ def two_layers(between: Callable[[Tensor], Tensor] = torch.tanh) -> nn.Module:
 
 @dataclass
 class Job:
-    """A training that reads no loss. late: so many steps after step BAD have begun before a loss arrives again. spoils:
+    """A training that reads no loss. late: the losses of the step before BAD, and of so many from it on, arrive together. spoils:
     before each step, which has this number."""
 
     fakegpu: Control
@@ -50,7 +50,7 @@ class Job:
             with torch.autocast("fakegpu", torch.float16, enabled=self.scaler is not None):
                 loss = self.loss_of(self.model(x).float() - y)
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-            if not BAD <= step < BAD + self.late:
+            if not self.late or not BAD - 1 <= step < BAD + self.late:
                 self.fakegpu.let_go()
             if self.scaler is None:
                 self.optimizer.step()
@@ -122,5 +122,52 @@ def test_a_loss_that_arrives_before_its_update_has_a_cause(fakegpu: Control, rec
     scaler = torch.amp.GradScaler("fakegpu") if spoils is too_large_for_half else None
     evidence = Job(fakegpu, spoils=spoils, scaler=scaler).evidence(record)
     expected = {"step": BAD, **FOUND[spoils]}
-    assert shown(evidence, expected) == expected, evidence
+    assert shown(evidence, expected) == expected
     assert evidence["began"] == {"first": BAD, "last": BAD, **({"by": "gradient"} if spoils is root_of_nothing else {})}
+
+
+LATE = {
+    bad_batch: {"cause": "batch", "batch_tensor": "0", "batch_step": BAD},
+    log_of_nothing: FOUND[log_of_nothing],
+    root_of_nothing: FOUND[root_of_nothing],
+    too_far: {"cause": "spread"},
+}
+
+
+@pytest.mark.parametrize("spoils", LATE, ids=lambda spoils: spoils.__name__)
+def test_a_loss_that_arrives_steps_later_has_a_cause(fakegpu: Control, record: Any, spoils: Any) -> None:
+    evidence = Job(fakegpu, 5, spoils).evidence(record)
+    expected = {"step": BAD, **LATE[spoils]}
+    assert shown(evidence, expected) == expected
+    assert evidence["began"]["last"] == BAD
+
+
+@pytest.mark.parametrize("late", [0, 5])
+def test_looking_into_a_device_changes_and_awaits_nothing(fakegpu: Control, record: Any, late: int) -> None:
+    counted, losses = [], []
+    for is_watched in (False, True):
+        torch.manual_seed(3)
+        job = Job(fakegpu, late, root_of_nothing)
+        fakegpu.forget_counts()
+        if is_watched:
+            assert job.evidence(record)
+        else:
+            job.steps()
+        found = fakegpu.counts()
+        counted.append((found.scalar_reads, found.synchronizations, found.waits))
+        losses.append([loss.item().hex() for loss in job.losses])
+    assert counted[0] == counted[1] == (0, 0, 0)
+    assert losses[0] == losses[1]
+
+
+def test_a_guard_that_raises_on_a_device_is_looked_into(fakegpu: Control, record: Any) -> None:
+    job = Job(fakegpu)
+    recorded = record(job.model)
+    job.steps()
+    with pytest.raises(FloatingPointError) as raised:
+        loss = (job.model(job.batches[0][0]) * 0).log().mean()
+        if not torch.isfinite(loss):
+            raise FloatingPointError("the loss is no number")
+    recorded.run.fail(raised.value)
+    [found] = [data for kind, data, _ in recorded.sender.events if kind == "finding"]
+    assert (found["evidence"]["cause"], found["evidence"]["operator"]["operator"]) == ("operator", "Log")

@@ -81,18 +81,13 @@ def bad_module(job: Training) -> None:
     handle.remove()
 
 
-@pytest.mark.parametrize("every", [1, 10])
 @pytest.mark.parametrize(
     ("does", "cause", "operator"),
-    [
-        (lambda job: job.spoilt(lambda loss: (loss * 0) / (loss.detach() * 0)), "operator", "Div"),
-        (lambda job: job.step(torch.full((6, 8), NAN)), "batch", None),
-        (bad_module, "operator", "Log"),
-    ],
-    ids=["loss", "batch", "module"],
+    [(lambda job: job.step(torch.full((6, 8), NAN)), "batch", None), (bad_module, "operator", "Log")],
+    ids=["batch", "module"],
 )
-def test_what_begins_forward_is_of_that_step(train, every, does, cause, operator):
-    job = started(train, every)
+def test_what_begins_forward_is_of_that_step(train, does, cause, operator):
+    job = started(train, 10)
     does(job)
     found, told = train_on(job)
     assert (found.since_step, found.title) == (BAD, "The loss became NaN in step 15")

@@ -123,18 +123,8 @@ def test_a_process_that_an_exception_ends_tells_its_end(tmp_path: Path) -> None:
 
 
 GIB = 2**30
-STATS = {
-    "allocated_bytes.all.current": 70 * GIB, "allocated_bytes.all.peak": 75 * GIB, "reserved_bytes.all.current": 79 * GIB,
-    "active_bytes.all.current": 70 * GIB, "inactive_split_bytes.all.current": 8 * GIB, "num_alloc_retries": 3, "num_ooms": 1,
-}  # fmt: skip
-SIZES = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
-NESTED = {
-    **{name: {"all": {"current": STATS[f"{name}.all.current"], "peak": 75 * GIB}} for name in SIZES},
-    "num_alloc_retries": 3, "num_ooms": 1,
-}  # fmt: skip
 MESSAGE = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is free. "
-    "Of the allocated memory 70.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is free."
 )
 
 
@@ -150,8 +140,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not include_traces, "where the script records them, there are millions"
         return [segment, segment | {"device": 1}]
 
+    stats = {f"{name}_bytes": {"all": {"current": size * GIB}} for name, size in (("allocated", 70), ("reserved", 79))}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: NESTED)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _device: {**stats, "num_ooms": 1})
     monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=80 * GIB))
@@ -165,7 +156,7 @@ def test_of_a_gpu_the_allocator_and_what_makes_room_are_told(train, gpu):
     found = job.finding()  # the same exception through a second hook is no second finding
     evidence = found["evidence"]
     assert (evidence["device"], evidence["tried_bytes"], evidence["capacity_bytes"]) == ("cuda:0", 2 * GIB, 80 * GIB)
-    assert evidence["allocator"] == STATS
+    assert evidence["allocator"]["allocated_bytes.all.current"] == 70 * GIB
     assert evidence["categories"]["activations_and_other"] == 70 * GIB, "the weights of this model lie on the CPU"
     (largest,) = evidence["largest_segments"]
     assert largest == {"total_bytes": 20 * GIB, "allocated_bytes": 12 * GIB, "largest_free_bytes": 5 * GIB}

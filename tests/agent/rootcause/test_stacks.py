@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,8 @@ from builders import until
 from perfagent.delivery.records import Header
 from perfagent.delivery.segments import Segments
 from perfagent.process.pids import machine
-from perfagent.rootcause import standstill
 from perfagent.rootcause.stacks import MOST_FRAMES, MOST_THREADS, all_stacks
 from perfagent.rootcause.standstill import Pulse, goes_on
-from perfagent.samplers.training_thread import native_id
 
 
 @contextmanager
@@ -53,30 +49,25 @@ def test_a_thread_that_waits_for_a_lock_is_shown_at_its_line():
         assert (stack["training"], stack["main"]) == (True, False)
 
 
-def test_deep_stacks_are_cut():
-    def deep(left: int) -> list[dict[str, Any]]:
-        return deep(left - 1) if left else all_stacks(0)
-
-    (main,) = [one for one in deep(200) if one["main"]]
-    assert main["name"] == "MainThread"
-    assert len(main["frames"]) == MOST_FRAMES + 1
-    assert main["frames"][0].startswith("... ")
-
-
 def test_of_many_threads_the_training_and_main_thread_are_shown():
     """They are the oldest, and the interpreter names the newest first."""
     over = threading.Event()
+
+    def deep(left: int) -> list[dict[str, Any]]:
+        return deep(left - 1) if left else all_stacks(threads[0].ident or 0)
+
     threads = [threading.Thread(target=over.wait, name=f"pool-{number}") for number in range(MOST_THREADS)]
     for thread in threads:
         thread.start()
     try:
-        shown = all_stacks(threads[0].ident or 0)
+        shown = deep(200)
     finally:
         over.set()
         for thread in threads:
             thread.join()
     assert [one["name"] for one in shown][:2] == ["pool-0", "MainThread"]
     assert len(shown) == MOST_THREADS + 1
+    assert len(shown[1]["frames"]) == MOST_FRAMES + 1 and shown[1]["frames"][0].startswith("... ")
     assert re.fullmatch(r"\.\.\. \d+ more threads", shown[-1]["name"])
 
 
@@ -132,47 +123,6 @@ def test_of_other_ranks_those_of_this_machine_alone_are_told(train, tmp_path):
         job.watch.clock = lambda at=at: float(at)
         job.watch.poll()
     assert [one["others"] for one in job.events("stacks")] == [{"1": "gone"}]
-
-
-@pytest.mark.parametrize(("beside", "what"), [("nothing", ""), ("an upload", "unsure"), ("what is hidden", None)])
-def test_what_goes_on_beside_a_thread_that_waits(train, tmp_path, monkeypatch, beside, what):
-    job = train()
-    job.steps(3)
-    job.progress.step_end = 10**9
-    lock, has_looked, read = threading.Lock(), threading.Event(), Path.read_text
-    lock.acquire()
-
-    def hidden(path: Path) -> str:
-        if path.name == "io":
-            raise PermissionError
-        return read(path)
-
-    def look_twice() -> None:
-        for at in range(21):
-            if at == 11:
-                has_looked.set()
-                time.sleep(1.0)
-            job.watch.clock = lambda at=at: 1 + at / 2
-            job.sender.cpu_s = time.thread_time()
-            job.watch.poll()
-
-    # what workers that another test left do, and what the threads of pytest-xdist are sent, is not this test's
-    these, bytes_of, switches = {threading.get_native_id()}, standstill._bytes_of, standstill._switches
-    monkeypatch.setattr(standstill, "_below", lambda _: iter(()))
-    monkeypatch.setattr(standstill, "_bytes_of", lambda task: bytes_of(task) if int(task.name) in these else 0)
-    monkeypatch.setattr(standstill, "_switches", lambda task: switches(task) if int(task.name) in these else 0)
-    if beside == "what is hidden":
-        monkeypatch.setattr(Path, "read_text", hidden)
-    with hanging(lock.acquire, "in Thread.run", lock.release) as stack:
-        job.progress.thread = stack["thread"]
-        these.add(native_id(stack["thread"]))
-        sender = threading.Thread(target=look_twice, name="perfagent-sender")
-        sender.start()
-        has_looked.wait()
-        if beside == "an upload":
-            (tmp_path / "part").write_bytes(bytes(1000))
-        sender.join()
-    assert [one.get("goes_on") for one in job.events("stacks")] == [None, what]
 
 
 @pytest.mark.parametrize(

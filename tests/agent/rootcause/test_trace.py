@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from torch_versions import since_torch
 
 from perfagent.rootcause import trace
 from perfagent.rootcause.shares import shares
 
 GPU = "DeviceType.CUDA"
+SLOW_S = 0.02
 
 
 def event(
@@ -35,10 +38,6 @@ def event(
         "is_user_annotation": name.startswith(("ProfilerStep#", "enumerate(DataLoader)#")),
     }  # fmt: skip
     return SimpleNamespace(**{key: lambda value=value: value for key, value in says.items()})
-
-
-def operators(*events: SimpleNamespace) -> dict[str, dict]:
-    return {row["name"]: row for row in trace.operators(trace.record(events).cpu)}
 
 
 def recorded(train) -> torch.profiler.profile:
@@ -89,52 +88,59 @@ def test_what_a_user_named_goes_through_redaction(tmp_path):
     assert "aten::linear" in names
 
 
-EVENTS = [
-    event("aten::linear", 0, 100, correlation=1),
-    event("aten::addmm", 10, 90, correlation=2),
-    event("aten::relu", 100, 120, correlation=3),
-    event("gemm_kernel", 50, 450, GPU, link=2),
-    event("relu_kernel", 650, 700, GPU, link=3),
-]
-
-
-def test_device_time_is_that_of_the_operator_that_launched_it():
-    rows = operators(*EVENTS)
-    assert rows["aten::addmm"]["self_device_s"] == rows["aten::addmm"]["total_device_s"] == 400e-9
-    assert (rows["aten::linear"]["self_device_s"], rows["aten::linear"]["total_device_s"]) == (0.0, 400e-9)
-    assert (rows["aten::linear"]["self_cpu_s"], rows["aten::linear"]["total_cpu_s"]) == pytest.approx((20e-9, 100e-9))
-    assert [name for _, _, name in trace.record(EVENTS).device] == ["gemm_kernel", "relu_kernel"]
-    assert next(iter(rows)) == "aten::addmm", "the largest of the own times first, on whichever side"
-
-
-def test_gaps_on_the_device_are_named_by_what_ran_around_them():
-    cpu, device, _ = trace.record(EVENTS)
-    found = trace.gaps(cpu, device, 1, 0, 1000)
-    assert (found["of"], found["busy_s"], found["idle_pct"]) == ("device", 450e-9, 55.0)
-    first, second, third = found["longest"]
-    assert (first["s"], first["after"], first["before"]) == (300e-9, "relu_kernel", "the end")
-    assert (second["s"], second["after"], second["before"]) == (200e-9, "gemm_kernel", "relu_kernel")
-    assert (third["s"], third["after"]) == (50e-9, "the beginning")
-
-
-def test_shares_of_a_device_tell_copies_by_direction():
-    """And communication is that of its kernels."""
-    records = trace.record([
+def test_of_a_device_times_gaps_and_shares_are_told() -> None:
+    """An operator has the time of the kernels that it launched; copies count by their direction, communication by its
+    kernels."""
+    events = [
         event("ProfilerStep#1", 0, 1000),
         event("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 100),
-        event("aten::copy_", 100, 300),
+        event("aten::copy_", 100, 300, correlation=1),
         event("cudaStreamSynchronize", 150, 280, thread=4711),
-        event("aten::mm", 300, 400),
+        event("aten::linear", 290, 410, correlation=2),
+        event("aten::mm", 300, 400, correlation=3),
         event("aten::mm", 350, 450, thread=2),
-        event("Memcpy HtoD (Pageable -> Device)", 120, 220, GPU),
-        event("gemm", 320, 520, GPU),
+        event("Memcpy HtoD (Pageable -> Device)", 120, 220, GPU, link=1),
+        event("gemm", 320, 520, GPU, link=3),
         event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 420, 720, GPU),
         event("Memcpy DtoH (Device -> Pinned)", 800, 850, GPU),
         event("cudaDeviceSynchronize", 700, 900, thread=4711),
-    ])  # fmt: skip
-    taken = shares(records, 1, 0, 1000)
-    found = {name: round(1e9 * seconds) for name, seconds in taken.items()}
+    ]
+    records = trace.record(events)
+    rows = {row["name"]: row for row in trace.operators(records.cpu)}
+    assert (rows["aten::linear"]["self_device_s"], rows["aten::linear"]["total_device_s"]) == (0.0, 200e-9)
+    assert (rows["aten::mm"]["self_device_s"], rows["aten::mm"]["calls"]) == (200e-9, 2)
+    assert (rows["aten::linear"]["self_cpu_s"], rows["aten::linear"]["total_cpu_s"]) == pytest.approx((20e-9, 120e-9))
+    gaps = trace.gaps(records.cpu, records.device, 1, 0, 1000)
+    assert (gaps["of"], gaps["busy_s"], gaps["idle_pct"]) == ("device", 550e-9, 45.0)
+    assert [(round(1e9 * gap["s"]), gap["before"]) for gap in gaps["longest"]] == [
+        (150, "the end"), (120, "Memcpy HtoD (Pageable -> Device)"), (100, "gemm"), (80, "Memcpy DtoH (Device -> Pinned)")
+    ]  # fmt: skip
+    found = {name: round(1e9 * seconds) for name, seconds in shares(records, 1, 0, 1000).items()}
     assert (found["h2d_s"], found["d2h_s"], found["d2d_s"]) == (100, 50, 0)
     assert (found["communication_s"], found["communication_alone_s"]) == (300, 200)
     assert found["device_wait_s"] == 130 + 200
     assert (found["loader_s"], found["operators_s"], found["outside_s"]) == (100, 350 + 200, 350)
+
+
+def slowly(items: list[torch.Tensor]) -> torch.Tensor:
+    end = time.perf_counter() + SLOW_S
+    while time.perf_counter() < end:
+        pass
+    return torch.stack(items)
+
+
+def test_a_slow_loader_takes_the_time_that_it_needs() -> None:
+    model = nn.Linear(4, 4)
+    batches = iter(DataLoader(torch.randn(64, 4), batch_size=4, collate_fn=slowly))
+
+    def train() -> None:
+        for number in range(3):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                model(next(batches)).sum().backward()
+
+    records = trace.record(recorded(train).profiler.kineto_results.events())
+    marks = [one for one in records.cpu if one.name.startswith("ProfilerStep#")]
+    taken = shares(records, marks[0].thread, marks[0].start, marks[-1].end)
+    assert taken["loader_s"] >= 3 * SLOW_S / 2
+    parts = taken["loader_s"] + taken["operators_s"] + taken["communication_alone_s"] + taken["outside_s"]
+    assert parts == pytest.approx(taken["steps_s"], abs=1e-9)

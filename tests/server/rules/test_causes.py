@@ -26,7 +26,6 @@ EVERY = {**BAD, "nonfinite": 10}
 READ = [{"step": step, "loss": 1.0} for step in range(1, 15)]
 BATCH = {"step": 15, "from": "x", "hash": "h", "tensors": [{"name": "x", "nonfinite": 2, "minus_infinite": 2}]}
 DIV = {"operator": "Div", "made": "nan", "read_by": "Mul", "after": "a.weight", "before": "b.weight"}
-ROUTER = {"module": "router", "step": 16, "share": 0.1, "inputs_finite": True}
 BLOCK = {"module": "head", "step": 16, "share": 1 / 16, "inputs_finite": False, "dtype": "float32", "shape": [6, 16]}
 
 NONFINITE: dict[str, dict[str, Any]] = {
@@ -60,7 +59,7 @@ NONFINITE: dict[str, dict[str, Any]] = {
     "one gradient": {**HEAD, "cause": "gradient", "parameter": "head.weight", "gradients_began": {"step": 14, "nonfinite": 1}},
     "nothing": {"cause": "unknown"},
     "nothing later": {"cause": "unknown", "steps_checked_after": 3, "batch": BATCH},
-    "nothing, too late": {"cause": "unknown", "steps_after": 2, "looked_after_step": 17, "first_minus_infinity": ROUTER},
+    "nothing, too late": {"cause": "unknown", "steps_after": 2, "looked_after_step": 17},
 }  # fmt: skip
 BEGAN: dict[str, dict[str, Any]] = {
     "measured": {"first": 14, "last": 14, "by": "gradient", "measured": True},

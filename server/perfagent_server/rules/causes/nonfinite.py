@@ -127,8 +127,6 @@ class _Sentences:
         ]
         if below:
             yield self._say("mask_in_batch", tensor=below[0][0], batch_step=below[0][1])
-        elif "first_minus_infinity" in found:
-            yield self._say("mask_in_module")
 
     def _when(self) -> Iterator[str]:
         """When it began, where the sentence on where it did does not say so."""
