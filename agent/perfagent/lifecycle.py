@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent import patching
 from perfagent.agent_config import AgentConfig
@@ -48,6 +48,10 @@ from perfagent.signals.step_witness import StepWitness
 from perfagent.step.governor import Governor
 from perfagent.step.roles import RunLinks
 from perfagent.step.state import StepState, state
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 __all__ = ["Lifecycle"]
 
@@ -105,9 +109,9 @@ class Lifecycle:
         self._media = Outbox(self._sender)
         self._polling = Polling(self._progress, self._sender, governor, self._trained, self._investigator)
         self._given_step = -1
-        self._given: tuple[Any, ...] = ()
+        self._given: tuple[str, ...] = ()
         """Step and names of the last log() that named its step."""
-        self._ending: tuple[str, str, dict[str, Any]] | None = None
+        self._ending: tuple[str, str, dict[str, object]] | None = None
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
         self._compilations = Compilations(self._sender, self._progress)
@@ -252,14 +256,14 @@ class Lifecycle:
         if not self._sender.disabled:
             self._context.malloc = host_allocator.tune(wanted)
 
-    def _tell_state(self, state: str, **more: Any) -> None:
+    def _tell_state(self, state: str, **more: object) -> None:
         """What is None is not known, and left out."""
         self._sender.event("state", {"state": state} | {key: value for key, value in more.items() if value is not None})
 
-    def _titles(self) -> dict[str, Any]:
+    def _titles(self) -> dict[str, object]:
         return {"config": self.config, "tags": [*self._tags], "group": self.group, "notes": self._notes}
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> dict[str, object]:
         """Which rank of how many this is, as far as that is known."""
         who = self._identity
         if who.joining is not None:
@@ -272,7 +276,7 @@ class Lifecycle:
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
         state, reason = "running" if self._progress.last else "starting", ""
-        more: dict[str, Any] = {}
+        more: dict[str, object] = {}
         if ended and not to_be_told and self._ending is not None:
             state, reason, more = self._ending  # it was told before, and is to remain the last word
         name = self._name or self._default_name()
@@ -281,7 +285,7 @@ class Lifecycle:
             self._sender.events.rotate(1)
 
     def _default_name(self) -> str | None:
-        """Of a run whose id was drawn: one that the user or a scheduler named keeps its name. Rank 0 tells it."""
+        """The default name of a run with a random id; None if the id was chosen. Only rank 0 sends it."""
         run, drawn = self._identity.run, self.settings.run_id is None
         if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
             return None
@@ -289,8 +293,8 @@ class Lifecycle:
 
     def take_up(
         self,
-        model: Any,
-        optimizer: Any,
+        model: nn.Module | None,
+        optimizer: object,
         config: dict[str, Any],
         tags: list[str],
         *,
@@ -315,7 +319,7 @@ class Lifecycle:
             self._tell_state(state, **self._titles(), name=self._name, training_after=after)
         self._trained.name(model, optimizer)
 
-    def _first_step(self, optimizer: Any) -> None:
+    def _first_step(self, optimizer: Optimizer) -> None:
         version = str(sys.modules["torch"].__version__)
         self._sender.event("state", {"state": "running", "torch": version}, step=self._progress.completed)
         self._trained.note_device(optimizer)
@@ -325,11 +329,11 @@ class Lifecycle:
             self.tune_malloc(self.settings.tune_malloc)
         self._context.first_step()
 
-    def trains_another(self, model: Any) -> bool:
+    def trains_another(self, model: nn.Module | None) -> bool:
         """Whether this run has trained, and not that model (or one that is part of it, or that it is part of)."""
         return self._trained.is_another(model)
 
-    def warn_of_next_training(self, model: Any) -> None:
+    def warn_of_next_training(self, model: nn.Module | None) -> None:
         """Where attach() was given the model of another training, and no name: both are one run."""
         if self._trained.is_another(model):
             self._messages.warn("another model", run=self.called, step=self._progress.logged_at())
@@ -342,7 +346,7 @@ class Lifecycle:
 
     # ---- ending
 
-    def at_exit(self, status: Any, because: Cause | None = None) -> None:
+    def at_exit(self, status: object, because: Cause | None = None) -> None:
         """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled
         then. (As `_at_exit` in session.py.)"""
         if self._ending is not None and not self.inherited:
@@ -381,7 +385,7 @@ class Lifecycle:
             return
         self._threads_told += 1
         p = self._progress
-        told: dict[str, Any] = {"name": text_of(thread.name, 200), "reason": cause(error)[1]}
+        told: dict[str, object] = {"name": text_of(thread.name, 200), "reason": cause(error)[1]}
         told |= {"training": p.last is not None and p.thread == thread.ident}
         self._sender.event("thread", told | {"frames": frames_of(error.__traceback__)}, step=p.completed)
 
@@ -392,13 +396,13 @@ class Lifecycle:
         self._investigator.ended_by(error)
         ending, reason, exception, trace = cause(error)
         unused = unused_parameters(error)
-        more: dict[str, Any] = {"unused": unused} if unused else {}
+        more: dict[str, object] = {"unused": unused} if unused else {}
         kills = oom_kills_of_host() if "killed by signal" in reason else None
         if kills is not None and self._oom_kills is not None:
             more["oom_kills"] = max(0, kills - self._oom_kills)
         self._end(ending, reason, exception=exception, traceback=trace, **more)
 
-    def _end(self, ending: str, reason: str = "", **more: Any) -> None:
+    def _end(self, ending: str, reason: str = "", **more: object) -> None:
         if self.ended or self.inherited:
             return
         self.ended = True
@@ -438,7 +442,7 @@ class Lifecycle:
             if number:
                 self._sender.event("alert", unrecorded(number))
 
-    def _close(self, ending: str, reason: str, more: dict[str, Any]) -> None:
+    def _close(self, ending: str, reason: str, more: dict[str, object]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)
         self._context.ended()
         if self._sampler is not None:

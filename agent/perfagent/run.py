@@ -59,12 +59,11 @@ class Run(Lifecycle):
     def __copy__(self) -> Run:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
-        """There is one run, however many copies a script makes of what it keeps it in (averages of weights,
-        Lightning's)."""
+    def __deepcopy__(self, memo: object) -> Run:
+        """A copy of a run is the run itself."""
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (self._identity.source,)
 
     def __dir__(self) -> list[str]:
@@ -122,9 +121,8 @@ class Run(Lifecycle):
         Without a step they belong to the step in progress. A dict among the values is a group: `{"val": {"loss": x}}` is
         `val.loss`.
 
-        A value on a GPU is not waited for; what is none of these is left out and counted. commit: False where the next call
-        is of the same step, in a process that never steps an optimizer, where else each call is a step of its own.
-        foreign: arguments of other trackers, which are left out.
+        A value on a GPU is not waited for; what is none of these is left out and counted. commit=False: the next log() is
+        of the same step; it matters only if no optimizer ever steps. foreign: arguments of other trackers, left out.
         """
         p = self._progress
         if foreign:
@@ -175,7 +173,7 @@ class Run(Lifecycle):
         elif values:
             p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
 
-    def alert(self, title: str, text: str = "", level: str = "warning", **foreign: Any) -> None:
+    def alert(self, title: str, text: str = "", level: str = "warning", **foreign: object) -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted). foreign: as of log()."""
         say_unknown("alert", foreign)
         if self._sender.disabled:
@@ -216,7 +214,7 @@ class Run(Lifecycle):
         self._sender.flush(1.0)
         return verdict.ask(self.id, self._sender.config, self._sender.tell)
 
-    def finish(self, status: str | int | None = None, *, exit_code: int | None = None, **_foreign: Any) -> None:
+    def finish(self, status: str | int | None = None, *, exit_code: int | None = None, **_foreign: object) -> None:
         """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit
         code. exit_code: the same, under the name that other trackers have for it; what else these take (`quiet`) says
         nothing of the run."""

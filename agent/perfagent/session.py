@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
 from perfagent.boundary.agent_log import logger
@@ -28,6 +28,9 @@ from perfagent.process.exit_reason import Leaving, cause, handled, told_from_afa
 from perfagent.process.variables import warn_of_misspelt
 from perfagent.run import Run
 from perfagent.step.state import state
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "join", "log", "start_from_launcher", "unpickled"]
 
@@ -56,12 +59,12 @@ end."""
 
 @checked
 def attach(
-    model: Any = None,
-    optimizer: Any = None,
+    model: nn.Module | None = None,
+    optimizer: object = None,
     *,
     project: str | None = None,
     name: str | None = None,
-    config: Any = None,
+    config: object = None,
     tags: Iterable[str] = (),
     group: str | None = None,
     server: str | None = None,
@@ -132,7 +135,7 @@ def init(
     project: str | None = None,
     name: str | None = None,
     *,
-    config: Any = None,
+    config: object = None,
     tags: Iterable[str] | None = (),
     group: str | None = None,
     server: str | None = None,
@@ -145,7 +148,7 @@ def init(
     capture_logs: bool | None = None,
     disabled: bool | None = None,
     stoppable: bool = False,
-    **foreign: Any,
+    **foreign: object,
 ) -> Run:
     """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found.
 
@@ -165,7 +168,7 @@ def init(
 
 
 def log(
-    metrics: Mapping[str, Any] | None = None, step: int | None = None, commit: bool | None = None, **foreign: Any
+    metrics: Mapping[str, Any] | None = None, step: int | None = None, commit: bool | None = None, **foreign: object
 ) -> None:
     """`Run.log` of the current run."""
     if _current is not None:
@@ -174,7 +177,7 @@ def log(
         _no_run("log")
 
 
-def alert(title: str, text: str = "", level: str = "warning", **foreign: Any) -> None:
+def alert(title: str, text: str = "", level: str = "warning", **foreign: object) -> None:
     """`Run.alert` of the current run."""
     if _current is not None:
         _current.alert(title, text, level, **foreign)
@@ -182,7 +185,7 @@ def alert(title: str, text: str = "", level: str = "warning", **foreign: Any) ->
         _no_run("alert")
 
 
-def finish(status: str | int | None = None, *, exit_code: int | None = None, **foreign: Any) -> None:
+def finish(status: str | int | None = None, *, exit_code: int | None = None, **foreign: object) -> None:
     """`Run.finish` of the current run; nothing when there is none."""
     if _current is not None:
         _current.finish(status, exit_code=exit_code, **foreign)
@@ -193,7 +196,7 @@ def current() -> Run | None:
     return _current if _current is not None and not _current.ended else None
 
 
-def join(model: Any = None, **options: Any) -> Run:
+def join(model: nn.Module | None = None, **options: Any) -> Run:
     """What a class of ours begins with that another library knows by name: the run that the script has begun keeps its
     name and place, and takes up the model; where there is none, `attach(model, **options)`."""
     run = current()
@@ -248,8 +251,7 @@ def silent(config: dict[str, Any], tags: list[str]) -> Run:
 
 
 def _is_hydras_next_job(run_id: str | None) -> bool:
-    """Whether this is another of the jobs that Hydra's --multirun does in one process, each a training of its own, than
-    the one that attached before. Where an id was given they are all that run."""
+    """True if Hydra's --multirun has begun its next job in this process. With an id that was given all are that run."""
     global _job
     before = _job
     hydra = sys.modules.get("hydra.core.hydra_config")
@@ -282,7 +284,7 @@ def _where_resumed(run_id: str | None, start_step: int | None) -> tuple[str | No
 
 def _keeps(
     run: Run,
-    model: object,
+    model: nn.Module | None,
     project: str | None,
     name: str | None,
     run_id: str | None,
@@ -419,7 +421,7 @@ def _watch_worker() -> None:
 
 
 def _at_worker_end() -> None:
-    """In the midst of what ended it, if that was an exception."""
+    """Runs while the exception that ended the worker is being handled."""
     error = sys.exc_info()[1]
     if _current is None:
         return

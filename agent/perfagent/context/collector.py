@@ -20,6 +20,9 @@ from perfagent.integrations.configurations import OF_A_MODEL
 from perfagent.integrations.techniques import elements, of_model, of_process
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
     from perfagent.context.git import ChangedFiles
     from perfagent.delivery.handoff import Handoff, Source
 
@@ -43,8 +46,8 @@ class Context:
         self,
         sender: Handoff,
         config: dict[str, Any],
-        model: Callable[[], Any],
-        optimizer: Callable[[], Any],
+        model: Callable[[], nn.Module | None],
+        optimizer: Callable[[], Optimizer | None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,7 +63,7 @@ class Context:
         self._complete = True
         self._source: Source | None = None
         self._asked: ChangedFiles | None = None
-        self._told: tuple[Any, ...] = ()
+        self._told: tuple[object, ...] = ()
         self._told_techniques: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -114,7 +117,7 @@ class Context:
 
         begun = self._clock()
         repository = find()
-        git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
+        git: dict[str, object] = dict(repository.describe()) if repository is not None else {}
         self._variables = environment()
         self._tell(git=git, environment=self._environment())
         if repository is not None:
@@ -145,7 +148,7 @@ class Context:
             self._tell()
         return changed
 
-    def _state(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[object, ...]:
         """What has to be sent again when it has changed."""
         from perfagent.redaction import redacted
 
@@ -180,7 +183,7 @@ class Context:
                 techniques |= of_model(model)
         return techniques
 
-    def _tell(self, **context: Any) -> None:
+    def _tell(self, **context: object) -> None:
         from perfagent.redaction import redacted
 
         if self.malloc != self._told_malloc:
@@ -197,12 +200,12 @@ def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
     hyperparameters.look(frame)
 
 
-def _of_model(model: Any) -> dict[str, Any]:
-    inner = model
+def _of_model(model: nn.Module) -> dict[str, object]:
+    inner: Any = model
     # DDP, torch.compile
     while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):
         inner = inner._modules[name]
-    told: dict[str, Any] = {"class": type(inner).__name__}
+    told: dict[str, object] = {"class": type(inner).__name__}
     with contextlib.suppress(ValueError):  # those of a lazy module have no size before its first call
         sizes = [(elements(p), p.requires_grad) for p in list(model.parameters())]
         told["parameters"] = sum(size for size, _ in sizes)

@@ -90,7 +90,7 @@ class Hyperparameters:
         if script and _NAMED.fullmatch(name):
             self._keep(name, value if _is_record(kind) else _settings_of(value, kind))
 
-    def _keep(self, name: str, settings: Any) -> None:
+    def _keep(self, name: str, settings: object) -> None:
         if settings is not None:
             self._found.setdefault(name, settings)
 
@@ -153,7 +153,7 @@ def is_script(file: str) -> bool:
     return not (_LIBRARIES.search(file) or file.startswith(_STDLIB) or is_ours(file))
 
 
-def _settings(values: dict[Any, Any]) -> dict[Any, Any] | None:
+def _settings(values: dict[object, object]) -> dict[object, object] | None:
     """The dict itself where all of it is settings, most of it where most is; None where it holds something else, as
     tensors."""
     if not 0 < len(values) <= MAX_SETTINGS:
@@ -164,7 +164,7 @@ def _settings(values: dict[Any, Any]) -> dict[Any, Any] | None:
     return told if 2 * len(told) > len(values) else None
 
 
-def _is_setting(value: Any) -> bool:
+def _is_setting(value: object) -> bool:
     kind = type(value)
     return (
         issubclass(kind, _PLAIN)  # isinstance asks a proxy for its __class__, and a lazy one would do its work
@@ -180,7 +180,7 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or kind is SimpleNamespace or named_tuple or validated
 
 
-def _settings_of(value: Any, kind: type) -> dict[Any, Any] | None:
+def _settings_of(value: Any, kind: type) -> dict[object, object] | None:
     """Of an object that is configuration by its name alone: a dict with attributes, or what the script's own class
     holds."""
     if issubclass(kind, dict):
@@ -204,7 +204,7 @@ def _is_of_script(kind: type) -> bool:
     return isinstance(file, str) and is_script(file)
 
 
-def _constants(kind: type) -> dict[Any, Any] | None:
+def _constants(kind: type) -> dict[object, object] | None:
     """What a class is made of that is only there to hold settings, `class CFG: lr = 1e-3`; its methods do not count."""
     if not _is_of_script(kind) or _is_record(kind):
         return None

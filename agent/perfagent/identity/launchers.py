@@ -16,7 +16,7 @@ from pathlib import Path
 from perfagent.identity import slurm
 from perfagent.identity.process_group import in_group
 from perfagent.identity.slurm import first_number, number
-from perfagent.process.pids import boot_id, process_start
+from perfagent.process.pids import boot_id, owner_line, process_start
 from perfagent.wire.limits import identity_problem
 
 __all__ = ["job_key", "named_by_launcher", "place", "sweep", "this_node"]
@@ -97,16 +97,8 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
     """
     rank, _, size, _ = place(env)
     if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
-        # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed
-        # upwards
-        agent = _elastic_agent()
-        parts = [
-            "elastic",
-            env.get("TORCHELASTIC_RUN_ID", ""),
-            env.get("MASTER_ADDR", ""),
-            str(agent),
-            str(process_start(agent)),
-        ]
+        agent = owner_line(_elastic_agent())
+        parts = ["elastic", env.get("TORCHELASTIC_RUN_ID", ""), env.get("MASTER_ADDR", ""), agent]
     elif env.get("PMIX_NAMESPACE"):
         parts = ["pmix", env["PMIX_NAMESPACE"]]
     elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
@@ -117,8 +109,7 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
     elif env.get("SLURM_JOB_ID") and slurm.under_srun(env):
         parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
     elif any(env.get(names[0][0]) for names in _LAUNCHERS[1:4]):
-        daemon = _starter(_told_by(env, rank, size))  # one a node starts the ranks there
-        parts = ["mpi", str(daemon), str(process_start(daemon))]
+        parts = ["mpi", owner_line(_starter(_told_by(env, rank, size)))]  # one daemon a node starts the ranks there
     else:
         address = _store_address()
         if address is None:
@@ -154,11 +145,8 @@ def _elastic_agent() -> int:
 
 def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
     """The variables that say which rank of how many this process is, without those of SLURM."""
-    return [
-        names[0][0]
-        for names in _LAUNCHERS[:4]
-        if (first_number(env, names[0]), first_number(env, names[2])) == (rank, size)
-    ]
+    told = ((names[0], first_number(env, names[0]), first_number(env, names[2])) for names in _LAUNCHERS[:4])
+    return [names[0] for names, its_rank, its_size in told if (its_rank, its_size) == (rank, size)]
 
 
 def _starter(told: list[str]) -> int:
@@ -167,15 +155,14 @@ def _starter(told: list[str]) -> int:
     another for each rank."""
     names = tuple(f"{name}=".encode() for name in told)
     pid = os.getppid()
-    for _ in range(8):
-        try:
-            if not any(
-                variable.startswith(names) for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            ):
+    with contextlib.suppress(
+        OSError, ValueError, IndexError
+    ):  # somebody else's, as SLURM's daemon: none of a rank's own
+        for _ in range(8):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if not any(variable.startswith(names) for variable in variables):
                 return pid
             pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: none of a rank's own
-            break
     return pid
 
 

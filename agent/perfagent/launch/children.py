@@ -1,9 +1,8 @@
 """Monitors ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under
 `perfagent run` they are ranks of its run.
 
-Such a child does not know its rank before it joins a process group, and most children of a training never join one (a
-DataLoader's workers). So it is monitored from that moment on. What it needs to know comes with the program that
-multiprocessing gives the child's Python: the environment stays as it is.
+Such a child does not know its rank before it joins a process group, and most children never join one (a DataLoader's
+workers): it is monitored from that moment on. Its options come with the program that multiprocessing gives its Python.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from perfagent.boundary.import_hooks import Once
 
 __all__ = ["expect", "watch"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _GROUPS = "torch.distributed.distributed_c10d"
 told: str | None = None
@@ -58,14 +60,14 @@ def expect(text: str) -> None:
     sys.meta_path.insert(0, Once(_GROUPS, loaded))
 
 
-def _joining(original: Callable[..., Any], text: str) -> Callable[..., Any]:
-    told = [text]
+def _joining(original: Callable[P, R], text: str) -> Callable[P, R]:
+    waiting = [text]
 
     @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+    def init_process_group(*args: P.args, **kwargs: P.kwargs) -> R:
         result = original(*args, **kwargs)
-        if told:
-            _start(told.pop())
+        if waiting:
+            _start(waiting.pop())
         return result
 
     return init_process_group

@@ -188,7 +188,7 @@ class Leaving:
         self._progress, self._on_failure = progress, on_failure
         self._held: weakref.ref[_Mark] | None = None
         self._newest = 0
-        self._left: Any = None
+        self._left: object = None
         self._because: Cause | None = None
 
     def watch(self) -> None:
@@ -199,11 +199,11 @@ class Leaving:
             quitter.Quitter.__call__ = self._around(quitter.Quitter.__call__)  # exit() and quit()
 
     @property
-    def status(self) -> Any:
+    def status(self) -> int | str | None:
         """A number, or the text that the interpreter prints; None where nothing was said, or where it was caught."""
         mark = self._held() if self._held is not None else None
         status = mark.status if mark is not None and mark.seen == self._progress() else self._left
-        return status if status is None or issubclass(type(status), int) else str(status)
+        return status if status is None or isinstance(status, int) else str(status)
 
     @property
     def because(self) -> Cause | None:
@@ -212,7 +212,7 @@ class Leaving:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # by its name it can be pickled, as the target of a process that is spawned
-        def exit(*arguments: Any, **named: Any) -> None:  # noqa: A001 - it stands for sys.exit
+        def exit(*arguments: object, **named: object) -> None:  # noqa: A001 - it stands for sys.exit
             try:
                 original(*arguments, **named)
             except SystemExit as error:
@@ -234,15 +234,14 @@ class Leaving:
         self._held, self._left, self._because = weakref.ref(mark), None, None
         error._perfagent_mark = mark  # type: ignore[attr-defined]
 
-    def _leave(self, number: int, status: Any) -> None:
+    def _leave(self, number: int, status: object) -> None:
         if number == self._newest:  # an older one may end with it: as its context
             self._left = status
 
 
 def handled(error: SystemExit) -> tuple[BaseException | None, bool]:
-    """The exception in whose handler it was raised, and whether the handler itself left; none that is itself a way to
-    leave, as SystemExit and click's Exit are: `except Exception: raise typer.Exit(1)` leaves because of what is behind
-    it."""
+    """The exception in whose handler it was raised, and whether the handler itself left. Skips exceptions that are exits
+    themselves (SystemExit, click's Exit), and returns what they wrap."""
     link: BaseException = error
     at_once = True
     for _ in range(_LONGEST_CHAIN):
@@ -279,7 +278,7 @@ def _distance(error: BaseException, context: BaseException | None) -> int | None
     return inner.index(handler) if handler in inner else None
 
 
-def _tells_of_failure(status: Any) -> bool:
+def _tells_of_failure(status: object) -> bool:
     """As the interpreter reads it; what is no number is printed, and never compared here: it may be a tensor."""
     return status != 0 if issubclass(type(status), int) else status is not None
 
@@ -287,10 +286,10 @@ def _tells_of_failure(status: Any) -> bool:
 class _Mark:
     """Lives as long as the exception that carries it, and goes nowhere else with it."""
 
-    def __init__(self, leave: Callable[[int, Any], None], number: int, status: Any, seen: object) -> None:
+    def __init__(self, leave: Callable[[int, object], None], number: int, status: object, seen: object) -> None:
         self._leave, self._number, self.status, self.seen = leave, number, status, seen
 
-    def __reduce__(self) -> tuple[Any, ...]:  # pools send exceptions from process to process
+    def __reduce__(self) -> tuple[object, ...]:  # pools send exceptions from process to process
         return type(None), ()
 
     def __del__(self) -> None:

@@ -36,7 +36,7 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         self.tracker.config.update(values)
 
-    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: object) -> None:
         media = {name: value for name, value in values.items() if _is_media(value)}
         if media:
             self.tracker.log(media, step)
@@ -47,5 +47,5 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
         self.tracker.finish()
 
 
-def _is_media(value: Any) -> bool:
+def _is_media(value: object) -> bool:
     return isinstance(value[0] if isinstance(value, (list, tuple)) and value else value, Media)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.integrations.loggers.libraries import logs_of
 from perfagent.session import current, join
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["PerfagentCallback"]
 
@@ -27,16 +30,16 @@ class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         self._options = options
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, *_: object, model: nn.Module | None = None, **__: object) -> None:
         self._join(args, model)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
+    def on_log(self, args: Any, state: Any, *_: object, logs: Mapping[str, Any] | None = None, **__: object) -> None:
         """Names and steps are those of the mirroring: `train/loss`, `eval/loss`."""
         if current() is None:  # `evaluate()` without a training
             self._join(args, None)
         _log(state, logs or {})
 
-    def _join(self, args: Any, model: Any) -> None:
+    def _join(self, args: Any, model: nn.Module | None) -> None:
         name = getattr(args, "run_name", None)
         named = {"name": name} if name and name != args.output_dir else {}  # older versions name the run as its folder
         join(model, **named | self._options)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from perfagent.calls.arguments import as_dict
 from perfagent.integrations.loggers.settings import note
@@ -17,6 +17,9 @@ from perfagent.media import Image, Media, Table
 from perfagent.run import Run
 from perfagent.session import current, join
 from perfagent.trackers.mirrored import log_mirrored
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["PerfagentLightningCallback", "PerfagentLogger"]
 
@@ -56,7 +59,7 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
         """The run's id."""
         return self.experiment.id
 
-    def log_graph(self, model: Any, input_array: Any = None) -> None:  # noqa: ARG002
+    def log_graph(self, model: nn.Module, input_array: object = None) -> None:  # noqa: ARG002
         """The trainer calls this on every rank before it trains: the run takes up the module."""
         join(model, **self._options)
 
@@ -65,14 +68,14 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
             _ = self.experiment
             log_mirrored(metrics, step)
 
-    def log_hyperparams(self, params: Any, *_args: Any, **_kwargs: Any) -> None:
+    def log_hyperparams(self, params: object, *_args: object, **_kwargs: object) -> None:
         """Beside those that the run finds in the module, which are mostly the same."""
         _ = self.experiment
         note("lightning", as_dict(params))
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, caption: list[str] | None = None) -> None:
         """images: of what `perfagent.Image` takes. caption: one each."""
-        captions: list[Any] = caption or [None] * len(images)
+        captions: Sequence[str | None] = caption or [None] * len(images)
         self._log_media(key, [Image(image, text) for image, text in zip(images, captions, strict=True)], step)
 
     def log_table(
@@ -80,7 +83,7 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
         key: str,
         columns: list[str] | None = None,
         data: Any = None,
-        dataframe: Any = None,
+        dataframe: object = None,
         step: int | None = None,
     ) -> None:
         """As of the Trainer's loggers for other trackers: columns and rows, or a data frame."""
@@ -101,5 +104,5 @@ class PerfagentLightningCallback(_Callback):  # type: ignore[misc]
         super().__init__()
         self._options = options
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: object, pl_module: nn.Module, stage: str) -> None:  # noqa: ARG002
         join(pl_module, **self._options)
