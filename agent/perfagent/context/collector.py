@@ -15,9 +15,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
+from perfagent.context.environment import environment
 from perfagent.context.hyperparameters import Hyperparameters
 from perfagent.integrations.configurations import OF_A_MODEL
 from perfagent.integrations.techniques import elements, of_model, of_process
+from perfagent.redaction import Versions, redacted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,7 +96,7 @@ class Context:
     def poll(self) -> None:
         """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200
         ms."""
-        closing = self._closing()
+        closing = self._sender.closing_at is not None
         until = self._clock() + (LAST_PIECE_S if closing else PIECE_S)
         for resting in self._work:
             if (resting and not closing) or self._clock() > until:
@@ -105,15 +107,10 @@ class Context:
             self._complete = True
             self._tell()
 
-    def _closing(self) -> bool:
-        return self._sender.closing_at is not None
-
     def _gather(self) -> Iterator[bool]:
         """Yields after each piece: True when the next one has to wait for something."""
-        from perfagent.context.environment import environment
         from perfagent.context.git import ChangedFiles, find
         from perfagent.context.packages import installed
-        from perfagent.redaction import Versions
 
         begun = self._clock()
         repository = find()
@@ -121,20 +118,18 @@ class Context:
         self._variables = environment()
         self._tell(git=git, environment=self._environment())
         if repository is not None:
-            asked = ChangedFiles(
-                repository.root, lambda dirty: self._sender.event("context", {"git": git | {"dirty": dirty}})
-            )
-            self._asked = asked
-            self._sender.add_slow_source(asked.poll)
+            tell = self._sender.event
+            self._asked = ChangedFiles(repository.root, lambda dirty: tell("context", {"git": git | {"dirty": dirty}}))
+            self._sender.add_slow_source(self._asked.poll)
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far
             yield False
         self._complete = True
         self._tell(packages=Versions(sorted(packages.items())))
-        while not (self._stepped or self._closing() or self._clock() - begun > WAIT_S):
+        while not (self._stepped or (self._sender.closing_at is not None) or self._clock() - begun > WAIT_S):
             yield True
         due = self._clock()
-        while not self._closing():
+        while not (self._sender.closing_at is not None):
             if self._clock() >= due:
                 due = self._clock() + AGAIN_S
                 self._tell_if_changed()
@@ -150,8 +145,6 @@ class Context:
 
     def _state(self) -> tuple[object, ...]:
         """What has to be sent again when it has changed."""
-        from perfagent.redaction import redacted
-
         return self._stepped, self.malloc, self.hyperparameters.sources(), repr(redacted(self._config))
 
     def _everything(self) -> dict[str, Any]:
@@ -184,8 +177,6 @@ class Context:
         return techniques
 
     def _tell(self, **context: object) -> None:
-        from perfagent.redaction import redacted
-
         if self.malloc != self._told_malloc:
             context["environment"] = self._environment()
         told = {"config": redacted(self._everything()), **context}

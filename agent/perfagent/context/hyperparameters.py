@@ -26,6 +26,7 @@ from typing import Any
 from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable
+from perfagent.redaction import redacted
 from perfagent.rootcause.stack_variables import variables_of
 from perfagent.signals.source_lines import is_ours
 
@@ -135,8 +136,6 @@ class Hyperparameters:
 
     def settle(self) -> None:
         """Keeps copies from here on: what the script let go of is not to live on because of us."""
-        from perfagent.redaction import redacted
-
         for name, value in list(self._found.items()):
             self._found[name] = redacted(value)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from perfagent.redaction import HIDDEN
+
 __all__ = ["STATE_S", "Screen"]
 
 LINE_CHARACTERS = 4000
@@ -102,8 +104,6 @@ class Screen:
             self._key_lines = 0 if "-----END" in line else self._key_lines - 1
             return ""
         if "PRIVATE KEY" in line and "-----BEGIN" in line and "-----END" not in line:
-            from perfagent.redaction import HIDDEN  # the sender's thread has it by now
-
             self._key_lines = KEY_LINES
             return f"{line[: line.index('-----BEGIN')]}{HIDDEN}"
         return line
