@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
@@ -377,7 +378,7 @@ def _watch_process() -> None:
     global _watched
     if not _watched:
         _watched = True
-        os.register_at_fork(after_in_child=_forked)
+        os.register_at_fork(after_in_child=partial(setattr, state, "current", None))
         atexit.register(_at_exit)
         _leaving.watch()
         _watch_threads()
@@ -431,10 +432,6 @@ def _at_worker_end() -> None:
         _current.at_exit(None if error is None else error.code, because if at_once else told_from_afar(because))
     else:
         _current.fail(error)
-
-
-def _forked() -> None:
-    state.current = None
 
 
 def _at_exit() -> None:

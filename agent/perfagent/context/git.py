@@ -109,7 +109,7 @@ class Repository(NamedTuple):
         tracked = config.get(f'branch "{self.branch()}"', {}).get("remote")
         first = next(iter(addresses.values()), None) if len(addresses) == 1 else None
         address = addresses.get(tracked or "") or addresses.get("origin") or first
-        return redacted_text(_without_credentials(address)) if address else None
+        return redacted_text(re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s]*@", r"\1", address)) if address else None
 
     def _config(self) -> dict[str, dict[str, str]]:
         """Section, as between the brackets, -> name in lower case -> value. (configparser takes 3 ms to import.)"""
@@ -176,10 +176,6 @@ class ChangedFiles:
             self._process.kill()
             with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
                 self._process.communicate(timeout=_KILLED_S)
-
-
-def _without_credentials(address: str) -> str:
-    return re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s]*@", r"\1", address)
 
 
 def _read(path: Path) -> str:

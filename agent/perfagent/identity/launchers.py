@@ -72,20 +72,11 @@ def named_by_launcher(
     rendezvous = env.get("TORCHELASTIC_RUN_ID", "")
     # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's
     # documentation, $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
-    if rendezvous and rendezvous != "none" and not rendezvous.isdigit() and not _is_uuid(rendezvous):
-        return _fit_for_an_address(rendezvous), 0
-    return None, 0
-
-
-def _fit_for_an_address(name: str) -> str:
-    """A run id from a name that was chosen for something else."""
-    return (
-        name if identity_problem("run", name) is None else re.sub(r"[^\w.:@+=-]", "-", name)[:128].strip(".") or "job"
-    )
-
-
-def _is_uuid(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", text) is not None
+    if re.fullmatch(r"|none|\d+|[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", rendezvous):
+        return None, 0
+    if identity_problem("run", rendezvous) is None:
+        return rendezvous, 0
+    return re.sub(r"[^\w.:@+=-]", "-", rendezvous)[:128].strip(".") or "job", 0
 
 
 def job_key(env: Mapping[str, str], machine: str) -> str | None:

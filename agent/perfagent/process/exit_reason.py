@@ -58,18 +58,13 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
     try:
         message = text_of(error).strip()
         ending = "oom" if _memory_ran_out(error) else "failed"
-        first = _first_words(message)[:500] if message else name
+        first, *rest = message.splitlines() or [name]
+        # of an error that torch carries over from a loader's worker the first line only says where it was caught
+        first = (f"{first} {rest[-1]}" if _CARRIED in rest else first)[:500]
         first += _WITHOUT_GUARD if _lacks_guard(error) else ""
         return ending, name if first == name else f"{name}: {first}", name, _traceback(error)
     except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be reported all the same
         return "failed", name, name, ""
-
-
-def _first_words(message: str) -> str:
-    """The first line; of an error that torch carries over from a loader's worker, which only says where it was caught,
-    also the last one, which says what it was."""
-    first, *rest = message.splitlines()
-    return f"{first} {rest[-1]}" if _CARRIED in rest else first
 
 
 def text_of(error: BaseException) -> str:
@@ -130,13 +125,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def _memory_ran_out(error: BaseException | None) -> bool:
-    """The same of the exception or of what it came from."""
-    seen = 0
-    while error is not None and seen < 8:
-        if out_of_memory(error):
-            return True
-        error, seen = error.__cause__ or error.__context__, seen + 1
-    return False
+    """Like `out_of_memory`, also for the exceptions that it came from."""
+    for _ in range(8):
+        if error is None or out_of_memory(error):
+            break
+        error = error.__cause__ or error.__context__
+    return error is not None and out_of_memory(error)
 
 
 def _traceback(error: BaseException, limit: int = 50) -> str:

@@ -33,10 +33,8 @@ def process_start(pid: int, proc: Path = Path("/proc")) -> int:
     try:
         return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
-        return 0 if (proc / "self").exists() else _start_by_psutil(pid)
-
-
-def _start_by_psutil(pid: int) -> int:
+        if (proc / "self").exists():
+            return 0
     import psutil
 
     try:

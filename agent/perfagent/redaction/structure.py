@@ -66,7 +66,9 @@ class _Walk:
         if kind is float:
             return value
         if kind is int:
-            return value if -(2**63) <= value < 2**63 else _shorter(value)
+            if -(2**63) <= value < 2**63:
+                return value
+            return f"[an integer of {value.bit_length()} bits]" if value.bit_length() > 300 else str(value)
         try:
             return self._other(value, depth)
         except Exception:  # noqa: BLE001 - somebody else's object, or a dict that another thread is changing
@@ -116,8 +118,9 @@ class _Walk:
 
     def _named(self, name: str, item: Any, siblings: list[tuple[Any, Any]], depth: int) -> Any:
         """What stands under a name, without a secret."""
-        if name in ("value", "Value"):
-            name = _told_name(siblings) or name
+        if name in ("value", "Value"):  # {"name": "HF_TOKEN", "value": X}, as Kubernetes lists variables
+            names = (word for key, word in siblings if key in ("name", "Name", "key", "Key") and isinstance(word, str))
+            name = next(names, name) or name
         if isinstance(item, str):
             text = str.__str__(item)
             shown = HIDDEN if self._logs_in(name, text, siblings) else stands_for(name, text)
@@ -198,15 +201,6 @@ def _hides(key: str, item: Any) -> bool:
     return not (isinstance(item, (int, float)) and may_stay(key, str(item)))
 
 
-def _told_name(items: list[tuple[Any, Any]]) -> str:
-    """What `{"name": "HF_TOKEN", "value": X}` is about, as Kubernetes lists variables."""
-    return next((item for key, item in items if key in ("name", "Name", "key", "Key") and isinstance(item, str)), "")
-
-
 def _speaks_of_a_login(word: str) -> bool:
     lower = word.lower()
     return "wandb" in lower or "login" in lower
-
-
-def _shorter(number: int) -> str:
-    return f"[an integer of {number.bit_length()} bits]" if number.bit_length() > 300 else str(number)

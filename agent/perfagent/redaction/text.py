@@ -185,12 +185,9 @@ def _hide_hex(match: re.Match[str]) -> str:
     if compiled(_LOGS_IN).search(before):
         return HIDDEN
     at = max(before.rfind("wandb"), before.rfind("login"))
-    return HIDDEN if at >= 0 and compiled(_IS_KEY).search(before, at) and _one_statement(before[at:]) else match[0]
-
-
-def _one_statement(text: str) -> bool:
-    """Whether lines belong together: a call or a mapping that goes on in indented lines."""
-    return all(line.startswith((" ", "\t")) for line in text.split("\n")[1:])
+    # a call or a mapping that goes on in indented lines is one statement
+    together = all(line.startswith((" ", "\t")) for line in before[at:].split("\n")[1:])
+    return HIDDEN if at >= 0 and compiled(_IS_KEY).search(before, at) and together else match[0]
 
 
 def _hide_header(match: re.Match[str]) -> str:

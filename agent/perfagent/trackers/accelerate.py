@@ -37,7 +37,11 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
         self.tracker.config.update(values)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: object) -> None:
-        media = {name: value for name, value in values.items() if _is_media(value)}
+        first = {
+            name: next(iter(value), None) if isinstance(value, (list, tuple)) else value
+            for name, value in values.items()
+        }
+        media = {name: values[name] for name, one in first.items() if isinstance(one, Media)}
         if media:
             self.tracker.log(media, step)
         log_mirrored(values, step)
@@ -45,7 +49,3 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
     def finish(self) -> None:
         """Ends the run: `end_training()` calls it."""
         self.tracker.finish()
-
-
-def _is_media(value: object) -> bool:
-    return isinstance(value[0] if isinstance(value, (list, tuple)) and value else value, Media)
