@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -296,37 +297,26 @@ def test_logs_between_micro_batches_belong_to_their_step(record, polls):
     assert logged(recorded, "micro") == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6), (2, 7)]
 
 
-@pytest.mark.real
-@pytest.mark.parametrize(("session", "name"), [("/home/me/vision/Fine tuning.ipynb", "Fine tuning"), ("", "notebook")])
-def test_a_run_in_a_notebook_has_the_notebooks_name(tmp_path, session, name):
-    script = tmp_path / "ipykernel_launcher.py"  # the program of every Jupyter kernel
-    script.write_text(IN_A_SCRIPT + "import perfagent\nrun = perfagent.init()\nprint(run.id)\n", encoding="utf-8")
-    record = tmp_path / "record"
-    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(record), JPY_SESSION_NAME=session)
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    told = next(event["name"] for event in Recording(record).events("state") if "name" in event)
-    assert told == f"{name}-{done.stdout[:4]}"
+@pytest.mark.parametrize(("notebook", "name"), [("/home/me/vision/Fine tuning.ipynb", "Fine tuning"), ("", "notebook")])
+def test_a_run_in_a_notebook_has_the_notebooks_name(tmp_path, monkeypatch, notebook, name):
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py"])  # the program of every Jupyter kernel
+    monkeypatch.setenv("JPY_SESSION_NAME", notebook)
+    run = perfagent.init(record=tmp_path)
+    run.finish()
+    told = next(event["name"] for event in Recording(tmp_path).events("state") if "name" in event)
+    assert told == f"{name}-{run.id[:4]}"
 
 
-@pytest.mark.real
-def test_each_job_of_hydras_multirun_is_a_run(tmp_path):
+def test_each_job_of_hydras_multirun_is_a_run(tmp_path, monkeypatch):
     """Its basic launcher does them one after the other in one process."""
-    package = tmp_path / "hydra" / "core"  # as much of Hydra as there is to ask
-    package.mkdir(parents=True)
-    (package / "hydra_config.py").write_text("class HydraConfig:\n    get = None\n", encoding="utf-8")
-    script = """
-        import types
-        import perfagent
-        from hydra.core.hydra_config import HydraConfig
-        for job in (None, 0, 0, 1, None, 2):
-            HydraConfig.get = lambda: types.SimpleNamespace(job=types.SimpleNamespace(num="???" if job is None else job))
-            print(perfagent.attach().id)
-    """
-
-    done = run_script(tmp_path, script)
-    assert done.returncode == 0, done.stderr
-    before, first, again, second, between, third = done.stdout.split()
+    hydra = SimpleNamespace(HydraConfig=SimpleNamespace())  # as much of Hydra as there is to ask
+    monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", hydra)
+    monkeypatch.setattr(session, "_job", None)
+    ids = []
+    for job in ("???", 0, 0, 1, "???", 2):
+        hydra.HydraConfig.get = lambda job=job: SimpleNamespace(job=SimpleNamespace(num=job))
+        ids.append(perfagent.attach(record=tmp_path).id)
+    before, first, again, second, between, third = ids
     assert before == first == again, "what was attached before the first job is its run"
     assert between == second, "what is attached after a job belongs to it"
     assert len({first, second, third}) == 3

@@ -106,7 +106,7 @@ def sources() -> list[pathlib.Path]:
 
 def test_one_function_tells_how_to_install_extras_that_are_there() -> None:
     texts = {path: path.read_text() for path in sources()}
-    assert [path.name for path, text in texts.items() if "pip install '.[" in text] == ["extras.py"]
+    assert [path.name for path, text in texts.items() if "pip install '.[" in text] == ["errors.py"]
     named = re.findall(r"how_to_install\(([^)]*)\)", "\n".join(texts.values()))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     words = {word for call in named for word in re.findall(r"""["']([a-z]+)["']""", call)}
