@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
 from perfagent.identity.naming import draw_id
 from perfagent.identity.process_group import Joining, in_group, may_join
-from perfagent.identity.rendezvous import Meeting
+from perfagent.identity.rendezvous import Meeting, Member
 from perfagent.process.launch_options import Start, parents_start
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _NO_START = Start()
 
 
 @dataclass(slots=True, kw_only=True)
-class Identity:
+class Identity(Member):
     """Who this process is.
 
     run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this
@@ -38,15 +38,11 @@ class Identity:
     """
 
     project: str
-    run: str | None = None
     name: str | None = None
     source: str = field(default_factory=lambda: uuid.uuid4().hex)
-    attempt: int = 0
-    rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     node_rank: int | None = 0
-    start_step: int | None = None
     shared: bool = False
     """Whether the watcher of `perfagent run` may have spoken as this source already."""
     group: Path | None = field(default=None, repr=False)
@@ -57,15 +53,8 @@ class Identity:
     joining: Joining | None = field(default=None, repr=False)
     """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is
     none, and nothing is sent. (Killed meanwhile, it was none: what it has measured is told as theirs.)"""
-    begun: Callable[[], bool] = field(default=lambda: False, repr=False)
-    """Whether the first step of this run is over, or the run."""
-    ended: Callable[[], bool] = field(default=lambda: False, repr=False)
     placed: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called by poll() where this process turns out to be another rank than was said first."""
-
-    @property
-    def known(self) -> bool:
-        return self.run is not None and self.attempt > 0
 
     @property
     def settled(self) -> bool:
@@ -81,8 +70,8 @@ class Identity:
             if not self.joining.over(begun=self.begun()):
                 return False
             self._settle(self.joining)
-        if self.meeting is not None:
-            self.meeting.poll(self)
+        if self.meeting is not None and self.meeting.poll(self):
+            self._stand_alone(self.meeting.started)
         return self.known
 
     @classmethod
@@ -166,7 +155,7 @@ class Identity:
         if self.meeting is not None:
             self.meeting.publish_again()
 
-    def stand_alone(self, started: int) -> None:
+    def _stand_alone(self, started: int) -> None:
         """The environment describes a job that does not exist: variables that were left in a shell."""
         self.rank, self.local_rank, self.world_size, self.node_rank = 0, 0, 1, 0
         self.run, self.attempt, self.meeting = self.run or draw_id(), started, None

@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfagent.identity.launchers import sweep
 from perfagent.identity.naming import draw_id
@@ -17,13 +18,27 @@ from perfagent.identity.process_group import ALONE_AFTER_S, in_group
 from perfagent.identity.slurm import number
 from perfagent.process.pids import process_start
 
-if TYPE_CHECKING:
-    from perfagent.identity.process import Identity
-
-__all__ = ["STORE_KEY", "Meeting"]
+__all__ = ["STORE_KEY", "Meeting", "Member"]
 
 STORE_KEY = "perfagent/run"
 _MOST_FAILURES = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """What a rank knows of the job, and learns from rank 0."""
+
+    run: str | None = None
+    attempt: int = 0
+    rank: int = 0
+    start_step: int | None = None
+    begun: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether the first step of this run is over, or the run."""
+    ended: Callable[[], bool] = field(default=lambda: False, repr=False)
+
+    @property
+    def known(self) -> bool:
+        return self.run is not None and self.attempt > 0
 
 
 class Meeting:
@@ -40,7 +55,7 @@ class Meeting:
         self._in_group = False  # at any time
         self._address = env.get("MASTER_ADDR", ""), number(env, "MASTER_PORT") or 0
         self._store_key = f"{STORE_KEY}/{self._restart}/{ordinal}"
-        self._started = started
+        self.started = started
         self._since = time.monotonic()
         self._store: Any = None
         self._store_failed = 0
@@ -56,22 +71,24 @@ class Meeting:
         """Rank 0 tells the run anew: it is another one than was said first."""
         self._filed = self._stored = False
 
-    def poll(self, mine: Identity) -> None:
+    def poll(self, mine: Member) -> bool:
+        """True if there is no job: this rank is alone."""
         self._in_group = self._in_group or in_group()
         if mine.rank == 0:
             self._settle(mine)
             self._publish(mine)
         elif not mine.known:
-            self._look(mine)
+            return self._learn(mine)
+        return False
 
-    def _settle(self, mine: Identity) -> None:
+    def _settle(self, mine: Member) -> None:
         """Rank 0 decides. After a launcher's restart the run keeps the id of the attempt before."""
         if mine.run is None:
             earlier = self._read_file()
             mine.run = str(earlier["run"]) if earlier and self._elastic else draw_id()
-        mine.attempt = mine.attempt or self._started
+        mine.attempt = mine.attempt or self.started
 
-    def _message(self, mine: Identity) -> dict[str, Any]:
+    def _message(self, mine: Member) -> dict[str, Any]:
         return {
             "run": mine.run,
             "attempt": mine.attempt,
@@ -81,7 +98,7 @@ class Meeting:
             "pid_start": process_start(os.getpid()),
         }
 
-    def _publish(self, mine: Identity) -> None:
+    def _publish(self, mine: Member) -> None:
         if self._path is not None and not self._filed:
             self._filed = True
             temporary = self._path.with_suffix(f".{os.getpid()}")
@@ -101,7 +118,7 @@ class Meeting:
                 except Exception:  # noqa: BLE001 - whatever the store's backend raises: the file and a later try remain
                     self._lose_store()
 
-    def _look(self, mine: Identity) -> None:
+    def _learn(self, mine: Member) -> bool:
         found = self._read_file()
         if found is not None and not self._fits(found):
             found = None
@@ -113,13 +130,14 @@ class Meeting:
             if mine.start_step is None and isinstance(found.get("start_step"), int):
                 mine.start_step = found["start_step"]
         elif self._by_hand and not self._in_group and self._has_waited(mine):
-            mine.stand_alone(self._started)
+            return True
         elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
             mine.attempt = (
-                mine.attempt or self._started
+                mine.attempt or self.started
             )  # a named run without a meeting place: an attempt of its own is better than none
+        return False
 
-    def _has_waited(self, mine: Identity) -> bool:
+    def _has_waited(self, mine: Member) -> bool:
         """Whether a rank that trains in no group need look no longer for the others: its variables may be those of an
         earlier training, in the same shell."""
         return mine.ended() or (mine.begun() and (self._path is None or time.monotonic() - self._since > ALONE_AFTER_S))
