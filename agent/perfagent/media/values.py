@@ -226,6 +226,11 @@ class Table(Media):
         """Adds a row. What was logged before stays as it was."""
         self._fill(lambda: self._add(cells))
 
+    def get_column(self, name: str, convert_to: str | None = None) -> Any:
+        """The cells that are kept; convert_to: "numpy" for an array. Raises ValueError for a name that is no column."""
+        cells = [row[self.columns.index(name)] for row in self.data]
+        return numpy().array(cells) if convert_to == "numpy" else cells
+
     def add_column(self, name: str, data: Sequence[Any], **_: Any) -> None:
         """Adds a cell to each row. What was logged before stays as it was."""
         self._fill(lambda: self._add_column(str(name)[:_CELL_CHARACTERS], data))

@@ -15,7 +15,6 @@ import torch
 from PIL import Image as Pillow
 
 import perfagent
-from perfagent.calls.arguments import check_arguments
 from perfagent.device import snapshot
 from perfagent.media import Media
 from perfagent.wire.media import MAX_MEDIA_BYTES
@@ -134,7 +133,7 @@ def test_an_image_is_taken_while_another_thread_imports_torch(monkeypatch: pytes
     snapshot(values)
     assert values == {"loss": np.float32(0.5)}
     with pytest.raises(perfagent.ConfigError, match=r"attach\(\) takes a torch.nn.Module"):
-        check_arguments(object(), None, None, False)
+        perfagent.attach(object())
 
 
 def test_columns_are_added_to_a_table() -> None:
