@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from perfagent import patching
 from perfagent.agent_config import AgentConfig
 from perfagent.boundary import guard
-from perfagent.calls.arguments import text_of
 from perfagent.calls.run_config import RunConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
@@ -37,7 +36,7 @@ from perfagent.probes.polling import Polling
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.process import host_allocator
 from perfagent.process import launch_options as launched
-from perfagent.process.exit_reason import Cause, cause, of_exit_code, unused_parameters
+from perfagent.process.exit_reason import Cause, cause, of_exit_code, text_of, unused_parameters
 from perfagent.rootcause.investigator import Investigator
 from perfagent.rootcause.stacks import frames_of
 from perfagent.samplers.cgroup import oom_kills_of_host

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perfagent.agent_config import AgentConfig
 from perfagent.boundary import guard
 from perfagent.calls import verdict
-from perfagent.calls.arguments import as_tags, flat, text_of
+from perfagent.calls.arguments import as_tags, flat
 from perfagent.calls.other_trackers import add_names_of_others, say_unknown
 from perfagent.calls.run_config import Tags
 from perfagent.calls.shown import Shown, show_live
@@ -27,7 +27,7 @@ from perfagent.errors import ConfigError
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.phases import Span
 from perfagent.lifecycle import Lifecycle
-from perfagent.process.exit_reason import of_exit_code
+from perfagent.process.exit_reason import of_exit_code, text_of
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
 
 if TYPE_CHECKING:

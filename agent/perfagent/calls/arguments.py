@@ -10,7 +10,7 @@ from typing import Any
 
 from perfagent.errors import ConfigError
 
-__all__ = ["as_dict", "as_tags", "check_arguments", "flat", "text_of"]
+__all__ = ["as_dict", "as_tags", "check_arguments", "flat"]
 
 
 def check_arguments(
@@ -72,10 +72,3 @@ def _shown(value: object) -> str:
     """A value in one line: an optimizer's or model's own text has many, and begins with its type."""
     kind, text = type(value).__name__, " ".join(repr(value).split())
     return f"{text:.80}" if text.startswith(kind) else f"{kind} {text:.80}"
-
-
-def text_of(value: object, most: int) -> str:
-    try:
-        return str(value)[:most]
-    except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits
-        return f"[{type(value).__name__}]"

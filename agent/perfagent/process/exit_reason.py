@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 __all__ = [
-    "Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "told_from_afar", "unused_parameters",
+    "Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "text_of", "told_from_afar", "unused_parameters",
 ]  # fmt: skip
 
 _NO_MEMORY = (
@@ -67,12 +67,12 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
         return "failed", name, name, ""
 
 
-def text_of(error: BaseException) -> str:
-    """What an exception says; the name of its type where its own `__str__` fails."""
+def text_of(value: object, most: int | None = None) -> str:
+    """What an exception or another object says; the name of its type where its own `__str__` fails."""
     try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - see above
-        return type(error).__name__
+        return str(value)[:most]
+    except Exception:  # noqa: BLE001 - somebody else's, or a whole number of more than 4300 digits
+        return type(value).__name__
 
 
 def unused_parameters(error: BaseException) -> str:
