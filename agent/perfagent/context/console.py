@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Console"]
 
 LINES_PER_S = 200
-MOST_PIECES = 5000
 MOST_CHARACTERS = 2**20
 """What is kept of the text that was written since the last tick: more than its lines may take."""
+PIECE_CHARACTERS = 200
+"""What each write counts beside its text."""
 _MARKER = "_perfagent_console"
 
 
@@ -107,7 +108,7 @@ class _Written:
     """
 
     def __init__(self) -> None:
-        self.pieces: deque[str] = deque(maxlen=MOST_PIECES)
+        self.pieces: deque[str] = deque()
         self.characters = 0
         """Of the pieces, about: it is counted on two threads without a lock, and anew after each tick."""
         self._lost = 0
@@ -120,26 +121,21 @@ class _Written:
             while self.characters > MOST_CHARACTERS and len(self.pieces) > 1:
                 self._torn = True  # before: the other thread may come in between
                 gone = len(self.pieces.popleft())
-                self.characters -= gone
+                self.characters -= gone + PIECE_CHARACTERS
                 self._lost += gone
 
     def take(self) -> tuple[str, bool, int]:
         """The text, whether something is missing before it, and how many characters of that were given up here."""
-        torn = len(self.pieces) == MOST_PIECES
-        parts: list[str] = []
+        torn, parts = False, list[str]()
         while self.pieces:
             piece = self.pieces.popleft()
             if self._torn:  # what was taken before is not what stood before this
                 self._torn, torn, parts = False, True, []
             parts.append(piece)
-        text = "".join(parts)
-        # the deque itself drops, and says nothing
-        lost = self._lost + (max(0, self.characters - len(text)) if torn else 0)
+        text, lost = "".join(parts), self._lost
         self.characters = self._lost = 0
-        if len(text) > MOST_CHARACTERS:
-            torn, lost = True, lost + len(text) - MOST_CHARACTERS
-            text = text[-MOST_CHARACTERS:]
-        return text, torn, lost
+        gone = max(0, len(text) - MOST_CHARACTERS)
+        return text[gone:], torn or gone > 0, lost + gone
 
 
 class _Stream:
@@ -190,7 +186,7 @@ class _Stream:
             try:
                 if not sender.disabled and isinstance(text := args[0], str):
                     pieces.append(text)
-                    written.characters += len(text)
+                    written.characters += len(text) + PIECE_CHARACTERS
                     if written.characters > MOST_CHARACTERS:
                         written.thin()
                     source.due = sender.sources_due = 0.0

@@ -100,28 +100,13 @@ class Repository(NamedTuple):
 
     def remote(self) -> str | None:
         """Where the branch is pushed to, else `origin`, else the only remote; user and password are left out."""
-        config = self._config()
-        addresses = {
-            section[8:-1]: values["url"]
-            for section, values in config.items()
-            if section.startswith('remote "') and values.get("url")
-        }
-        tracked = config.get(f'branch "{self.branch()}"', {}).get("remote")
+        config = _read(self.common / "config")
+        addresses = dict(re.findall(r'(?im)^\s*\[remote "(.+)"\][^\[]*?^\s*url\s*=\s*"?(.+?)"?\s*$', config))
+        branch = re.escape(self.branch() or "")
+        tracked = re.search(rf'(?im)^\s*\[branch "{branch}"\][^\[]*?^\s*remote\s*=\s*"?(\S+?)"?\s*$', config)
         first = next(iter(addresses.values()), None) if len(addresses) == 1 else None
-        address = addresses.get(tracked or "") or addresses.get("origin") or first
+        address = addresses.get(tracked[1] if tracked else "") or addresses.get("origin") or first
         return redacted_text(re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s]*@", r"\1", address)) if address else None
-
-    def _config(self) -> dict[str, dict[str, str]]:
-        """Section, as between the brackets, -> name in lower case -> value. (configparser takes 3 ms to import.)"""
-        sections: dict[str, dict[str, str]] = {}
-        values: dict[str, str] = {}
-        for line in map(str.strip, _read(self.common / "config").splitlines()):
-            if line.startswith("[") and "]" in line:
-                values = sections.setdefault(line[1 : line.rindex("]")], {})
-            elif line and not line.startswith(("#", ";")):
-                name, _, value = line.partition("=")
-                values[name.strip().lower()] = value.strip().strip('"')
-        return sections
 
 
 class ChangedFiles:
