@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import gc
 import math
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -97,6 +100,19 @@ def test_what_a_second_attach_refuses_leaves_the_run_as_it_was(tmp_path, wrong):
     assert run.config == {}
 
 
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_what_holds_the_run_holds_the_same_run(tmp_path, duplicate):
+    """A trainer, a module, a dataset."""
+    run = perfagent.init(record=tmp_path)
+    again = duplicate(SimpleNamespace(run=run, weights=[1.0]))
+    assert again.run is run
+    del again
+    gc.collect()
+    run.log({"x": 1.0}, step=1)
+    perfagent.finish()
+    assert Recording(tmp_path).series("x") == [(1, 1.0)]
+
+
 def test_config_may_be_a_dict_a_dataclass_or_a_namespace(tmp_path):
     @dataclass
     class Options:
@@ -157,12 +173,14 @@ def test_a_with_block_ends_with_its_exception(record):
 
 
 def test_hooks_are_gone_after_the_run(record):
-    backward, loader_next = torch.autograd.backward, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    def hooked():
+        return torch.autograd.backward, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+
+    before = hooked()
     recorded = record(nn.Linear(2, 1))
-    assert torch.autograd.backward is not backward
+    assert hooked()[0] is not before[0]
     recorded.finish()
-    assert torch.autograd.backward is backward
-    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is loader_next
+    assert hooked() == before
 
 
 def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):

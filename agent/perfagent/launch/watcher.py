@@ -33,7 +33,6 @@ from perfagent.samplers.child_processes import pythons_below, unrecorded
 
 if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
-    from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
     from perfagent.process.launch_options import LaunchOptions
     from perfagent.wire import Event
@@ -86,19 +85,9 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
     """Forks the watcher of this process; False where the system has no pidfd or no process to spare."""
     pid = os.getpid()
     speaks = identity.world_size == 1
-    words = _words(
-        config,
-        pid,
-        speaks=speaks,
-        run=identity.run,
-        source=identity.source,
-        attempt=identity.attempt,
-        rank=identity.rank,
-        world_size=identity.world_size,
-        name=name,
-        tags=list(tags),
-        command=redacted_arguments(sys.orig_argv),
-    )
+    place = {name: getattr(identity, name) for name in ("run", "source", "attempt", "rank", "world_size")}
+    command = redacted_arguments(sys.orig_argv)
+    words = _words(config, pid, speaks=speaks, name=name, tags=list(tags), command=command, **place)
     try:
         pidfd = os.pidfd_open(pid)
         first = os.fork()
@@ -174,7 +163,6 @@ class _Watch:
         self._children: set[int] = set()
         self._running: dict[int, int] = {}  # of them: pid and pidfd
         self._failed: list[str] = []
-        self._transports: dict[str, HttpTransport] = {}
 
     def run(self) -> None:
         poll = select.poll()
@@ -352,11 +340,13 @@ class _Watch:
         from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
 
-        # a script may have sent its run elsewhere than the options say
-        server = spool.header.server or self._config.server
-        if server not in self._transports:
-            self._transports[server] = HttpTransport(server, self._config.api_key, follows=spool.header.is_found)
-        return upload(spool, self._transports[server], until=until).complete
+        server = (
+            spool.header.server or self._config.server
+        )  # a script may have sent its run elsewhere than the options say
+        with contextlib.closing(
+            HttpTransport(server, self._config.api_key, follows=spool.header.is_found)
+        ) as transport:
+            return upload(spool, transport, until=until).complete
 
 
 def _now() -> tuple[float, float]:
