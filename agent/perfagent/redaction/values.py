@@ -17,6 +17,15 @@ __all__ = ["hide_known"]
 SHORTEST = 15
 """Characters of the shortest secret that any of the patterns knows."""
 
+_PREFIXED = {
+    "[A-Za-z0-9]": "hf_ 30 api_org_ 30 sess- 32 gsk_ 40 xai- 40 r8_ 30 pplx- 32 rpa_ 30 npm_ 30 lin_api_ 30",
+    "[A-Za-z0-9_]": "pcsk_ 30 wandb_v1_ 20 github_pat_ 20",
+    "[A-Za-z0-9_-]": (
+        "nvapi- 40 tgp_v1_ 30 AQ. 40 AKLT 20 AIza 30 ya29. 20 GOCSPX- 20 1//0 30 hvs. 20 hvb. 20 pypi- 30 "
+        "figd_ 30 sb_secret_ 20"
+    ),
+}
+"""The characters that follow -> the prefixes of keys, each with the least number of such characters."""
 _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     # private keys, also when the end, or the beginning, was cut off
     (
@@ -31,52 +40,29 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     # signed tokens; a long one without dots is the JSON of a service such as Neptune
     ("eyJ", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*|\beyJ[A-Za-z0-9_+/-]{60,}={0,2}"),
     # models and data
-    ("hf_", r"\bhf_[A-Za-z0-9]{30,}"),
-    ("api_org_", r"\bapi_org_[A-Za-z0-9]{30,}"),
     ("sk-", r"\bsk-(?=[A-Za-z_-]{0,60}\d)[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic, OpenRouter, DeepSeek
-    ("sess-", r"\bsess-[A-Za-z0-9]{32,}"),
-    ("gsk_", r"\bgsk_[A-Za-z0-9]{40,}"),
-    ("xai-", r"\bxai-[A-Za-z0-9]{40,}"),
-    ("r8_", r"\br8_[A-Za-z0-9]{30,}"),
-    ("pcsk_", r"\bpcsk_[A-Za-z0-9_]{30,}"),
     ("lsv2_", r"\blsv2_(?:pt|sk)_[A-Za-z0-9_]{30,}"),
-    ("nvapi-", r"\bnvapi-[A-Za-z0-9_-]{40,}"),
     ("local-", r"\blocal-[a-f0-9]{40}\b"),
     ("pa-", r"(?<![\w-])pa-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{43}(?![\w-])"),  # Voyage
     ("jina_", r"\bjina_[a-f0-9]{32}[A-Za-z0-9_-]{20,}"),
-    ("wandb_v1_", r"\bwandb_v1_[A-Za-z0-9_]{20,}"),
-    ("tgp_v1_", r"\btgp_v1_[A-Za-z0-9_-]{30,}"),  # Together
-    ("pplx-", r"\bpplx-[A-Za-z0-9]{32,}"),
-    ("rpa_", r"\brpa_[A-Za-z0-9]{30,}"),  # RunPod
     ("fw_", r"\bfw_[A-Za-z0-9]{20,}\b"),
     (("ak-", "as-"), r"(?<![\w-])a[ks]-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}(?![\w-])"),  # Modal
-    ("AQ.", r"\bAQ\.[A-Za-z0-9_-]{40,}"),  # Gemini
     ("ABSK", r"\bABSK[A-Za-z0-9+/]{60,}={0,2}"),  # Bedrock
     ("dapi", r"\bdapi[a-f0-9]{32}(?:-\d)?\b"),
     # clouds
     (("AKIA", "ASIA", "AIDA", "AROA", "ABIA", "ACCA"), r"\b(?:AKIA|ASIA|AIDA|AROA|ABIA|ACCA)[A-Z0-9]{16}\b"),
     ("LTAI", r"\bLTAI[A-Za-z0-9]{12,30}\b"),  # Alibaba
     ("AKID", r"\bAKID[A-Za-z0-9]{30,40}\b"),  # Tencent
-    ("AKLT", r"\bAKLT[A-Za-z0-9_-]{20,}"),  # Volcengine
     ("bce-v3/", r"\bbce-v3/ALTAK-[A-Za-z0-9]+/[a-f0-9]{32,}"),
     ("Q~", r"\b[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"),  # Entra ID client secret
-    ("AIza", r"\bAIza[A-Za-z0-9_-]{30,}"),
-    ("ya29.", r"\bya29\.[A-Za-z0-9_-]{20,}"),
-    ("GOCSPX-", r"\bGOCSPX-[A-Za-z0-9_-]{20,}"),
-    ("1//0", r"\b1//0[A-Za-z0-9_-]{30,}"),  # Google refresh token
     ("dop_v1_", r"\bdop_v1_[a-f0-9]{32,}"),
-    ("hvs.", r"\bhvs\.[A-Za-z0-9_-]{20,}"),
-    ("hvb.", r"\bhvb\.[A-Za-z0-9_-]{20,}"),
     (".atlasv1.", r"\b[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,}"),
     # forges and registries
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
-    ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
     (
         ("glpat-", "gldt-", "glrt-", "glcbt-", "glptt-", "glft-", "glsoat-", "glagent-", "glimt-", "glffct-"),
         r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt|ffct)-[A-Za-z0-9_-]{16,}",
     ),
-    ("npm_", r"\bnpm_[A-Za-z0-9]{30,}"),
-    ("pypi-", r"\bpypi-[A-Za-z0-9_-]{30,}"),
     ("dckr_", r"\bdckr_(?:pat|oat)_[A-Za-z0-9_-]{20,}"),
     ("ATATT", r"\bATATT3[A-Za-z0-9_=-]{40,}"),
     # messages, payment, monitoring
@@ -95,15 +81,12 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("EAA", r"\bEAA[A-Za-z0-9]{30,}\b"),  # Facebook
     (("shpat_", "shpca_", "shppa_", "shpss_"), r"\bshp(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}"),
     (("sq0atp-", "sq0csp-"), r"\bsq0(?:atp|csp)-[A-Za-z0-9_-]{20,}"),
-    ("lin_api_", r"\blin_api_[A-Za-z0-9]{30,}"),
     (("ntn_", "secret_"), r"\b(?:ntn|secret)_[A-Za-z0-9]{36,}"),  # Notion
-    ("figd_", r"\bfigd_[A-Za-z0-9_-]{30,}"),
     ("tskey-", r"\btskey-[a-z]+-[A-Za-z0-9-]{20,}"),
     ("dp.", r"\bdp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{2,35}\.)?[A-Za-z0-9]{40,}"),  # Doppler
     (("phc_", "phx_"), r"\bph[cx]_[A-Za-z0-9]{40,}"),
     ("PMAK-", r"\bPMAK-[a-f0-9]{24}-[a-f0-9]{34}"),
     ("sbp_", r"\bsbp_[a-f0-9]{40}"),
-    ("sb_secret_", r"\bsb_secret_[A-Za-z0-9_-]{20,}"),
     ("pscale_", r"\bpscale_(?:tkn|pw|oauth)_[A-Za-z0-9_.=-]{30,}"),
     ("key-", r"(?<![\w-])key-(?=[a-z]*\d)[a-z0-9]{32}(?![\w-])"),  # Mailgun
     ("SK", r"\bSK[a-f0-9]{32}\b"),
@@ -112,6 +95,11 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("NRAK-", r"\bNRAK-[A-Z0-9]{20,}"),
     ("whsec_", r"\bwhsec_[A-Za-z0-9+/=_-]{16,}"),
     ("pfa_", r"\bpfa_[a-z]+_[A-Za-z0-9]{6,}_[A-Za-z0-9]{20,}"),  # our own
+)
+_KINDS += tuple(
+    (prefix, rf"\b{re.escape(prefix)}{letters}{{{least},}}")
+    for letters, keys in _PREFIXED.items()
+    for prefix, least in zip(keys.split()[::2], keys.split()[1::2], strict=True)
 )
 
 
