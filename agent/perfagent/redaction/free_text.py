@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from perfagent.redaction.names import HIDDEN, compiled, may_stay, random_looking, secret_key
 
@@ -84,26 +85,10 @@ _USER_BESIDE = r"(?:^|\s)(?:-u|-U|-l|--user(?:name)?|--login)(?:[ =]|$)"
 
 def hide_said(text: str, lower: str) -> str:
     """Of a text that holds one of the words that such names are made of; lower: the same text in lower case."""
-    if not text.isascii() or any(sign in lower for sign in _SIGNS_OF_SENTENCES):
-        text = compiled(_SENTENCE).sub(_in_sentence, text)
-    text = compiled(_TABLE).sub(_in_table, text)
-    if "('" in text or '("' in text:
-        text = compiled(_CALL).sub(_under_name, text)
-    if any(bracket in text for bracket in ("('", '("', "['", '["')):
-        text = compiled(_PAIR_IN_BRACKETS).sub(_in_pair, text)
-    if ".login(" in text:
-        text = compiled(_LOGS_IN).sub(_value_only, text)
-    if "username" in lower:
-        text = compiled(_KAGGLE).sub(_value_only, text)
-    if "input_value=" in text:
-        text = compiled(_VALIDATED).sub(_under_name, text)
-    if "," in text and "=" in text:
-        text = compiled(_TUPLE).sub(_in_tuple, text)
-    if "</" in text:
-        text = compiled(_TAG).sub(_under_name, text)
-    if "ENV" in text or "set" in text:
-        text = compiled(_SHELL).sub(_under_name, text)
-    return compiled(_LONG_WORD).sub(_beside_a_name, text)
+    for signs, pattern, hide in _SHAPES:
+        if not signs or any(sign in lower for sign in signs) or (pattern is _SENTENCE and not text.isascii()):
+            text = compiled(pattern).sub(hide, text)
+    return text
 
 
 def hide_short_options(text: str) -> str:
@@ -200,3 +185,19 @@ def _short(match: re.Match[str]) -> str:
     line = before + text[match.end() : match.end() + 300].partition("\n")[0]
     user = compiled(_USER_BESIDE).search(line) is not None
     return _value_only(match) if is_short_password(match["value"], user=user) else match[0]
+
+
+_SHAPES: tuple[tuple[tuple[str, ...], str, Callable[[re.Match[str]], str]], ...] = (
+    (_SIGNS_OF_SENTENCES, _SENTENCE, _in_sentence),
+    ((), _TABLE, _in_table),
+    (("('", '("'), _CALL, _under_name),
+    (("('", '("', "['", '["'), _PAIR_IN_BRACKETS, _in_pair),
+    ((".login(",), _LOGS_IN, _value_only),
+    (("username",), _KAGGLE, _value_only),
+    (("input_value=",), _VALIDATED, _under_name),
+    (("=",), _TUPLE, _in_tuple),
+    (("</",), _TAG, _under_name),
+    (("env", "set"), _SHELL, _under_name),
+    ((), _LONG_WORD, _beside_a_name),
+)
+"""What a text must hold in lower case (nothing: any text), how a secret is written there, and what hides it."""
