@@ -19,8 +19,10 @@ from perfagent.identity.slurm import first_number, number
 from perfagent.process.pids import boot_id, owner_line, process_start
 from perfagent.wire.limits import identity_problem
 
-__all__ = ["job_key", "named_by_launcher", "place", "sweep", "this_node"]
+__all__ = ["STORE_ERRORS", "job_key", "named_by_launcher", "place", "sweep", "this_node"]
 
+STORE_ERRORS = (RuntimeError, ValueError, OSError, AttributeError, TypeError)
+"""What torch's stores raise: RuntimeError of every kind, ValueError without a group; a backend may lack a method."""
 _WEEK_S = 7 * 86400.0
 _LAUNCHERS = (
     # torchrun, deepspeed, scripts of one's own
@@ -125,7 +127,7 @@ def _store_address() -> str | None:
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         return f"{store.host}:{store.port}" if hasattr(store, "port") else str(store.path)
-    except Exception:  # noqa: BLE001 - a store of another kind, or of another torch
+    except STORE_ERRORS:  # a store of another kind, or of another torch
         return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfagent.identity.launchers import sweep
+from perfagent.identity.launchers import STORE_ERRORS, sweep
 from perfagent.identity.naming import draw_id
 from perfagent.identity.process_group import ALONE_AFTER_S, in_group
 from perfagent.identity.slurm import number
@@ -115,7 +115,7 @@ class Meeting:
                 try:
                     store.set(self._store_key, json.dumps(self._message(mine)))
                     self._stored = True
-                except Exception:  # noqa: BLE001 - whatever the store's backend raises: the file and a later try remain
+                except STORE_ERRORS:  # the file and a later try remain
                     self._lose_store()
 
     def _learn(self, mine: Member) -> bool:
@@ -166,7 +166,7 @@ class Meeting:
             if not store.check([key]):
                 return None
             return _message(store.get(key).decode("utf-8"))
-        except Exception:  # noqa: BLE001 - a store whose host is gone raises what its backend likes
+        except STORE_ERRORS:  # its host is gone
             self._lose_store()
             return None
 
@@ -196,7 +196,7 @@ class Meeting:
             else:
                 store = distributed.distributed_c10d._get_default_store()
                 self._store = store.clone()  # one connection must not be shared by two threads
-        except Exception:  # noqa: BLE001 - the store of a job that ends, or of a backend without clone()
+        except STORE_ERRORS:  # the store of a job that ends, or of a backend without clone()
             self._store_failed += 1
         return self._store
 
