@@ -190,6 +190,8 @@ def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):
         def get(self, *_):
             raise RuntimeError("not today")
 
+        keys = values = items = __iter__ = __getitem__ = get
+
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
