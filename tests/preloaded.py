@@ -1,4 +1,4 @@
-"""Runs Python scripts, each in a fork of a process that has imported torch once: five seconds of the start of each.
+"""Runs Python scripts, each in a fork of a process that has imported torch and perfagent once: five seconds of the start of each.
 
 For tests of what a script does, not of how it starts: what a script finds imported here, it would have imported itself.
 
@@ -14,6 +14,8 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -173,6 +175,11 @@ def _end(job: subprocess.Popen[str]) -> None:
 
 # ---- in the process that forks
 
+PRELOADED = (
+    "torch._dynamo",  # the first optimizer imports it
+    "perfagent.delivery.send_loop", "perfagent.probes.scheduler", "perfagent.samplers.gpu.sampler",
+    "perfagent_loop.checkpoint",
+)  # fmt: skip
 _names: list[dict[str, Any]] = []
 
 
@@ -199,8 +206,9 @@ def start(job: dict[str, Any], number: int) -> int:
 
 
 def main() -> None:
-    import torch._dynamo  # noqa: F401 - the first optimizer imports it
-
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # or each attach() looks through all of it for the model and the optimizer
     for line in sys.stdin:
         wanted = json.loads(line)
         children = [start(wanted, number) for number in range(len(wanted["environments"]))]
