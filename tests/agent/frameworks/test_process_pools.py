@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from agent.frameworks.recordings import recorded
 from builders import job_environment
+from preloaded import run
 
 TRAINS_IN_A_POOL = """
 import sys, torch, torch.multiprocessing as for_tensors, multiprocessing as plain
@@ -41,12 +40,9 @@ if __name__ == "__main__":
     [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)],
 )
 def test_a_training_in_a_pool_ends_with_its_task(tmp_path: Path, method: str, module: str) -> None:
-    (tmp_path / "train.py").write_text(TRAINS_IN_A_POOL)
+    (script := tmp_path / "train.py").write_text(TRAINS_IN_A_POOL)
     variables = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    command = [sys.executable, "train.py", method, module]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
-    )
+    [done] = run([str(script), method, module], tmp_path, [variables])
     assert done.stdout == "[False, True, True]\n", done.stderr
     ends = sorted((len(one.series["loss"]), one.states[-1]["state"]) for one in recorded(tmp_path / "record"))
     assert ends == [(5, "failed"), (6, "finished"), (7, "finished")]
