@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from agent.frameworks.recordings import Recorded
+from agent_recorded import Recorded
 from libraries.running import Ran
 
 __all__ = ["COLUMNS", "compared"]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agent.frameworks.recordings import recorded
+from agent_recorded import recorded
 from libraries.catalogue import LIBRARIES, Library
 from libraries.comparing import compared
 from libraries.environments import NotInstalledError, interpreter, version

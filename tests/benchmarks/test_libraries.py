@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent.frameworks.recordings import Recorded, recorded
+from agent_recorded import Recorded, recorded
 from libraries.catalogue import LIBRARIES
 from libraries.comparing import COLUMNS, compared
 from libraries.page import PAGE, document

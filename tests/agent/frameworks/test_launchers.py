@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent.frameworks.recordings import Recorded, recorded
+from agent_recorded import Recorded, recorded
 from builders import free_port, job_environment
 from case_selection import everyday
 from preloaded import run

@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 import pytest
 from agent.frameworks.matrix import COLUMNS, REASONS, ROWS, Row
-from agent.frameworks.recordings import Recorded, recorded
 from agent.frameworks.training import is_everyday, trained
+from agent_recorded import Recorded, recorded
 
 NODE = "host/memory_used_bytes"
 PHASES = ("data", "forward", "backward", "optimizer")

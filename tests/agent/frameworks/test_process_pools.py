@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agent.frameworks.recordings import recorded
+from agent_recorded import recorded
 from builders import job_environment
 from preloaded import run
 

@@ -10,8 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from agent.frameworks.recordings import recorded
-from agent_recorded import Recording
+from agent_recorded import Recording, recorded
 from builders import job_environment
 from whole_end import IN_A_SCRIPT
 

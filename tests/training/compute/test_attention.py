@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 
 import pytest
 import torch
@@ -15,27 +16,14 @@ import perfagent
 from perfagent.errors import ConfigError
 from perfagent_loop.compute.attention_rules import Gpu
 
-_OPERATORS = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
-    "aten::_scaled_dot_product_flash_attention": "flash",
-    "aten::_scaled_dot_product_efficient_attention": "efficient",
-    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
-    "aten::_scaled_dot_product_attention_math": "math",
-}
+KERNEL = re.compile(r"aten::_scaled_dot_product_(?:attention_)?(flash|efficient|cudnn|math)")
 
 
 def kernel_that_ran(q, k, v, **arguments):
     """The name of the kernel in torch's record of the call's operators; "none" where it raised."""
-    profiler = torch._C._profiler
-    config = profiler.ProfilerConfig(
-        profiler.ProfilerState.CPU, False, False, False, False, False, profiler._ExperimentalConfig()
-    )
-    torch._C._autograd._enable_profiler_legacy(config)
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError), torch.autograd.profiler.profile(use_kineto=False) as record:
         scaled_dot_product_attention(q, k, v, **arguments)
-    events = torch._C._autograd._disable_profiler_legacy()
-    ran = [_OPERATORS[event.name()] for thread in events for event in thread if event.name() in _OPERATORS]
-    return ran[0] if ran else "none"
+    return next((found[1] for event in record.function_events if (found := KERNEL.match(event.name))), "none")
 
 
 def tensors(
