@@ -46,11 +46,6 @@ class Training:
         self.schedule.step()
         self.average.update_parameters(self.model)
 
-    def broken(self, size: int) -> None:
-        self.step(size)
-        if size == 4:
-            raise ZeroDivisionError("a bug of the user's")
-
     def state(self) -> str:
         parts: list[Any] = [self.model.state_dict(), self.average.state_dict(), self.model.training]
         parts += [[(id(p), p.grad) for p in self.model.parameters()], self.optimizer.state_dict()]
@@ -89,8 +84,14 @@ def test_everything_is_as_it_was(stepped_before: bool) -> None:
     before = training.state()
     assert find_batch_size(training.step, limit=64) == 9
     assert training.state() == before
+
+    def broken(size: int) -> None:
+        training.step(size)
+        if size == 4:
+            raise ZeroDivisionError("a bug of the user's")
+
     with pytest.raises(ZeroDivisionError, match="a bug of the user's"):
-        find_batch_size(training.broken)
+        find_batch_size(broken)
     assert training.state() == before
 
 
