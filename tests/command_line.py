@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
+import importlib
 import os
 import pty
 import re
@@ -12,12 +14,14 @@ import struct
 import subprocess
 import sys
 import termios
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from builders import until
+from documents import ROOT
 
 from perfagent import cli
 
@@ -114,3 +118,20 @@ def python_in_terminal(
         process.kill()
         os.close(master)
     return Screenful(process.wait(), sent.decode().replace("\r\n", "\n"))
+
+
+@functools.cache
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, made by the functions that pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    parsers = {}
+    for name, target in project["entry-points"]["perfagent.commands"].items():
+        module, _, function = target.partition(":")
+        parsers[name] = argparse.ArgumentParser(prog=f"perfagent {name}", allow_abbrev=False)
+        getattr(importlib.import_module(module), function)(parsers[name])
+    return parsers
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next(found, {})

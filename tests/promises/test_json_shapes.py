@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import numpy as np
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, frame, listening
 from builders import Receiver, until, web
+from command_line import commands, subcommands
 from commands import perfagent
-from documents import ROOT
 from frames import state
 from json_shapes import differences, shapes, whole
 
@@ -30,30 +28,18 @@ from perfagent_tools.bench.report import Figure, Report
 Run = Callable[..., Any]
 
 
-def with_json(parser: argparse.ArgumentParser, name: str) -> Iterator[str]:
+def with_json(parser: argparse.ArgumentParser) -> Iterator[str]:
     if "--json" in parser._option_string_actions:
-        yield name
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for word, one in action.choices.items():
-                yield from with_json(one, f"{name} {word}")
-
-
-def commands_with_json() -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    found = set()
-    for name, target in project["entry-points"]["perfagent.commands"].items():
-        module, _, function = target.partition(":")
-        parser = argparse.ArgumentParser()
-        getattr(importlib.import_module(module), function)(parser)
-        found |= {*with_json(parser, name)}
-    return found
+        yield parser.prog.removeprefix("perfagent ")
+    for one in subcommands(parser).values():
+        yield from with_json(one)
 
 
 def test_each_command_with_json_is_stated_and_no_other() -> None:
     benches = {f"bench {name}" for name in (*BENCHMARKS, "ingest")}
     stated = {name for name in shapes() if name[0].islower()}
-    assert (commands_with_json() - benches) | {"bench NAME"} == stated
+    found = {name for parser in commands().values() for name in with_json(parser)}
+    assert (found - benches) | {"bench NAME"} == stated
 
 
 @pytest.mark.parametrize(

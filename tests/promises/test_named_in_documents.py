@@ -11,11 +11,11 @@ import itertools
 import pathlib
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from command_line import commands, subcommands
 from documents import ROOT, Document, Piece, documents, tracked_files
 
 from perfagent.agent_config import AgentConfig
@@ -38,23 +38,6 @@ OF_A_RUN = {"perfagent.config"}
 Problems = Iterator[tuple[int, str]]
 
 # ---- commands and options --------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def commands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command, made by the functions that pyproject.toml names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    parsers = {}
-    for name, target in project["entry-points"]["perfagent.commands"].items():
-        module, _, function = target.partition(":")
-        parsers[name] = argparse.ArgumentParser(prog=f"perfagent {name}", allow_abbrev=False)
-        getattr(importlib.import_module(module), function)(parsers[name])
-    return parsers
-
-
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return next(found, {})
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:

@@ -6,21 +6,18 @@ import functools
 import io
 import pathlib
 import re
-import subprocess
 import tokenize
 
 import pytest
+from documents import ROOT, tracked_files
 from faults.matrix import FAULTS
 
 pytestmark = pytest.mark.real
-ROOT = pathlib.Path(__file__).parents[2]
 
 
-def tracked(*patterns: str) -> list[pathlib.Path]:
-    names = subprocess.run(
-        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
+def sources(*folders: str) -> list[pathlib.Path]:
+    """The files of Python below these folders."""
+    return [path for path in tracked_files() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in folders]
 
 
 def text_of(path: pathlib.Path) -> str:
@@ -32,7 +29,7 @@ def text_of(path: pathlib.Path) -> str:
 
 def test_no_file_leans_on_something_outside_the_repository() -> None:
     outside = re.compile(r"\.\./" + "sha" + r"red\b|/wo" + r"rk/")
-    assert [path.relative_to(ROOT) for path in tracked() if outside.search(text_of(path))] == []
+    assert [path.relative_to(ROOT) for path in tracked_files() if outside.search(text_of(path))] == []
 
 
 def test_constraints_pin_every_version_and_name_no_index() -> None:
@@ -42,14 +39,14 @@ def test_constraints_pin_every_version_and_name_no_index() -> None:
 
 def test_no_source_file_has_a_name_that_says_nothing() -> None:
     vague = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
-    assert [path.name for path in tracked("*.py") if path.stem in vague] == []
+    assert [path.name for path in tracked_files() if path.suffix == ".py" and path.stem in vague] == []
 
 
 @pytest.mark.fault
 def test_x04_the_server_never_unpickles_and_never_evaluates_text() -> None:
     banned = re.compile(r"\b(pickle\.loads?|marshal\.loads?|yaml\.load|eval|exec)\(")
-    sources = tracked("server/*.py", "client/*.py", "dashboard/*.py")
-    assert [str(path.relative_to(ROOT)) for path in sources if banned.search(text_of(path))] == []
+    readers = sources("server", "client", "dashboard")
+    assert [str(path.relative_to(ROOT)) for path in readers if banned.search(text_of(path))] == []
 
 
 def test_gradients_are_read_on_the_training_thread_only() -> None:
@@ -63,8 +60,8 @@ def test_gradients_are_read_on_the_training_thread_only() -> None:
     }  # fmt: skip
     reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")
     agent = ROOT / "agent/perfagent"
-    sources = [path for path in tracked("agent/*.py") if path.is_relative_to(agent)]
-    found = {str(path.relative_to(agent)) for path in sources if reads.search(code_of(path))}
+    files = [path for path in sources("agent") if path.is_relative_to(agent)]
+    found = {str(path.relative_to(agent)) for path in files if reads.search(code_of(path))}
     assert found <= on_the_training_thread
 
 
@@ -80,7 +77,7 @@ def named_tests() -> list[tuple[str, str]]:
     """The file and name of each test."""
     return [
         (str(path.relative_to(ROOT / "tests")), name)
-        for path in tracked("tests/*.py")
+        for path in sources("tests")
         for name in re.findall(r"^\s*(?:async )?def (test_\w+)", text_of(path), re.MULTILINE)
     ]
 
