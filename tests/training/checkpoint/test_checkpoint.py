@@ -106,6 +106,7 @@ def test_errors_that_may_pass_are_tried_again_and_others_are_not(
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoint.save(2, {"model": {}})
     assert len(errors) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {".in_use", "latest", "step_1"}  # as it was
     assert checkpoint.latest() == tmp_path / "step_1"
 
 
