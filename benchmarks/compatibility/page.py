@@ -166,6 +166,9 @@ Known limits:
   `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
 - **Steps captured in a graph.** A replay of a whole step (`torch.cuda.CUDAGraph`) is a step with its time. Its phases are unknown, its
   gradients are measured only if they outlive the step, and its loss is what the script logs: `run.log({"loss": static_loss})`.
+- **FLOPs.** There is no count, so no `flops_per_s` and no `mfu`, if a frozen convolution is called as a function or is compiled, if two
+  frozen or compiled convolutions of the same sizes differ in their stride alone, and after `backward(create_graph=True)`. Attention that
+  is not one fused kernel (dropout on the CPU, a model's own products) counts in full where it is causal, too.
 - **The operator of a NaN on a GPU** is read from the graph of the step after it. It is named if the weights were kept good
   (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its
   batch and parameters looked at in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
@@ -182,6 +185,11 @@ Known limits:
 - **Ranks that a script starts itself** (multiprocessing) belong to one run under `perfagent run`. With `attach()` they belong to one
   run too, whether `attach()` comes before or after `init_process_group`. If you start ranks by hand without a launcher's variables,
   call `attach()` after `init_process_group`.
+- **A script that starts itself anew** (`os.execv`, to set `PYTHONHASHSEED` for example) is not recorded by `perfagent run`: call
+  `attach()` in it.
+- **Hosts with big-endian numbers** (s390x) are not supported: the agent writes the columns of a frame in the order of the host.
+- **A recording that is synced again** to a server that refuses some of its frames: those stand in the recording's `quarantine` once
+  for each `perfagent sync`, up to 16 MB.
 - **Trainings in other processes.** `perfagent run` records the process that it starts, and the ranks that this process spawns. If it
   makes no step and starts other processes (a driver of several trainings, a script that forks its training), an info alert says so:
   put `perfagent run` before each command that trains, or call `attach()` in the function that trains. In a driver that imports torch,
@@ -219,10 +227,20 @@ Known limits:
   has optimizers of another kind: perfagent records only what the script logs.
 - **Gradients by `torch.autograd.grad` or `torch.func`**: perfagent records the steps, the learning rate and the norm, nothing else.
 - **Samples are missing** for batches of torch_geometric's NeighborLoader and of recbole, for updates from a replay memory with more
-  than two backward passes, and for adjoint equations.
+  than two backward passes, and for adjoint equations; and for batches in a mapping of your own class that is neither a `dict` nor a
+  `UserDict`.
+- **Padding** counts by a mask, by the lengths of the sequences, or by the padding token of the model. Lengths without a name, in a
+  tuple, are known after batches of three widths.
 - **Evaluations and rollouts.** Calls of the model between steps count as an evaluation. They count as a rollout if the script stepped
   an environment of gymnasium, gym or Stable-Baselines3; an environment of your own class does not count. perfagent notices the
   evaluation of another model than the trained one if its loader is read to the end.
+- **Models that return a loss.** Their call ends with the forward pass. If the loop computes another loss and trains on that one, the time
+  of that is `other`.
+- **Gradients clipped before the first step** of an optimizer that `attach` was not given: that step has the norm from clipping, and
+  no norms of layers. After `clip_grad_value_` it has none.
+- **Optimizers over the same parameters that step in turn**, each on a backward pass of its own: every step of each counts.
+- **Other models that the loop calls** (a teacher, a discriminator). perfagent looks for them after the first step, after 15 s, and then
+  less and less often, at least every ten minutes. Until then the time of their calls is `other`. It watches at most 64 modules.
 - **A second, smaller training in one process.** While the first training's optimizer exists, perfagent recognizes the second training
   only after up to 64 steps. It then records these steps together, without gradient norms. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.

@@ -128,9 +128,9 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     tensor = tensor.detach()
     if kind == "cpu":
         return Reading(tensor, None)
-    _elsewhere = True
     if kind == "meta":
         return None
+    _elsewhere = True
     backend = backend_of(kind)
     if not backend.used:
         uses(backend, device)

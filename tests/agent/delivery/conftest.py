@@ -10,11 +10,13 @@ from progress import new_progress
 
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector
+from perfagent.device import readings
 
 
 @pytest.fixture
-def sender(tmp_path: Path) -> Any:
-    """Without threads, its session's progress in place: forty steps are made."""
+def sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Without threads, its session's progress in place: forty steps are made, and nothing was on a device."""
+    monkeypatch.setattr(readings, "_elsewhere", False)
     made: Any = RecordingSender(tmp_path)
     made.counters = Counter()
     made.progress = new_progress(made.rows)
