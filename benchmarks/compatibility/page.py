@@ -187,6 +187,7 @@ Known limits:
   call `attach()` after `init_process_group`.
 - **A script that starts itself anew** (`os.execv`, to set `PYTHONHASHSEED` for example) is not recorded by `perfagent run`: call
   `attach()` in it.
+- **Control groups of version 1 beside version 2**: pressure is the host's.
 - **Hosts with big-endian numbers** (s390x) are not supported: the agent writes the columns of a frame in the order of the host.
 - **A recording that is synced again** to a server that refuses some of its frames: those stand in the recording's `quarantine` once
   for each `perfagent sync`, up to 16 MB.
