@@ -120,8 +120,11 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
 
 
 @pytest.fixture
-def nothing_compiled() -> Iterator[None]:
-    """A process in which nothing was compiled, whatever other tests did in it; and none is left for the next ones."""
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process in which nothing was compiled and no jagged tensor was made, whatever other tests did in it; and none is
+    left for the next ones."""
+    if jagged := sys.modules.get("torch.nested._internal.nested_tensor"):
+        monkeypatch.setattr(jagged, "_tensor_id_counter", 0)
     _forget_what_was_compiled()
     yield
     _forget_what_was_compiled()
