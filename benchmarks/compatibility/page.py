@@ -187,6 +187,8 @@ Known limits:
   call `attach()` after `init_process_group`.
 - **A script that starts itself anew** (`os.execv`, to set `PYTHONHASHSEED` for example) is not recorded by `perfagent run`: call
   `attach()` in it.
+- **A DeepSpeed configuration that is named on the command line** is not read as a file: perfagent records the engine's settings.
+- **`wandb.restore`** gives None: perfagent has no store of files to restore from.
 - **Control groups of version 1 beside version 2**: pressure is the host's.
 - **Hosts with big-endian numbers** (s390x) are not supported: the agent writes the columns of a frame in the order of the host.
 - **A recording that is synced again** to a server that refuses some of its frames: those stand in the recording's `quarantine` once

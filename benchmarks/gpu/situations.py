@@ -1,9 +1,9 @@
-"""Trainings in situations that differ on a card from a CPU: what the agent records of each, and that the losses stay the same.
+"""Checks trainings that behave differently on a GPU than on a CPU: the agent's recording is right, and the losses stay the same.
 
     python situations.py NAME DEVICE [FOLDER]     one training; recorded into FOLDER, or without the agent
 
-Each training runs in processes of its own, with and without the agent. It writes what is true of it to standard output, in
-JSON: its losses and whatever the recording must show.
+Each training runs twice, with and without the agent, in a fresh process each time. The process prints JSON: its losses, and
+the facts that the recording must show.
 """
 
 from __future__ import annotations

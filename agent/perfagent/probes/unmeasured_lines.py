@@ -1,8 +1,8 @@
 """Samples the training thread's line while no phase is timed: it shows where `phase/other_s` goes.
 
-One sample a tick of the sender's thread, 6 µs: the frames of the thread, no variables, no lock. Once a minute it reports
-the most frequent lines, if 15 % of the samples were outside every phase. The line is the script's own: the one that
-called into a library.
+The sender thread takes one sample a tick, in 6 µs. A sample reads the training thread's frames, but no variables, and
+takes no lock. Once a minute it reports the most frequent lines, if 15 % of the samples were outside every phase. A line is
+one of the script, the one that called into a library.
 """
 
 from __future__ import annotations

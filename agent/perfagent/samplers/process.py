@@ -110,15 +110,15 @@ class WorkerReader:
 
 
 class WorkerMemory:
-    """What the DataLoader's workers hold of their own: `poll()` emits `process/workers_pss_bytes` once each was asked.
+    """Measures the memory of the DataLoader's workers: `poll()` emits `process/workers_pss_bytes` once all were read.
 
-    A forked worker shares the dataset's pages with the training process until one of them writes there; a Python object is
-    written to whenever it is looked at, by its reference count. Resident memory counts such a page in each process, before
-    and after the copy, so it stays as it was. In the proportional size (PSS) each counts its share.
+    A forked worker shares the dataset's pages with the training process until one of them writes to a page. Reading a Python
+    object writes to it, because its reference count changes. Resident memory counts a shared page in each process, so a copy
+    does not change it. The proportional size (PSS) counts the process's share of the page, so a copy raises it.
 
-    The kernel walks all pages for it: 0.1 ms for 12 MiB, 60 ms for 600 MiB, in which the worker cannot map memory. So it
-    is asked for on the courier's thread, of one worker at a time, and as seldom as keeps it below 0.2 % of a core. spent:
-    seconds of CPU of the calling thread.
+    The kernel walks all pages to compute PSS: 0.1 ms for 12 MiB, 60 ms for 600 MiB. The worker cannot map memory meanwhile.
+    Therefore the courier thread reads one worker at a time, seldom enough to stay below 0.2 % of a core. spent: CPU seconds
+    of the calling thread.
     """
 
     def __init__(

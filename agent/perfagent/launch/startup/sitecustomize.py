@@ -1,10 +1,10 @@
-"""Runs at interpreter start-up in a process that `perfagent run` started: takes itself out again and waits for torch.
+"""Runs at interpreter start-up in a process that `perfagent run` started: removes itself and waits for torch.
 
-Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are as without us, except for one finder
-that is gone when torch (or perfagent) is imported. The user's own sitecustomize, which this file hides, is run last, so
-that Python reports an error in it as ever. Nothing is imported that the script might not want.
+Python finds this file through PYTHONPATH. The file then restores sys.path and os.environ, and leaves one import finder,
+which goes when torch (or perfagent) is imported. The file hides the user's own sitecustomize and therefore runs it last:
+Python reports an error in it as usual. The file imports nothing that the script might not want.
 """
-# ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
+# ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - the user's process may not want pathlib and contextlib loaded
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ _LEAST_ROWS = 4
 """In smaller batches it is no wonder if all rows, or their classes, are alike."""
 _MOST_COUNTED = 2**17
 """Most numbers of a mask, of labels or of tokens that are counted."""
-_MOST_NUMBERS, _MOST_ROWS = 2**12, 2**10
-"""Most numbers of the input of which mean and spread are taken, and most of a row that is compared at first; most rows."""
+_MOST_NUMBERS = 2**12
+"""Mean and spread use at most so many numbers of the input. The first comparison of two rows uses as many of a row."""
+_MOST_ROWS = 2**10
 _SHARES = {
     "batch/padding_pct": ("padding", "places"),
     "batch/ignored_pct": ("ignored", "labels"),
