@@ -8,7 +8,7 @@ from typing import Any
 from perfagent.decode.step_decoder import StepReader
 from perfagent.hooks.selection.joint_step import JointStep
 from perfagent.hooks.selection.optimizers import OptimizerSelection
-from perfagent.signals.gradient_schedule import GradientSchedule
+from perfagent.measure.gradient_schedule import GradientSchedule
 from perfagent.step.governor import Governor
 from perfagent.step.roles import RunLinks
 from perfagent.step.state import StepState

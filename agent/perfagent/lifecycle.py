@@ -16,6 +16,8 @@ from perfagent import patching
 from perfagent.agent_config import AgentConfig
 from perfagent.boundary import guard
 from perfagent.calls.run_config import RunConfig
+from perfagent.causes.investigator import Investigator
+from perfagent.causes.stacks import frames_of
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.environment import describe
@@ -29,6 +31,8 @@ from perfagent.hooks.selection.optimizers import OptimizerSelection
 from perfagent.hooks.trained import Trained
 from perfagent.identity import Identity
 from perfagent.identity.naming import default_name
+from perfagent.measure.gradient_schedule import GradientSchedule
+from perfagent.measure.step_witness import StepWitness
 from perfagent.media.outbox import Outbox
 from perfagent.probes.compilations import Compilations
 from perfagent.probes.memory_table import MemoryTable
@@ -37,13 +41,9 @@ from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.process import host_allocator
 from perfagent.process import launch_options as launched
 from perfagent.process.exit_reason import Cause, cause, of_exit_code, text_of, unused_parameters
-from perfagent.rootcause.investigator import Investigator
-from perfagent.rootcause.stacks import frames_of
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.child_processes import started_here, unrecorded
 from perfagent.samplers.sampler import Sampler
-from perfagent.signals.gradient_schedule import GradientSchedule
-from perfagent.signals.step_witness import StepWitness
 from perfagent.step.governor import Governor
 from perfagent.step.roles import RunLinks
 from perfagent.step.state import StepState, state

@@ -55,7 +55,7 @@ class Perfagent(Case):
 
     def __init__(self, name: str, model: Any, optimizer: Any, folder: Path) -> None:
         import perfagent
-        from perfagent.signals.gradient_schedule import GradientSchedule
+        from perfagent.measure.gradient_schedule import GradientSchedule
         from perfagent.step.governor import Governor
 
         case = self

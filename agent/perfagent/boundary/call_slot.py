@@ -17,7 +17,7 @@ from perfagent.boundary.dynamo import Function
 __all__ = ["CALL", "CallSlot", "anything_compiled", "copy_that_calls"]
 
 CALL = "_compiled_call_impl"
-_KNOWS = "perfagent.signals.compiled"
+_KNOWS = "perfagent.measure.compiled"
 
 
 def copy_that_calls(caller: FrameType, module: Any) -> Any:

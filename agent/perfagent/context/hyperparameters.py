@@ -23,12 +23,12 @@ from pathlib import Path
 from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
+from perfagent.causes.stack_variables import variables_of
 from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable
+from perfagent.measure.source_lines import is_ours
 from perfagent.redaction import redacted
-from perfagent.rootcause.stack_variables import variables_of
-from perfagent.signals.source_lines import is_ours
 
 __all__ = ["Hyperparameters"]
 

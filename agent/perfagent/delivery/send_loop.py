@@ -190,7 +190,7 @@ class SendLoop:
             self._newest_event = max(self._newest_event, happened.number)
             self._taken_events += 1
             try:
-                # a piece of a file, or a picture, that was made for sending (rootcause/upload.py, media/)
+                # a piece of a file, or a picture, that was made for sending (causes/upload.py, media/)
                 payload = happened.data.get("payload")
                 data = redacted(happened.data)
                 if isinstance(payload, bytes):

@@ -16,7 +16,7 @@ from perfagent.boundary.dynamo import Function, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
 from perfagent.device import DeviceClock, Event, Reading, collect, take
-from perfagent.signals.loss_function import loss_function
+from perfagent.measure.loss_function import loss_function
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import (
     BACKWARD,

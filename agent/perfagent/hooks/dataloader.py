@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.evaluation import interrupted
-from perfagent.signals.batches.contents import Contents
-from perfagent.signals.batches.size import Measure, is_raw, reader
+from perfagent.measure.batches.contents import Contents
+from perfagent.measure.batches.size import Measure, is_raw, reader
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, read_on, shorten
 

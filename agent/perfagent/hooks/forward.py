@@ -26,8 +26,8 @@ from perfagent.boundary.guard import failed, failures
 from perfagent.device import accelerator
 from perfagent.hooks.dataloader import contents_of, measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.signals.batches.contents import NO_LOADER
-from perfagent.signals.step_witness import inputs_of
+from perfagent.measure.batches.contents import NO_LOADER
+from perfagent.measure.step_witness import inputs_of
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 

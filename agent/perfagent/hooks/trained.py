@@ -18,8 +18,8 @@ from perfagent.hooks.custom_optimizer import is_foreign
 from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.optimizer_step import watch_whole_step
 from perfagent.hooks.selection.auxiliary_models import AuxiliaryModelFinder
-from perfagent.signals.batches.padding import has_embedding
-from perfagent.signals.memory import chosen_device, device_in_use
+from perfagent.measure.batches.padding import has_embedding
+from perfagent.measure.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +52,7 @@ class Trained:
         progress.links.on_next_optimizer = self.watch_step
 
     def watch_by(self, add: Callable[[Any], None]) -> None:
-        """add: hands a task to the training thread, between two steps (rootcause/investigator.py)."""
+        """add: hands a task to the training thread, between two steps (causes/investigator.py)."""
         self._add = add
 
     def model(self) -> nn.Module | None:

@@ -25,7 +25,7 @@ from perfagent.hooks.grad_clipping import Clip, about_to_clip
 from perfagent.hooks.optimizer_step import finish_step, watch_clear
 from perfagent.hooks.phases import watch_phase
 from perfagent.hooks.selection.models import numbers_trained
-from perfagent.signals.sharding import world_size
+from perfagent.measure.sharding import world_size
 from perfagent.step.state import StepState, now, state
 from perfagent.step.stop import claim as stop_due
 from perfagent.step.suspend import unwatched

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import is_executing
 from perfagent.hooks import compile_time
-from perfagent.signals.source_lines import short
+from perfagent.measure.source_lines import short
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.signals.memory import allocator
-from perfagent.signals.sharding import local
-from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in, tensors_in
+from perfagent.measure.memory import allocator
+from perfagent.measure.sharding import local
+from perfagent.measure.tensor_storage import is_lazy, made_of, numbers_in, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,10 +9,10 @@ from perfagent.boundary import guard
 from perfagent.hooks.selection.models import has_optimizer
 
 if TYPE_CHECKING:
+    from perfagent.causes.investigator import Investigator
     from perfagent.delivery.handoff import Handoff, Source
     from perfagent.hooks.trained import Trained
     from perfagent.probes.scheduler import ScheduledProbes
-    from perfagent.rootcause.investigator import Investigator
     from perfagent.samplers.sampler import Sampler
     from perfagent.step.governor import Governor
     from perfagent.step.state import StepState

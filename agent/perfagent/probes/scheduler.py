@@ -14,18 +14,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfagent.device import accelerator
+from perfagent.measure.flops.step_flops import MOST_SIZES, StepFlops
+from perfagent.measure.flops.step_recording import FlopCount
+from perfagent.measure.modules import ModuleTimes
+from perfagent.measure.synchronization import SynchronizingLines
+from perfagent.measure.value_reads import ValueReads
 from perfagent.probes.unoptimized import Unoptimized
-from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
-from perfagent.signals.flops.step_recording import FlopCount
-from perfagent.signals.modules import ModuleTimes
-from perfagent.signals.synchronization import SynchronizingLines
-from perfagent.signals.value_reads import ValueReads
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from perfagent.causes.investigator import Investigator
     from perfagent.delivery.handoff import Handoff
-    from perfagent.rootcause.investigator import Investigator
 
 __all__ = ["ScheduledProbes"]
 

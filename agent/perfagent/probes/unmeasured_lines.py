@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.signals.source_lines import is_ours, short
+from perfagent.measure.source_lines import is_ours, short
 from perfagent.step.trace import BACKWARD_END, CLEARED, DATA, EVALUATED, FIELDS, OPTIMIZER_END, PHASE, Trace
 
 if TYPE_CHECKING:

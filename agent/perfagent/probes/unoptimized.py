@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.boundary.gc_instances import instances_of
-from perfagent.signals.tensor_storage import numbers_in
-from perfagent.signals.uncleared import Uncleared
+from perfagent.measure.tensor_storage import numbers_in
+from perfagent.measure.uncleared import Uncleared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from perfagent.rootcause.watch import Task
+    from perfagent.causes.watch import Task
     from perfagent.step.state import StepState
 
 __all__ = ["Unoptimized"]

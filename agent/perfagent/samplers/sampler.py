@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from perfagent.measure.memory import allocator, device_in_use
 from perfagent.process.descriptors import Descriptor, opened
 from perfagent.samplers import folders
 from perfagent.samplers.folders import FolderSampler
 from perfagent.samplers.process import PSS_EVERY_S, ProcessReader, WorkerMemory, WorkerReader
-from perfagent.signals.memory import allocator, device_in_use
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Source
@@ -36,7 +36,7 @@ _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
-    "perfagent.signals.memory",
+    "perfagent.measure.memory",
     *(() if os.path.exists("/proc/stat") else ("perfagent.samplers.psutil_counters",)),  # noqa: PTH110
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )

@@ -105,7 +105,7 @@ class StepReader(Protocol):
 
 
 class Investigator(Protocol):
-    """rootcause.investigator.Investigator"""
+    """causes.investigator.Investigator"""
 
     stop: Any
 

@@ -64,7 +64,7 @@ class StepState:
     whole: the optimizer's step is timed outside of torch's wrapper, so the hooks inside do nothing.
     entered: id of the optimizer whose step is running. primary_id: id of the one whose steps count.
     measure_at: gradients are measured once this many steps are completed.
-    boundary: called at the end of a step (rootcause/investigator.py).
+    boundary: called at the end of a step (causes/investigator.py).
     probe: its method `call(call, args, kwargs)` runs the root's next training call, once.
     clips: what was clipped since the last step (hooks/grad_clipping.py).
     early: log() calls before the steps are known.

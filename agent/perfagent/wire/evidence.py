@@ -43,7 +43,7 @@ MinusInfinity = TypedDict("MinusInfinity", {"read_as": list[str], "from": str}, 
 
 
 class OperatorFound(TypedDict, total=False):
-    """The operator that made the first bad value, or read it. rootcause/graph.py says what each field is."""
+    """The operator that made the first bad value, or read it. causes/graph.py says what each field is."""
 
     operator: str
     inputs_known: bool
@@ -89,7 +89,7 @@ Batch = TypedDict("Batch", {"step": int, "from": str, "hash": str, "tensors": li
 
 
 class Began(TypedDict, total=False):
-    """The steps between which it began. rootcause/onset.py says what each field is."""
+    """The steps between which it began. causes/onset.py says what each field is."""
 
     first: int
     last: int
@@ -198,7 +198,7 @@ class Gaps(TypedDict, total=False):
 
 
 class ProfileEvidence(TypedDict, total=False):
-    """What a profile shows. steps: the first and the last one. shares: rootcause/shares.py says of what. operators: those
+    """What a profile shows. steps: the first and the last one. shares: causes/shares.py says of what. operators: those
     with the most time."""
 
     profile: str

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
-from perfagent.signals.batches.values import IGNORED
+from perfagent.measure.batches.values import IGNORED
 from perfagent_loop.checks import check_count
 
 __all__ = ["join", "pad"]

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from perfagent.errors import ConfigError
-from perfagent.signals.batches.padding import real_tokens_of
-from perfagent.signals.batches.places import TOKENS, Place, are_integers, places_in
-from perfagent.signals.batches.values import IGNORED, counted, is_constant, labels_in, loss_mask_in, only_class
+from perfagent.measure.batches.padding import real_tokens_of
+from perfagent.measure.batches.places import TOKENS, Place, are_integers, places_in
+from perfagent.measure.batches.values import IGNORED, counted, is_constant, labels_in, loss_mask_in, only_class
 from perfagent_loop import randomness
 from perfagent_loop.checks import check_count
 from perfagent_loop.data.mapped import bytes_of

@@ -10,7 +10,7 @@ from agent.hooks.loops import one_ahead, sgd, step
 from torch import nn
 from torch.utils.data import DataLoader
 
-import perfagent.signals.compiled  # noqa: F401 - as the sender's thread does
+import perfagent.measure.compiled  # noqa: F401 - as the sender's thread does
 
 
 def start(record, model=None):

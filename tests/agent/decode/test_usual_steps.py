@@ -9,14 +9,14 @@ from collections import deque
 import pytest
 from progress import new_progress
 
+from perfagent.causes.investigator import Investigator
 from perfagent.decode import step_decoder
 from perfagent.decode.phase_times import LoopFacts
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.drafts import rows_of
-from perfagent.rootcause.investigator import Investigator
-from perfagent.signals.batches.size import inputs
-from perfagent.signals.flops.op_formulas import Counted
-from perfagent.signals.flops.step_flops import StepFlops
+from perfagent.measure.batches.size import inputs
+from perfagent.measure.flops.op_formulas import Counted
+from perfagent.measure.flops.step_flops import StepFlops
 from perfagent.step import trace as kinds
 from perfagent.step.row import Note
 from perfagent.step.trace import entries_of, trace_of

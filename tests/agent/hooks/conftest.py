@@ -10,7 +10,7 @@ import time
 import pytest
 from agent.hooks import loops
 
-from perfagent import hooks, rootcause, signals
+from perfagent import causes, hooks, measure
 from perfagent.step import state
 
 
@@ -32,7 +32,7 @@ class VirtualClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """The clock by which the agent takes the times of steps and phases. Comes before `record`."""
-    for package in (hooks, rootcause, signals):  # what is imported later would keep this test's clock
+    for package in (causes, hooks, measure):  # what is imported later would keep this test's clock
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     virtual = VirtualClock()

@@ -9,8 +9,8 @@ import torch
 from two_parts import TwoParts
 
 from perfagent.boundary import guard
+from perfagent.measure.uncleared import Uncleared
 from perfagent.probes.unoptimized import LEAST_STEPS, Unoptimized
-from perfagent.signals.uncleared import Uncleared
 
 STEPS = 60
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from agent.rootcause.conftest import Made
+from agent.causes.conftest import Made
 from torch import nn
 from torch._utils import KeyErrorMessage
 from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -40,7 +40,7 @@ _FETCH = FIELDS[DATA]
 
 
 class AuxiliaryModelFinder:
-    """A task that runs between two steps (rootcause/investigator.py): it records which modules are called from the end
+    """A task that runs between two steps (causes/investigator.py): it records which modules are called from the end
     of one step to the end of the next. Those that it finds stay watched until `remove`."""
 
     def __init__(self, p: StepState, root: nn.Module, root_call: WatchedModel) -> None:

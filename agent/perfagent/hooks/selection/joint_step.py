@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from perfagent.hooks.grad_clipping import Clip, Clips
-    from perfagent.signals.updates import Weights
+    from perfagent.measure.updates import Weights
     from perfagent.step.gradients import GradientNorms
     from perfagent.step.state import StepState
 

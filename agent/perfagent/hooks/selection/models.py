@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfagent.boundary.gc_instances import instances_of
-from perfagent.signals.tensor_storage import numbers_in
+from perfagent.measure.tensor_storage import numbers_in
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.hooks.selection.models import numbers_trained, parameters_by_id, root_of, search
-from perfagent.signals.tensor_storage import numbers_in
+from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.state import now
 from perfagent.step.trace import OPTIMIZER_END, entries_of, trace_of
 

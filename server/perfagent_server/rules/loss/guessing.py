@@ -2,7 +2,7 @@
 
 Of a cross entropy over C classes that is ln C. The agent reads from autograd's graph which loss it is, of how many classes,
 and two mistakes that show there: a softmax before a cross entropy, and a prediction that was broadcast against its target
-(agent: signals/loss_function.py).
+(agent: measure/loss_function.py).
 """
 
 from __future__ import annotations

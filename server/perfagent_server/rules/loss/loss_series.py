@@ -31,7 +31,7 @@ def recent(window: Window) -> dict[str, Any]:
 
 
 def function_of_loss(window: Window) -> Mapping[str, Any]:
-    """The newest event "loss" (agent: signals/loss_function.py), {} before the first. A rule that asks reads that event."""
+    """The newest event "loss" (agent: measure/loss_function.py), {} before the first. A rule that asks reads that event."""
     told = window.events("loss")
     return told[-1].data if told else {}
 

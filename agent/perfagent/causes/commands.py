@@ -1,0 +1,193 @@
+"""Obeys the server's commands: stacks, a profile, other sampling, a flush, the end. On the sender's thread.
+
+Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`:
+accepted, done or refused, with a sentence that says why (or why a profile was cut short). A command can only ask for
+what is written here: it carries numbers and words, never code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
+
+from perfagent.causes.profile import MOST_STEPS, Profile, Summary
+from perfagent.causes.shares import busiest
+from perfagent.causes.stacks import all_stacks
+from perfagent.wire.evidence import ProfileEvidence
+from perfagent.wire.limits import whole
+
+if TYPE_CHECKING:
+    from perfagent.causes.watch import Watch
+
+__all__ = ["KINDS", "Commands"]
+
+KINDS = ("flush", "profile", "sampling", "stacks", "stop")
+_REMEMBERED = 256
+NOT_STOPPABLE = (
+    "not stoppable: say attach(stoppable=True), read run.should_stop in the loop, or train with perfagent.loop"
+)
+NO_STEP = "this process has not completed a step of a torch optimizer yet"
+_SETTLES = 2.5
+"""Rank 0 names a step that begins so many send intervals from now: the others ask for commands once in each."""
+
+Parameters = Mapping[str, object]
+
+
+class Refused(Exception):  # noqa: N818 - no error
+    """Why a command is not obeyed."""
+
+
+class Explained(NamedTuple):
+    """The alert for which a profile is taken, as the server names it: by its rule and the step in which it began."""
+
+    rule: str
+    since_step: int | None
+
+
+class Commands:
+    """Obeys the commands that one process is given."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._seen: deque[str] = deque(maxlen=_REMEMBERED)
+        self._profile: Profile | None = None
+        self._explained: Explained | None = None  # by that profile; None where nobody but a person asked
+        self._stopping: list[str] = []  # the commands whose step is still to come
+
+    def obey(self, command: Parameters) -> None:
+        """Carries out one command, or says why not."""
+        identity, kind = str(command.get("id") or ""), str(command.get("kind") or "")
+        if identity and identity in self._seen:
+            return
+        self._seen.append(identity)
+        given = command.get("params")
+        parameters: Parameters = given if isinstance(given, Mapping) else {}
+        try:
+            state, more = "done", {}
+            if kind == "stacks":
+                self._send_stacks(identity, parameters)
+            elif kind == "profile":
+                state, more = "accepted", self._start_profile(identity, parameters)
+            elif kind == "sampling":
+                more = self._sampling(parameters)
+            elif kind == "stop":
+                state, more = "accepted", self._stop(identity, parameters)
+            elif kind != "flush":  # which delivery itself has seen (send_loop.py)
+                raise Refused(f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
+            self._answer(identity, kind, state, **more)
+        except Refused as why:
+            self._answer(identity, kind, "refused", str(why))
+        if kind == "profile" and self._profile is not None and self._profile.command == identity:
+            self._watch.add(self._profile)
+
+    def poll(self) -> None:
+        """Every tick: a profile that is under way, and a stop."""
+        profile = self._profile
+        if profile is not None:
+            profile.poll()
+            if profile.done:
+                self._report(profile)
+        while self._stopping and self._watch.stop.due:
+            self._answer(self._stopping.pop(0), "stop", "done")
+
+    def close(self) -> None:
+        """The run ends. On the thread that ends it; what is recorded goes with the sender's last tick."""
+        if self._profile is not None:
+            self._profile.close()
+        self.poll()
+
+    def _report(self, profile: Profile) -> None:
+        self._profile = None
+        if profile.problem:
+            self._answer(profile.command, "profile", "refused", profile.problem)
+            return
+        self._answer(profile.command, "profile", "done", profile.cut_short, profile=profile.id)
+        if self._explained is not None and profile.summary.get("shares", {}).get("steps_s"):
+            self._explain(self._explained, profile.summary)
+
+    def _send_stacks(self, identity: str, parameters: Parameters) -> None:
+        p = self._watch.progress
+        data: dict[str, object] = {"command": identity, "step": p.completed, "threads": all_stacks(p.thread)}
+        if isinstance(parameters.get("why"), str):
+            data["why"] = parameters["why"]
+        self._watch.sender.event("stacks", data, step=p.in_progress())
+
+    def _start_profile(self, identity: str, parameters: Parameters) -> dict[str, object]:
+        steps, rule = parameters.get("steps", 5), parameters.get("rule")
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            raise Refused(f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r:.40}")
+        if self._profile is not None:
+            raise Refused("a profile of this process is under way; ask again when it is done")
+        if self._watch.progress.last is None:
+            raise Refused(NO_STEP)
+        options = {name: parameters.get(name) is True for name in ("shapes", "memory", "python")}
+        self._profile = Profile(self._watch, identity, steps, options)
+        is_of_rule = isinstance(rule, str) and rule
+        self._explained = Explained(str(rule)[:64], whole(parameters.get("since_step"))) if is_of_rule else None
+        return {"profile": self._profile.id}
+
+    def _stop(self, identity: str, parameters: Parameters) -> dict[str, object]:
+        """Rank 0 answers with the step that it names; the others get that with the command."""
+        stop = self._watch.stop
+        if not stop.allowed:
+            raise Refused(NOT_STOPPABLE)
+        if self._watch.progress.last is None:
+            raise Refused(NO_STEP)
+        if stop.at is None:
+            stop.saves = parameters.get("saves", not self._watch.is_bad) is not False
+            stop.why, named = str(parameters.get("why") or ""), whole(parameters.get("step"))
+            stop.at = self._last_step() if named is None else named
+            self._watch.add(stop)
+        self._stopping.append(identity)
+        return {"step": stop.at, "saves": stop.saves}
+
+    def _last_step(self) -> int:
+        """The step to stop after: the one in progress where there is one rank, else one that leaves the others time to
+        learn it."""
+        sender, completed = self._watch.sender, self._watch.progress.completed
+        if sender.identity.world_size == 1:
+            return completed + 1
+        times = [row["step_time_s"] for row in self._watch.history() if row.get("step_time_s")]
+        ahead = _SETTLES * sender.config.flush_s / max(median(times), 1e-4) if times else 1.0
+        return completed + 2 + math.ceil(ahead)
+
+    def _explain(self, asked: Explained, summary: Summary) -> None:
+        """What the profile shows becomes part of the alert whose rule asked for it."""
+        run = self._watch.sender.identity.run
+        evidence: ProfileEvidence = {
+            "profile": summary["profile"], "steps": [summary["first_step"], summary["last_step"]],
+            "shares": summary["shares"], "gaps": {"of": summary["gaps"]["of"], "idle_pct": summary["gaps"]["idle_pct"]},
+            "operators": busiest(summary["operators"]),
+        }  # fmt: skip
+        if "trace_left_out" not in summary and run is not None:
+            evidence["url"] = f"/api/v1/runs/{quote(run, safe='')}/profiles/{summary['profile']}"
+        since = {} if asked.since_step is None else {"since_step": asked.since_step}
+        data = {"rule": asked.rule, "explains": [asked.rule], "severity": "info", "evidence": evidence, **since}
+        self._watch.sender.event("finding", data, step=summary["last_step"])
+
+    def _sampling(self, parameters: Parameters) -> dict[str, object]:
+        changed: dict[str, object] = {}
+        budget, period = _number(parameters.get("overhead_budget_pct")), _number(parameters.get("sample_s"))
+        if 0.01 <= budget <= 50:
+            self._watch.progress.links.governor.set_budget(budget)
+            changed["overhead_budget_pct"] = budget
+        if 0.5 <= period <= 3600 and self._watch.set_sample_period is not None:
+            self._watch.set_sample_period(period)
+            changed["sample_s"] = period
+        if not changed:
+            raise Refused("sampling takes overhead_budget_pct (0.01 to 50) and sample_s (0.5 to 3600)")
+        return changed
+
+    def _answer(self, identity: str, kind: str, state: str, message: str = "", /, **more: object) -> None:
+        said = {"message": message} if message else {}
+        data = {"command": identity, "kind": kind, "state": state, **said, **more}
+        self._watch.sender.event("command", data, step=self._watch.progress.in_progress())
+
+
+def _number(value: object) -> float:
+    """NaN for what is none."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan

@@ -1,0 +1,293 @@
+"""Schedules the measurements of gradients and weights: passes in the steps that the governor allows, and more
+in some of them.
+
+A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
+(updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
+units (dead_units.py). Some passes also look for parameters that do not move (unmoved.py). The cost of a pass decides
+when the next one runs. Steps without a pass run none of this.
+
+In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
+are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from perfagent.device import DeviceClock, Event, Value, ran_out_of_memory, reached, tolerating_out_of_memory
+from perfagent.measure.dead_units import DeadShares, DeadUnits
+from perfagent.measure.gradients import Plan, bad_on_host, count_nonfinite, norms, parameters_of
+from perfagent.measure.unmoved import Unmoved
+from perfagent.measure.updates import Weights
+from perfagent.step.costs import report_ns
+from perfagent.step.gradients import GradientNorms, WeightChanges
+from perfagent.step.trace import BACKWARD, entries_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from perfagent.step.state import StepState
+
+__all__ = ["DEEPER", "GradientSchedule"]
+
+DEEPER = 16
+_MOST_OTHERS = 256
+_MOST_LAYERS = 256
+_WITHOUT_ROOM = 1000
+"""Steps without a pass after the device had no memory for one: at each failed allocation torch frees its whole cache
+and waits for the device."""
+_gradient = operator.attrgetter("grad")
+
+
+class GradientSchedule:
+    """The measurements of one run. On the training thread, but for the last three methods.
+
+    rank: global rank. deeper: every how many passes the deeper measurements run. passes: so far.
+    """
+
+    __slots__ = (
+        "_beyond_ns", "_cost_ns", "_extra_ns", "_others", "_others_ns", "_plan", "_planned_ns", "_probe", "_progress",
+        "_suspects", "_unmoved", "_weights", "deeper", "passes", "rank",
+    )  # fmt: skip
+
+    def __init__(self, progress: StepState, rank: int = 0) -> None:
+        self._progress, self.rank = progress, rank
+        self.deeper = DEEPER
+        self._plan: Plan | None = None
+        self._weights: Weights | None = None
+        self._suspects: Sequence[int] = ()
+        self.passes = self._cost_ns = self._extra_ns = 0
+        self._planned_ns = 0.0  # expected cost of the next pass, on all threads and the device
+        self._beyond_ns = 0.0  # how much longer the last pass took on the device than on the training thread
+        self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
+        self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
+        self._probe: DeadUnits | None = None
+        self._unmoved = Unmoved()
+
+    def measure(self, optimizer: Optimizer, *, after: bool = False) -> None:
+        """Measures the gradients that an optimizer is about to use. after: it has already used them
+        (through a closure)."""
+        try:
+            self._measure(optimizer, after=after)
+        except RuntimeError as error:  # must not turn off the calling hook, which counts the steps
+            if not ran_out_of_memory(error):
+                raise
+            self._progress.measure_at = self._progress.completed + _WITHOUT_ROOM
+            self._planned_ns = 0.0  # so that `come_back` does not shorten the wait
+
+    def _measure(self, optimizer: Optimizer, *, after: bool) -> None:
+        p, started = self._progress, perf_counter_ns()
+        parameters = parameters_of(optimizer)
+        plan = self._plan
+        if plan is None or not plan.fits(parameters):
+            plan = self._plan = Plan.of(optimizer, p.selection.model)
+        gradients = list(map(_gradient, parameters))
+        begin = None if p.clock is None else p.clock.mark()
+        p.gradients = found = norms(gradients, plan)
+        is_bad = found is not None and self._is_news()
+        if found is not None and (self._suspects or is_bad):
+            count_nonfinite(found, gradients, self._suspects or bad_on_host(found))
+            self._suspects = ()
+        end = None if p.clock is None else p.clock.mark()
+        cost = perf_counter_ns() - started
+        self._count(cost)
+        if p.clock is not None and found is not None and begin is not None and end is not None:
+            p.measured.deferred.append(_PassOnDevice(p, p.clock, begin, end, cost))
+        if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
+            self._weights = Weights(parameters, plan)
+            self._extra_ns = perf_counter_ns() - started - cost
+        self.passes += 1
+
+    def _is_news(self) -> bool:
+        """Whether the loss is no number, and not for the same reason as before: only then are bad numbers counted, which
+        takes several times as long as a pass."""
+        p = self._progress
+        if p.links.investigator is not None and p.links.investigator.stays_bad(p.completed + 1):
+            return False
+        losses = (entry[3] for entry in entries_of(p.trace) if entry[0] == BACKWARD)
+        return any(isinstance(loss, float) and not math.isfinite(loss) for loss in losses)
+
+    def measure_pieces(
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]], model: nn.Module, carried: Value | None
+    ) -> None:
+        """Measures gradients of which this rank holds shards (ZeRO). carried: the loss scale that they
+        still contain."""
+        p, started = self._progress, perf_counter_ns()
+        plan = self._plan
+        if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
+            plan = self._plan = Plan.of_pieces(pieces, model)
+        p.gradients, p.amp.grad_scale = norms([piece for _, piece in pieces], plan), carried
+        self.passes += 1
+        self._count(perf_counter_ns() - started)
+
+    def _count(self, cost: int) -> None:
+        self._progress.costs.pass_ns += cost
+        self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # limits a preempted pass
+
+    # ---- other optimizers on the same backward pass
+
+    def measure_other(self, optimizer: Optimizer) -> GradientNorms | None:
+        started = perf_counter_ns()
+        parameters = parameters_of(optimizer)
+        found = norms(map(_gradient, parameters), self._plan_of_other(optimizer, parameters))
+        self._count_other(started)
+        return found
+
+    def compares(self) -> bool:
+        """True if the weights are compared before and after the step in progress, provided its gradients
+        are measured."""
+        is_due = self._progress.gradients is None and self.passes % self.deeper == 1 % self.deeper
+        return self._weights is not None or is_due
+
+    def keep_other(self, optimizer: Optimizer) -> Weights:
+        """Copies the weights that another optimizer is about to change."""
+        started = perf_counter_ns()
+        parameters = parameters_of(optimizer)
+        kept = Weights(parameters, self._plan_of_other(optimizer, parameters))
+        self._count_other(started)
+        return kept
+
+    def compare_other(self, optimizer: Optimizer, kept: Weights) -> WeightChanges | None:
+        """Measures how far another optimizer has moved its weights."""
+        started = perf_counter_ns()
+        changes = kept.compare(parameters_of(optimizer))
+        self._count_other(started)
+        return changes
+
+    def _plan_of_other(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Plan:
+        plan = self._others.get(id(optimizer))
+        if plan is None or not plan.fits(parameters):
+            if len(self._others) >= _MOST_OTHERS:  # optimizers that come and go
+                self._others.clear()
+            plan = self._others[id(optimizer)] = Plan.of(optimizer, self._progress.selection.model)
+        return plan
+
+    def _count_other(self, started: int) -> None:
+        cost = perf_counter_ns() - started
+        self._progress.costs.pass_ns += cost
+        self._others_ns += cost
+
+    # ---- between passes
+
+    def finish(self, optimizer: Optimizer, step_ns: int) -> None:
+        """Ends a pass after the optimizer's step and before it counts as completed: compares the weights and
+        plans the next pass."""
+        p, started = self._progress, perf_counter_ns()
+        plan, model = self._plan, p.selection.model
+        if self._probe is not None and self._probe.cost_ns:  # it ran since the last pass
+            p.costs.pass_ns += self._probe.cost_ns
+            self._others_ns += self._probe.cost_ns
+            self._probe = None
+        kept, self._weights = self._weights, None
+        if kept is not None:
+            with tolerating_out_of_memory():
+                p.measured.moved = kept.compare(parameters_of(optimizer))
+            if model is not None:
+                self._probe_dead_units(model)
+            self._extra_ns += perf_counter_ns() - started
+            p.costs.pass_ns += self._extra_ns
+        if plan is not None and model is not None:
+            compared = perf_counter_ns()
+            with tolerating_out_of_memory():
+                self._unmoved.look(p, optimizer, plan, model, tell=not (plan.same_everywhere and self.rank))
+            self._count_other(compared)
+        extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
+        reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)
+        p.costs.report_ns += reporting
+        self._planned_ns = self._cost_ns + self._beyond_ns + extra + reporting
+        p.measure_at = self._next_pass(p.completed, step_ns)
+
+    def found_model(self) -> None:
+        """The trained model is known now: parameters measured without it get their names in the next pass."""
+        self._plan = None
+        self._others.clear()
+
+    def forget(self) -> None:
+        """The step of the last pass was abandoned: its weights are not compared."""
+        self._weights = None
+
+    def _next_pass(self, after: int, step_ns: int) -> int:
+        period = self._progress.links.governor.period(self._planned_ns, step_ns)
+        if self._plan is not None and self._plan.world > 1:
+            period = 1 << (period - 1).bit_length()
+            return (after // period + 1) * period
+        return after + period
+
+    def _probe_dead_units(self, model: nn.Module) -> None:
+        p = self._progress
+        if p.probe is not None:
+            return  # somebody else uses that call
+
+        def done(shares: DeadShares) -> None:
+            p.measured.deferred.append(_DeadUnitShares(shares))
+            p.unusual = True
+
+        probe = DeadUnits(model, done)
+        if probe:
+            p.probe = self._probe = probe
+
+    # ---- on the sender's thread
+
+    def took_on_device(self, ns: float, cost_ns: int) -> None:
+        """Records how long a pass took on the device. It reads every gradient: for a large model the device
+        takes longer than the launching thread, and the step waits for the slower one. ns: on the device;
+        cost_ns: on the thread."""
+        self._beyond_ns = max(0.0, ns - cost_ns)
+        self._progress.costs.device_ns += self._beyond_ns
+
+    def count_next(self, places: Sequence[int], known: Collection[int]) -> None:
+        """Has NaN and Inf counted in the next step, in the gradients of these parameters of the primary optimizer, unless
+        all of them are among those that are known."""
+        own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
+        suspects = [place for place in places if place < own]
+        self._suspects = () if set(suspects) <= set(known) else suspects
+        if self._suspects:
+            self._progress.measure_at = min(self._progress.measure_at, self._progress.completed)
+
+    def come_back(self) -> None:
+        """Brings the next pass forward if steps have become longer since it was planned: at 0.3 ms a step that may be a
+        thousand steps. Not into the step in progress, which may be past the point where a pass begins."""
+        p = self._progress
+        if self._planned_ns and p.links.governor.step_ns:
+            completed = p.completed + 1
+            at = self._next_pass(completed, p.links.governor.step_ns)
+            if 2 * (at - completed) < p.measure_at - completed:
+                p.measure_at = at
+
+
+class _PassOnDevice:
+    """The device time of a pass, known when the step's row is read."""
+
+    __slots__ = ("_begin", "_clock", "_cost_ns", "_end", "_progress")
+
+    def __init__(self, p: StepState, clock: DeviceClock, begin: Event, end: Event, cost_ns: int) -> None:
+        self._progress, self._clock, self._begin, self._end, self._cost_ns = p, clock, begin, end, cost_ns
+
+    def ready(self) -> bool:
+        return reached(self._end)
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
+        seconds = self._clock.seconds(self._begin, self._end) or 0.0
+        self._progress.links.gradient_schedule.took_on_device(seconds * 1e9, self._cost_ns)
+        self._clock.release([self._begin, self._end])
+
+
+class _DeadUnitShares:
+    """Shares of dead units as series of their step."""
+
+    __slots__ = ("_shares", "ready")
+
+    def __init__(self, shares: DeadShares) -> None:
+        self._shares = shares
+        self.ready = shares.ready
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:
+        shares = self._shares.shares()
+        values["dead/share"] = sum(shares.values()) / len(shares)
+        rows.append({f"dead_share/{name}": share for name, share in shares.items()})

@@ -1,0 +1,124 @@
+"""Keeps a few numbers of a step whose loss has not come from its device before the update: should that turn out to be NaN,
+nothing else of the step is left by then.
+
+The host is ahead of the device there, and has time; the device gets two small kernels. They take the largest magnitude of
+the gradients of a few small parameters, spread over the model, and the range of what the model was called with.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfagent.device import Reading, collect, ready, tolerating_out_of_memory, value_of
+from perfagent.measure.gradients import parameters_of
+from perfagent.measure.parameter_names import names_of
+from perfagent.wire.evidence import BatchTensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from perfagent.step.state import StepState
+
+__all__ = ["StepWitness", "inputs_of"]
+
+_MOST_PARAMETERS = 16
+_MOST_OF_ONE = 2**14
+_MOST_OF_INPUTS = 2**26
+"""Numbers of a parameter, and of an input: 0.1 ms of a GPU's time."""
+
+Tell = Callable[[int, list[str], list[str], list[BatchTensor]], None]
+"""step; parameters whose gradient was bad; all that were looked at; inputs that were bad. On the sender's thread."""
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[torch.Tensor]]:
+    """What a model is called with that may hold NaN, by place or name. Keeps nothing alive."""
+    tensor = sys.modules["torch"].Tensor
+    return {
+        str(name): weakref.ref(value)
+        for name, value in (*enumerate(args), *kwargs.items())
+        if type(value) is tensor and value.is_floating_point()
+    }
+
+
+class StepWitness:
+    """The numbers of one run."""
+
+    def __init__(self, p: StepState, tell: Tell) -> None:
+        self._progress, self._tell = p, tell
+        self._of = 0
+        self._step = -1
+        self._parameters: dict[str, weakref.ref[torch.Tensor]] = {}
+
+    def look(self) -> None:
+        """On the training thread, before gradients or weights change."""
+        p = self._progress
+        optimizer = p.selection.primary
+        if optimizer is None or self._step == p.completed:
+            return
+        began, self._step = time.perf_counter_ns(), p.completed
+        torch = sys.modules["torch"]
+        if self._of != id(optimizer):
+            self._of, self._parameters = id(optimizer), _spread(optimizer, p.selection.model)
+        with torch.no_grad(), tolerating_out_of_memory():
+            known = {name: one.grad for name, kept in self._parameters.items() if (one := kept()) is not None}
+            gradients = {
+                name: one
+                for name, one in known.items()
+                if one is not None and type(one) is torch.Tensor and not one.is_sparse
+            }
+            largest = collect(torch.stack(torch._foreach_norm([*gradients.values()], math.inf))) if gradients else None
+            inputs: list[tuple[BatchTensor, Reading | None]] = []
+            for name, kept in p.losses.inputs.items():
+                value = kept()
+                if value is not None and not value.is_sparse and 0 < value.numel() <= _MOST_OF_INPUTS:
+                    dtype = str(value.dtype).removeprefix("torch.")
+                    shown: BatchTensor = {"name": name, "shape": [*value.shape], "dtype": dtype}
+                    inputs.append((shown, collect(torch.aminmax(value).max)))
+            p.measured.deferred.append(_Seen(self._tell, p.completed + 1, [*gradients], largest, inputs))
+            p.unusual = True
+        p.costs.pass_ns += time.perf_counter_ns() - began
+
+
+def _spread(optimizer: Optimizer, model: nn.Module | None) -> dict[str, weakref.ref[torch.Tensor]]:
+    """Small parameters of one type and device, in the order of the model."""
+    order = {id(p): place for place, p in enumerate(model.parameters())} if model is not None else {}
+    named = [
+        (name, p) for name, p in zip(names_of(optimizer, model), parameters_of(optimizer), strict=True)
+        if p.requires_grad and 0 < p.numel() <= _MOST_OF_ONE
+    ]  # fmt: skip
+    named.sort(key=lambda one: order.get(id(one[1]), len(order)))
+    alike = [(name, p) for name, p in named if (p.dtype, p.device) == (named[0][1].dtype, named[0][1].device)]
+    every = max(1, math.ceil(len(alike) / _MOST_PARAMETERS))
+    return {name: weakref.ref(p) for name, p in alike[::every]}
+
+
+class _Seen:
+    """The numbers of one step, on their way."""
+
+    __slots__ = ("_inputs", "_largest", "_names", "_step", "_tell")
+
+    def __init__(
+        self, tell: Tell, step: int, names: list[str], largest: Reading | None, inputs: list[tuple[BatchTensor, Reading | None]]
+    ) -> None:  # fmt: skip
+        self._tell, self._step, self._names, self._largest, self._inputs = tell, step, names, largest, inputs
+
+    def ready(self) -> bool:
+        return ready(self._largest) and all(ready(reading) for _, reading in self._inputs)
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
+        largest = self._largest.values() if self._largest is not None else []
+        bad = [name for name, value in zip(self._names, largest, strict=False) if not math.isfinite(value)]
+        inputs: list[BatchTensor] = []
+        for shown, reading in self._inputs:
+            high = 0.0 if reading is None else value_of(reading)
+            if not high < math.inf:
+                inputs.append({**shown, "max": high})
+        if bad or inputs:
+            self._tell(self._step, bad, self._names, inputs)

@@ -1,0 +1,141 @@
+"""The batch that a bad step was trained on, found among the variables of the loop."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from perfagent.causes.batch import MOST_OBJECTS, Fingerprint, count_nonfinite, in_callers, tensors_in
+
+
+def found_here() -> list[str]:
+    """The names of what a function that calls this has of six samples."""
+    return [name for name, _ in in_callers(6, sys._getframe(1))[1]]
+
+
+def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
+    def train() -> tuple[str, list[str]]:
+        inputs, labels = torch.ones(6, 3), torch.zeros(6)  # noqa: F841
+        table, loss = torch.ones(5, 3), torch.ones(6, requires_grad=True).exp()  # noqa: F841
+        return in_callers(6, sys._getframe())[0], found_here()
+
+    where, names = train()
+    assert names == ["inputs", "labels"]
+    assert where.startswith("local variables of train (")
+
+
+@pytest.mark.parametrize(
+    ("folder", "written"),
+    [("vision", "train.py"), ("vision/deeper", "jobs/vision/train.py"), (None, "jobs/vision/train.py")],
+)
+def test_its_place_is_written_as_the_user_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, written: str
+) -> None:
+    """folder: the working directory; None: it was removed while the run trained."""
+    here = tmp_path / "jobs" / (folder or "gone")
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    if folder is None:
+        here.rmdir()
+    script = compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "jobs/vision/train.py"), "exec")
+    names: dict[str, Any] = {"torch": torch, "found": in_callers, "frame": sys._getframe}
+    exec(script, names)
+    assert names["answer"][0].endswith(f" ({written}:2)")
+
+
+class Store(Mapping[int, Any]):
+    """Reads each item from somewhere when it is asked, as h5py, zarr and shelve do."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 20_000
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20_000))
+
+    def __getitem__(self, key: int) -> Any:
+        self.reads += 1
+        return torch.ones(6)
+
+
+class Counted(list[Any]):
+    reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_no_store_is_read_and_no_long_list_looked_through() -> None:
+    store, history = Store(), Counted([0.5] * 10 * MOST_OBJECTS)
+    history.append(torch.ones(6))
+
+    def train(rows: Any, losses: Any) -> list[str]:
+        inputs = torch.ones(6, 3)  # noqa: F841
+        return found_here()
+
+    assert train(store, history) == ["inputs"]
+    assert (store.reads, history.reads) == (0, 0)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    name: str = ""
+
+    @property
+    def label(self) -> torch.Tensor:
+        raise AssertionError("it was asked")
+
+
+def test_the_usual_forms_of_a_batch_are_looked_through() -> None:
+    one = torch.ones(2)
+    nested: Any = type("TensorDict", (), {"__module__": "tensordict._td"})()
+    nested._tensordict = {"ids": one}
+    for batch, names in (
+        ({"a": one, "b": [one, (one,)], 3: one}, ["a", "b[0]", "b[1][0]", "3"]),
+        (OrderedDict(a=one), ["a"]),
+        (UserDict({"ids": one, "mask": one}), ["ids", "mask"]),  # transformers' BatchEncoding is one
+        (Pair(one, one), ["0", "1"]),
+        ({"sample": Sample(one)}, ["sample.image"]),
+        (nested, ["ids"]),
+        (Sample, []),
+    ):
+        assert [name for name, _ in tensors_in(batch)] == names
+
+
+def test_a_fingerprint_is_of_the_values() -> None:
+    x = torch.randn(4, 3)
+    same, other = x.clone(), x.clone()
+    other[3, 2] += 1e-3
+    hashes = [Fingerprint(1, "", [("x", tensor)]).result()["hash"] for tensor in (x, same, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    for kind in (torch.uint16, torch.float8_e4m3fn, torch.complex64):  # have no order
+        (shown,) = Fingerprint(1, "", [("x", torch.ones(6, 2).to(kind))]).result()["tensors"]
+        assert shown["hash"]
+        assert "min" not in shown
+
+
+@pytest.mark.parametrize(
+    "of", [lambda whole: whole, torch.Tensor.t, lambda whole: whole[:, ::2]], ids=["whole", "turned", "part"]
+)
+def test_counting_bad_numbers_takes_little_memory(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the peak of a step that fits just so, masks of a whole activation would not fit."""
+    whole, sizes, isfinite = torch.zeros(3, 2**20 + 5), [0], torch.isfinite
+    whole[2, 0], whole[0, 2**20], whole[1, 4], whole[1, 6] = torch.nan, torch.inf, -torch.inf, torch.nan
+    monkeypatch.setattr(torch, "isfinite", lambda piece: sizes.append(piece.numel()) or isfinite(piece))
+    assert count_nonfinite(of(whole)).tolist() == [4, 1]
+    assert max(sizes) <= 2**20

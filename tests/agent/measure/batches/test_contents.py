@@ -1,0 +1,352 @@
+"""What is seen in batches: repeats, padding and mistakes in their numbers, in loops that really train."""
+
+from __future__ import annotations
+
+import random
+from collections import UserDict
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from perfagent.measure.batches.contents import Contents
+from perfagent.measure.batches.fingerprint import Fingerprint, content_of
+from perfagent.measure.batches.places import places_in
+from perfagent.step.state import state
+
+NO_LIMIT = {"overhead_budget_pct": 1e9}
+
+
+class Rows(Dataset):
+    """A list of samples. shared: each index has the first one."""
+
+    def __init__(self, rows, *, shared=False):
+        self.rows, self.shared = rows, shared
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[0 if self.shared else index]
+
+
+def sentences(count=16):
+    """Of 4 to 16 words, each another one."""
+    make = random.Random(1)
+    return [torch.tensor([make.randrange(1, 1000) for _ in range(make.randrange(4, 17))]) for _ in range(count)]
+
+
+def collate(rows):
+    """As a tokenizer of transformers pads."""
+    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return {"input_ids": padded, "attention_mask": (padded > 0).long(), "labels": torch.ones(len(rows)).long()}
+
+
+def train(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, _ in batches:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def pairs(rows=64, *, columns=16, classes=4, seed=0):
+    torch.manual_seed(seed)
+    return TensorDataset(torch.randn(rows, columns), torch.randint(0, classes, (rows,)))
+
+
+def newest(recorded, name):
+    found = recorded.of(name)
+    return found[-1][1] if found else None
+
+
+@pytest.fixture
+def contents(record):
+    record(**NO_LIMIT)
+    return Contents(state.current)
+
+
+def look_into(contents, batch, iteration=1):
+    """What is told of this very batch: one in ten is looked into."""
+    for _ in range(10):
+        contents.look(iteration, batch)
+    state.current.completed += 1
+    return contents.report()
+
+
+# ---- padding
+
+
+def with_lengths(rows):
+    x = nn.utils.rnn.pad_sequence([row.float()[:, None] for row in rows], batch_first=True)
+    return {"x": x, "lengths": torch.tensor([len(row) for row in rows])}
+
+
+def with_padding_mask(rows):
+    batch = collate(rows)
+    return {"tokens": batch["input_ids"], "src_key_padding_mask": batch["attention_mask"] == 0}
+
+
+def with_mask(rows):
+    batch = collate(rows)
+    return {"tokens": batch["input_ids"], "mask": batch["attention_mask"] == 1}
+
+
+COLLATES = {
+    "attention_mask": collate,
+    "mask": with_mask,
+    "in transformers' dictionary": lambda rows: UserDict(collate(rows)),
+    "lengths": with_lengths,
+    "padding mask": with_padding_mask,
+}
+
+
+@pytest.mark.parametrize("kind", COLLATES)
+def test_padding_is_known_from_masks_and_lengths(contents, kind):
+    told = look_into(contents, COLLATES[kind](sentences()))
+    assert told["batch/padding_pct"] == pytest.approx(
+        100 * float((collate(sentences())["attention_mask"] == 0).float().mean())
+    )
+
+
+def test_lengths_without_a_name_are_known_after_three_widths(contents):
+    told = []
+    for longest in (5, 7, 9):
+        rows = [torch.ones(length) for length in (longest, 3, 4)]
+        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        told.append(look_into(contents, (padded, torch.tensor([len(row) for row in rows]))).get("batch/padding_pct"))
+    assert told == [None, None, pytest.approx(100 * (1 - 16 / 27))]
+
+
+def test_the_padding_token_of_the_model_tells_padding(record):
+    model = nn.Embedding(1000, 4, padding_idx=0)
+    recorded = record(model, **NO_LIMIT)
+    loader = DataLoader(sentences(), batch_size=16, collate_fn=lambda rows: (collate(rows)["input_ids"], rows))
+    for _ in range(20):
+        train(model, loader)
+    assert newest(recorded, "batch/padding_pct") > 20
+
+
+NO_PADDING = (
+    {"input_ids": torch.randint(0, 9, (8, 16)), "labels": torch.full((8, 16), -100)},
+    (torch.randn(8, 3, 10, 10), torch.randint(0, 10, (8,))),
+    (torch.randint(0, 9, (8, 16)), torch.randint(0, 9, (8, 16))),
+    {"special_tokens_mask": torch.ones(8, 16).long(), "input_ids": torch.randint(0, 9, (8, 16))},
+)
+
+
+@pytest.mark.parametrize("batch", NO_PADDING, ids=["ignored labels", "class labels", "nobody knows", "other mask"])
+def test_what_is_no_padding_is_not_told_as_padding(contents, batch):
+    assert "batch/padding_pct" not in look_into(contents, batch)
+
+
+# ---- repeats
+
+
+class Stream(IterableDataset):
+    """The same data for whoever reads it. endless: again and again."""
+
+    def __init__(self, *, endless=False):
+        self.rows, self.endless = list(pairs(64)), endless
+
+    def __iter__(self):
+        yield from self.rows
+        while self.endless:
+            yield from self.rows
+
+
+def an_epoch_with_batches_twice():
+    batches = [range(begin, begin + 8) for begin in range(0, 64, 8)]
+    random.Random(1).shuffle(batches)
+    return DataLoader(pairs(64), batch_sampler=batches + [batches[at] for at in (5, 2, 6, 1)])
+
+
+def first_ones(loader, count):
+    """The loader is begun for each batch."""
+    return (next(iter(loader)) for _ in range(count))
+
+
+LOADERS = {
+    "shuffled": lambda: ([DataLoader(pairs(), batch_size=8, shuffle=True)] * 10, (0, None)),
+    "the same order": lambda: ([DataLoader(pairs(), batch_size=8)] * 10, (0, None)),
+    "always the first batch": lambda: ([first_ones(DataLoader(pairs(), batch_size=8), 20)], (19, 1)),
+    "batches twice in an epoch": lambda: ([an_epoch_with_batches_twice()], (4, 8)),
+    "endless": lambda: ([islice(DataLoader(Stream(endless=True), batch_size=8), 50)], (0, None)),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_that_come_again_within_an_epoch_are_counted(record, kind):
+    loaders, expected = LOADERS[kind]()
+    model = nn.Linear(16, 2)
+    recorded = record(model, **NO_LIMIT)
+    for loader in loaders:
+        train(model, loader)
+    assert (newest(recorded, "batch/repeats"), newest(recorded, "batch/distinct")) == expected
+
+
+def test_a_loader_of_evaluations_counts_for_nothing(record):
+    model = nn.Linear(16, 2)
+    recorded = record(model, **NO_LIMIT)
+    loader, other = DataLoader(pairs(), batch_size=8, shuffle=True), DataLoader(pairs(seed=1), batch_size=8)
+    for _ in range(5):
+        train(model, loader)
+        model.eval()
+        for x, _ in first_ones(other, 9):
+            with torch.no_grad():
+                model(x)
+        model.train()
+    assert newest(recorded, "batch/repeats") == 0
+
+
+# ---- fingerprints
+
+
+def fingerprint(tensors):
+    return Fingerprint(places_in(tensors)).of(tensors)
+
+
+KINDS = {
+    "numbers": lambda n: torch.randn(n, 8, 3, 16, 16),
+    "tokens": lambda n: torch.randint(0, 50_000, (n, 4, 128)),
+    "bytes": lambda n: torch.randint(0, 256, (n, 8, 3, 8, 8), dtype=torch.uint8),
+    # a byte of each of 64 numbers was not enough: 0, 2 and 8 as floats have the same third byte
+    "small whole numbers": lambda n: torch.randint(0, 7, (n, 16, 1)).float().expand(n, 16, 8).contiguous(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fingerprints_tell_batches_apart_and_know_equal_ones(kind):
+    torch.manual_seed(0)
+    batches = KINDS[kind](1000)
+    of, known = Fingerprint(places_in([batches[0]])).of, {}
+    for batch in batches:
+        if (mark := of([batch])) is not None:
+            assert torch.equal(known.setdefault(mark, batch), batch)
+    assert len(known) > 600
+    again = batches.clone()
+    assert [of([batch]) for batch in batches[:50]] == [of([batch]) for batch in again[:50]]
+
+
+def test_batches_that_look_all_alike_have_no_fingerprint():
+    assert fingerprint([torch.zeros(64, 784), torch.zeros(64).long()]) is None
+    assert fingerprint([torch.rand(4, 2)]) is None
+    assert fingerprint([torch.empty(0, 4)]) is None
+    assert fingerprint([torch.rand(40, 40).T[:, ::2]]) is None, "it does not lie side by side"
+
+
+class _Wrapper(torch.Tensor):
+    """Has no memory of its own, as a DTensor."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def test_memory_that_is_not_there_is_not_read():
+    whole, parameter = torch.randn(512), nn.Parameter(torch.randn(512))
+    batch = [whole, whole[256:]]
+    known = Fingerprint(places_in(batch))
+    assert all([known.of(batch), *map(content_of, [*batch, parameter])])
+    whole.untyped_storage().resize_(0)
+    parameter.untyped_storage().resize_(0)
+    wrapper = torch.Tensor._make_wrapper_subclass(_Wrapper, (512,))
+    assert known.of(batch) is None
+    assert [*map(content_of, [*batch, parameter, wrapper])] == [b""] * 4
+
+
+# ---- mistakes in the numbers
+
+
+def pictures(black=0):
+    made = torch.rand(8, 1, 256, 256)
+    made[:, :, :black] = 0
+    return made
+
+
+CONSTANT = {
+    "one value": (torch.zeros(2, 3, 8, 8), 100.0),
+    "long rows that are the same": (torch.rand(1, 1, 256, 256).repeat(8, 1, 1, 1), 100.0),
+    "noise": (torch.randn(2, 3, 8, 8), None),
+    "black border": (pictures(black=20), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_rows_that_are_all_the_same_are_told(contents, kind):
+    inputs, pct = CONSTANT[kind]
+    told = look_into(contents, (inputs, torch.arange(len(inputs)) % 2))
+    assert told.get("batch/constant_pct") == pct
+    assert (told["batch/input_mean"], told["batch/input_std"]) == pytest.approx(
+        (float(inputs.mean()), float(inputs.std())), abs=0.1
+    )
+
+
+def test_labels_that_the_loss_leaves_out_are_told(contents):
+    ids, labels = torch.randint(0, 9, (4, 8)), torch.randint(0, 9, (4, 8))
+    assert "batch/ignored_pct" not in look_into(contents, {"input_ids": ids, "labels": labels})
+    labels[:, :6] = -100
+    assert look_into(contents, {"input_ids": ids, "labels": labels})["batch/ignored_pct"] == 75.0
+    mask = {"input_ids": ids, "loss_mask": torch.zeros(4, 8)}
+    assert look_into(contents, mask, iteration=2)["batch/ignored_pct"] == 100.0
+
+
+def rare_classes():
+    y = torch.zeros(640).long()
+    y[torch.randperm(640)[:6]] = 1
+    return y
+
+
+@pytest.mark.parametrize(
+    ("y", "shuffle", "name", "pct"),
+    [
+        (torch.arange(64) // 16, False, "batch/one_class_pct", 100.0),
+        (rare_classes(), True, "batch/one_class_pct", None),
+        (None, False, "batch/constant_pct", 100.0),
+    ],
+    ids=["sorted by class", "rare classes", "a dataset that does not look at the index"],
+)
+def test_mistakes_of_a_dataset_are_told(record, y, shuffle, name, pct):
+    model = nn.Linear(16, 2)
+    recorded = record(model, **NO_LIMIT)
+    data = Rows(list(pairs(640)), shared=True) if y is None else TensorDataset(torch.randn(len(y), 16), y)
+    for _ in range(10):
+        train(model, DataLoader(data, batch_size=8, shuffle=shuffle))
+    assert newest(recorded, name) == pct
+
+
+# ---- costs and what must not happen
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+KINDS_OF_BATCHES = [
+    "text", ["a", "b"], 3, None, {}, [], Batch(torch.randn(8, 4), torch.zeros(8)), torch.tensor(1.0), torch.empty(0, 3),
+    torch.randn(4, 4).to_sparse(), torch.randn(8, 4, dtype=torch.complex64), [{"boxes": torch.zeros(0, 4)}],
+    {1: torch.randn(8, 8)}, torch.empty(8, 4, device="meta"), (torch.randn(8, 4).half(), torch.tensor([True] * 8)),
+    torch.full((8, 4), float("nan")),
+]  # fmt: skip
+
+
+def test_any_kind_of_batch_is_looked_at_or_left_alone(contents):
+    """Each after another structure. What fails is turned off, and fails the fixture `record`."""
+    for batch in [*KINDS_OF_BATCHES * 2, KINDS_OF_BATCHES[6]]:
+        look_into(contents, batch)
+    assert look_into(contents, KINDS_OF_BATCHES[6])["batch/input_std"] > 0.5
+
+
+def test_looks_stay_within_their_share_of_the_time(record):
+    """Short steps: of most batches nothing is read, and each that is read is a repeat here."""
+    record(overhead_budget_pct=0.5)
+    contents, batch = Contents(state.current), (torch.randn(64, 64), torch.randint(0, 9, (64,)))
+    for _ in range(20_000):
+        contents.look(1, batch)
+        state.current.completed += 1
+    assert 0 < contents.report()["batch/repeats"] < 2000
