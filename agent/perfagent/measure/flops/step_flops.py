@@ -24,6 +24,7 @@ part of the size; where that is not known either (graphs, lists of pictures), th
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -106,6 +107,7 @@ class StepFlops:
             return
         self.known[size] = counted
         self.kind = counted.kind or look.half or _type_of(model)
+        vars(self).pop("_peak", None)
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """Adds `flops_per_s` and `mfu` to a step's values."""
@@ -115,9 +117,8 @@ class StepFlops:
         if flops is None or not seconds:
             return
         values["flops_per_s"] = flops / seconds
-        peak = self._peak()
-        if peak is not None and flops / seconds <= peak:  # above the peak, the assumed dtype must be wrong
-            values["mfu"] = flops / seconds / peak
+        if self._peak is not None and flops / seconds <= self._peak:  # above the peak, the assumed dtype must be wrong
+            values["mfu"] = flops / seconds / self._peak
 
     def of(self, last: int, samples: int, tokens: int) -> float | None:
         """Returns the operations of each of some steps of one size; `last`: the newest of them."""
@@ -158,7 +159,9 @@ class StepFlops:
         grows = size[1] / near[1] if near[1] else samples
         return counted.products * grows + counted.attention * grows * (grows / samples)
 
+    @functools.cached_property
     def _peak(self) -> float | None:
+        """Operations a second of the device for the dtype; found once a count, since the search walks the model."""
         device = self._device()
         if device is None:
             return None
