@@ -20,9 +20,9 @@ from perfagent.wire.quantities import size
 from perfagent_loop.checks import check_count
 from perfagent_loop.estimates.adapters import Quantization, checked_adapters
 from perfagent_loop.estimates.live_memory import PARTS, Moment, Part
-from perfagent_loop.estimates.meta_copy import plain_module
 from perfagent_loop.estimates.stepping import Plan, Simulated, simulate
 from perfagent_loop.kinds import Batch
+from perfagent_loop.meta_copy import plain_module
 from perfagent_loop.precision import Precision, checked_precision
 from perfagent_loop.randomness import random_state, restore_random_state
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_optimizer_step
-from perfagent_loop.estimates.meta_copy import Twin
+from perfagent_loop.meta_copy import Twin
 
 __all__ = ["AdamW8bit", "optimizer_for"]
 

@@ -21,9 +21,9 @@ from perfagent_loop.compute.activation import checkpoint_activations
 from perfagent_loop.data.transfer import tensors_in
 from perfagent_loop.estimates.adapters import Quantization, add_lora
 from perfagent_loop.estimates.live_memory import CUDA_BLOCK, Account
-from perfagent_loop.estimates.meta_copy import Twin
 from perfagent_loop.estimates.optimizers import optimizer_for
 from perfagent_loop.kinds import Batch
+from perfagent_loop.meta_copy import Twin
 from perfagent_loop.precision import DTYPES, Precision, autocast_of
 
 __all__ = ["Plan", "Simulated", "call", "simulate"]

@@ -20,8 +20,8 @@ from torch import nn
 
 from perfagent.errors import ConfigError
 from perfagent_loop.checks import check_count
-from perfagent_loop.estimates.meta_copy import mapped
 from perfagent_loop.kinds import Batch
+from perfagent_loop.meta_copy import mapped
 from perfagent_loop.precision import Precision, autocast_of
 from perfagent_loop.search.batch_size import search_batch_size
 from perfagent_loop.search.job import TuningJob, checked_loss
