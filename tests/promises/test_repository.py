@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import io
 import pathlib
@@ -13,6 +14,9 @@ from documents import ROOT, tracked_files
 from faults.matrix import FAULTS
 
 pytestmark = pytest.mark.real
+
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 450, 70
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sources(*folders: str) -> list[pathlib.Path]:
@@ -40,6 +44,18 @@ def test_constraints_pin_every_version_and_name_no_index() -> None:
 def test_no_source_file_has_a_name_that_says_nothing() -> None:
     vague = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
     assert [path.name for path in tracked_files() if path.suffix == ".py" and path.stem in vague] == []
+
+
+def test_no_file_or_function_of_the_agent_is_too_long() -> None:
+    too_long = []
+    for path in sources("agent"):
+        tree = ast.parse(path.read_text())
+        spans = [
+            (node.name, node.end_lineno or 0, node.lineno) for node in ast.walk(tree) if isinstance(node, FUNCTIONS)
+        ]
+        too_long += [f"{path.name}: {name}" for name, end, begin in spans if end - begin >= MOST_LINES_OF_A_FUNCTION]
+        too_long += [path.name] if len(path.read_text().splitlines()) > MOST_LINES_OF_A_FILE else []
+    assert too_long == []
 
 
 @pytest.mark.fault
