@@ -1,21 +1,16 @@
 """Counts the floating-point operations of a training step, once for each size of step, while the user's own step runs.
 
 How: torch's recording of operators (`RecordFunction`, through its light profiler) gives name and shapes of each
-operator without changing which kernel runs. A dispatch mode such as `FlopCounterMode` makes torch.compile fall back to
-eager and changes some backward formulas.
+operator without changing which kernel runs.
 
-What counts: a multiplication with its addition counts 2. Matrix products, convolutions and attention count, forward and
-backward, in every call of the root model and every backward pass of the step. Where a loop calls parts of the model
-instead of the root, the forward pass is what the backward passes came through (counting calls of the root only gave 0.6
-of the truth for `model.loss(x)`). Causal attention in one kernel counts the pairs it needs.
+What counts: matrix products, convolutions and attention, forward and backward, in every call of the root model and every
+backward pass of the step; a multiplication with its addition counts 2. Where a loop calls parts of the model instead of
+the root, the forward pass is what the backward passes came through. Causal attention in one kernel counts the pairs it
+needs. Recomputation, elementwise work, the optimizer and models without gradients do not count.
 
-What does not: recomputation by activation checkpointing, scores that a fused backward computes again, elementwise work,
-the optimizer, and other models without gradients.
-
-When there is no count: operators whose arithmetic does not follow from shapes (variable-length attention, recurrent
+There is no count with operators whose arithmetic does not follow from shapes (variable-length attention, recurrent
 kernels, sparse matrices, other libraries), convolutions whose result no graph, module or gradient shows, kernels that
-inductor wrote itself for products, backward passes with `create_graph`, steps with nested tensors or with a profiler of
-the script's in them.
+inductor wrote itself for products, `create_graph`, nested tensors, or a profiler of the script's in the step.
 
 Other sizes: each gets its own count, up to MOST_SIZES. Until then a count is scaled: products and convolutions with the
 tokens (or samples), attention with samples times length squared. Where tokens are not known, the shape of a sample is
@@ -36,6 +31,7 @@ from perfagent.measure.compiled import causal_in_compiled_code, compiled, produc
 from perfagent.measure.flops.device_peaks import peak_flops
 from perfagent.measure.flops.op_formulas import Counted, Op, Shape, Shapes, count
 from perfagent.measure.flops.step_recording import FlopCount, Size
+from perfagent.process.host_allocator import trim
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +85,8 @@ class StepFlops:
         return self._newest is not None and self._newest[0] >= step
 
     def take(self, look: FlopCount, model: nn.Module | None) -> None:
-        """Takes the result of a recorded step, once the row of that step has been read."""
+        """Takes the result of a recorded step, once the row of that step has been read. On the sender's thread."""
+        trim()  # the recording was one array of native memory, 8 MB for the backward pass of a model with 300 tensors
         size, self.running = look.size, None
         if look.failed:
             self.tells = False
