@@ -22,7 +22,7 @@ from perfagent.calls.arguments import as_tags, flat
 from perfagent.calls.other_trackers import add_names_of_others, say_unknown
 from perfagent.calls.run_config import Tags
 from perfagent.calls.shown import Shown, show_live
-from perfagent.device import snapshot
+from perfagent.device import read_all_later
 from perfagent.errors import ConfigError
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.phases import Span
@@ -145,7 +145,7 @@ class Run(Lifecycle):
                 values = flat(values)
                 media = self._media.take_out(values)
                 later = True
-                snapshot(values)
+                read_all_later(values)
                 break
         if step is not None:
             step = self._given_at(step, values)

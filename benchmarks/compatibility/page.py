@@ -169,6 +169,10 @@ Known limits:
 - **FLOPs.** There is no count, so no `flops_per_s` and no `mfu`, if a frozen convolution is called as a function or is compiled, if two
   frozen or compiled convolutions of the same sizes differ in their stride alone, and after `backward(create_graph=True)`. Attention that
   is not one fused kernel (dropout on the CPU, a model's own products) counts in full where it is causal, too.
+- **Dead units.** The units of an activation module that is called several times in one call of the model are those of its first call.
+- **bitsandbytes** compiles functions when it is imported. In such a process, as in one that uses torch.compile, there are no
+  `dead_share/*` and no `module_share/*`.
+- **Parameters that stand still.** A table of embeddings that receives gradients does not count.
 - **The operator of a NaN on a GPU** is read from the graph of the step after it. It is named if the weights were kept good
   (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its
   batch and parameters looked at in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.causes.stack_variables import variables_of
-from perfagent.device import ready, take, value_of
+from perfagent.device import read_number_later, ready, value_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def bad_loss_in(frames: Sequence[FrameType]) -> tuple[Tensor | None, FrameType |
                 if type(value) is torch.Tensor and value.numel() == 1 and value.grad_fn is not None and not value.is_complex()
             ]  # fmt: skip
         for value in scalars:
-            read = take(value.detach())
+            read = read_number_later(value.detach())
             while not ready(read) and time.monotonic() < until:
                 time.sleep(0.001)
             if read is not None and ready(read) and not math.isfinite(value_of(read)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.causes.batch import can_be_counted
 from perfagent.causes.culprit import SHOWN, in_order
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, read_later
 from perfagent.measure.sharding import local as local_part
 from perfagent.measure.tensor_storage import is_lazy, made_of
 from perfagent.wire.evidence import BadTensor, BadTensors
@@ -43,7 +43,7 @@ class BadAmong:
             with torch.no_grad():
                 largest = torch.stack(torch._foreach_norm([tensor for _, tensor in same], float("inf")))
                 # 1e39 is no inf there
-                reading = collect(largest if largest.dtype == torch.float64 else largest.float())
+                reading = read_later(largest if largest.dtype == torch.float64 else largest.float())
             if reading is not None:  # a tensor on a device must not be kept for its name
                 self._readings.append(([(name, one if one.is_cpu else None) for name, one in same], reading))
         self._bad: dict[str, BadTensor] = {}

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.causes.stack_variables import variables_of
-from perfagent.device import Event, Reading, collect, reached, to_host
+from perfagent.device import Event, Reading, reached, read_later, to_host
 from perfagent.measure.source_lines import short
 from perfagent.wire.evidence import Batch, BatchTensor
 
@@ -125,7 +125,7 @@ class _One:
         with torch.no_grad(), contextlib.suppress(RuntimeError):
             self._head = (head.clone(), None) if local.is_cpu else to_host(head)
             if not local.is_complex():
-                self._range = collect(_range_of(local))  # raises for unsigned integers, and floats of eight bits
+                self._range = read_later(_range_of(local))  # raises for unsigned integers, and floats of eight bits
 
     def ready(self) -> bool:
         return (self._range is None or self._range.ready()) and (self._head is None or reached(self._head[1]))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.saved_tensors import is_packed
 from perfagent.causes.batch import can_be_counted
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, read_later
 from perfagent.wire.evidence import OperatorFound
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ class _Ranges:
     def collect(self) -> list[tuple[list[Kept], Reading]]:
         stack = sys.modules["torch"].stack
         on_way = [
-            ([kept for kept, _, _ in same], collect(stack([one for _, *both in same for one in both])))
+            ([kept for kept, _, _ in same], read_later(stack([one for _, *both in same for one in both])))
             for same in self._later.values()
         ]
         return [(kept, reading) for kept, reading in on_way if reading is not None]

@@ -19,7 +19,7 @@ from perfagent.boundary.call_slot import CALL, CallSlot, copy_that_calls
 from perfagent.boundary.dynamo import not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.causes.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
-from perfagent.device import Reading, collect, is_captured
+from perfagent.device import Reading, is_captured, read_later
 from perfagent.wire.evidence import ITSELF, BadModule
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class OutputChecks:
         for check in reversed(self._checks):
             check.take_off()
         for counted in self._counts.values():
-            reading = collect(sys.modules["torch"].stack([counts for _, counts in counted]))
+            reading = read_later(sys.modules["torch"].stack([counts for _, counts in counted]))
             if reading is not None:
                 self._readings.append(([check for check, _ in counted], reading))
         self._counts = {}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Reading", "Value", "collect", "device_was_read", "duplicate", "fetched", "is_captured", "is_tensor",
-    "leak_in_forked_child", "listen_here", "ready", "snapshot", "take", "take_if_any", "to_host", "uses", "value_of",
+    "Reading", "Value", "device_was_read", "duplicate", "fetched", "is_captured", "is_tensor", "leak_in_forked_child",
+    "listen_here", "read_all_later", "read_later", "read_number_later", "ready", "to_host", "uses", "value_of",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -95,18 +95,14 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
-def take(tensor: torch.Tensor) -> Value | None:
-    """Returns the value of a tensor with one element, or None where reading it would block."""
-    if tensor.is_cpu:
-        return float(tensor.item())
-    return collect(tensor)
+def read_number_later(tensor: torch.Tensor | None) -> Value | None:
+    """Returns the value of a tensor with one element, at once on the CPU. None where reading it would block, and for None."""
+    if tensor is None:
+        return None
+    return float(tensor.item()) if tensor.is_cpu else read_later(tensor)
 
 
-def take_if_any(tensor: torch.Tensor | None) -> Value | None:
-    return None if tensor is None else take(tensor)
-
-
-def snapshot(values: dict[str, Any]) -> None:
+def read_all_later(values: dict[str, Any]) -> None:
     """Reads the tensors among the values in place, since scripts change them later; those on a device arrive later. A
     tensor that is not a single real number is replaced by its type."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())  # as `is_tensor`, in a loop that is run at each log()
@@ -114,12 +110,14 @@ def snapshot(values: dict[str, Any]) -> None:
         if isinstance(value, tensor):
             try:
                 value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
-                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)
+                values[name] = (
+                    read_number_later(value) if value.numel() == 1 and not value.is_complex() else type(value)
+                )
             except Exception:  # noqa: BLE001 - the device was lost
                 values[name] = None
 
 
-def collect(tensor: torch.Tensor) -> Reading | None:
+def read_later(tensor: torch.Tensor) -> Reading | None:
     """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change
     it afterward."""
     global _elsewhere, _on_their_way

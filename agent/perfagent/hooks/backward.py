@@ -15,7 +15,7 @@ from typing import Any
 from perfagent.boundary.dynamo import Function, untraced
 from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.boundary.saved_tensors import is_packed
-from perfagent.device import DeviceClock, Event, Reading, collect, take
+from perfagent.device import DeviceClock, Event, Reading, read_later, read_number_later
 from perfagent.measure.loss_function import loss_function
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import (
@@ -180,7 +180,7 @@ def _root(p: StepState, tensor: Any) -> Loss | None:
         return Loss(value, _divided(tensor) if p.losses.accumulates or p.loss_count else False)
     if p.losses.arriving is not None:
         check_arrived(p, updates=False)  # of the micro-batch before
-    p.losses.arriving = later = collect(local)
+    p.losses.arriving = later = read_later(local)
     return None if later is None else Loss(later, _divided(tensor))
 
 
@@ -254,7 +254,7 @@ def _divided(tensor: Any) -> LossScale:
         if is_packed(node._raw_saved_other):
             return True
         other = node._saved_other
-        value = None if other.numel() != 1 or hasattr(other, "_local_tensor") else take(other)
+        value = None if other.numel() != 1 or hasattr(other, "_local_tensor") else read_number_later(other)
     except (RuntimeError, TypeError, AttributeError):  # already freed, complex, or not kept by this version of torch
         return True
     return True if value is None else value
@@ -269,7 +269,7 @@ def remember(p: StepState, outputs: Any, scaled: Any) -> None:
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return
     p.amp.scaling, p.unusual, p.plain = True, True, False
-    value = take(outputs)
+    value = read_number_later(outputs)
     if value is not None:
         if len(p.amp.scaled) > 64:  # scaled and never used for a backward pass
             p.amp.scaled.clear()

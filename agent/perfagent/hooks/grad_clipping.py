@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
-from perfagent.device import Value, is_captured, take, take_if_any
+from perfagent.device import Value, is_captured, read_number_later
 from perfagent.hooks.backward import check_arrived
 from perfagent.measure.flat_shards import holds_flat
 from perfagent.measure.gradients import parameters_of
@@ -168,7 +168,7 @@ class Clips:
             p.measured.clip_norm = self.norms(held, optimizer)
             p.unusual = p.unusual or bool(p.measured.clip_norm)
         if self.scaled(clips):
-            p.amp.grad_scale = take_if_any(p.amp.scale)
+            p.amp.grad_scale = read_number_later(p.amp.scale)
             if p.amp.grad_scale is None:  # no norm is better than one of scaled gradients
                 p.measured.clip_norm, p.gradients = [], None
         p.measured.clip_rounds = max((clip.round for clip in clips), default=0)
@@ -226,7 +226,7 @@ def _add(p: StepState, gradients: Any) -> Clip | None:
 def _note_norm(p: StepState, clip: Clip, norm_type: float, total: torch.Tensor) -> None:
     is_bad = False
     if float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
-        clip.norm = take(total)
+        clip.norm = read_number_later(total)
         if clip.norm is None:
             return
         # of scaled gradients an overflow is usual, and no reason to look
@@ -272,7 +272,7 @@ def _watch_whole(original: Function) -> Function:
         clip = _guarded_about_to_clip(p, [each.grad for each in parameters if each.grad is not None])
         total = original(parameters, max_norm, norm_type, *args, **kwargs)
         if clip is not None and float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
-            clip.norm = take(total)
+            clip.norm = read_number_later(total)
         return total
 
     return clip_grad_norm_

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
-from perfagent.device import take
+from perfagent.device import read_number_later
 from perfagent.hooks.backward import check_arrived, remember
 from perfagent.hooks.optimizer_step import finish_step
 from perfagent.step.state import StepState, now, state
@@ -62,7 +62,7 @@ def _begin_scaled(p: StepState, scaler: Any, optimizer: Any) -> None:
         check_arrived(p)
     p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if scaler._scale is not None:
-        p.amp.scale, p.amp.scaler_scale = scaler._scale, take(scaler._scale)
+        p.amp.scale, p.amp.scaler_scale = scaler._scale, read_number_later(scaler._scale)
         p.unusual = True
 
 
@@ -72,7 +72,7 @@ def _end_scaled(p: StepState, optimizer: Any, stepped: bool) -> None:
     skipped: Any = not stepped
     found, p.amp.found_inf = p.amp.found_inf, None
     if stepped and found is not None:  # a fused optimizer decides on the device
-        skipped = take(found)
+        skipped = read_number_later(found)
     if not stepped and p.losses.arriving is not None:  # a scaler waits for its device, and has changed nothing
         check_arrived(p)
     if not stepped and p.primary_id != id(optimizer):

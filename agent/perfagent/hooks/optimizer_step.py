@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.device import devices_of, take, take_if_any
+from perfagent.device import devices_of, read_number_later
 from perfagent.hooks.backward import check_arrived
 from perfagent.hooks.selection.joint_step import has_gradients
 from perfagent.step import trace as kinds
@@ -136,7 +136,7 @@ def measure_gradients(p: StepState, optimizer: Optimizer) -> None:
     if p.clips is not None and p.clips.settle(optimizer):
         return
     if is_due and any_gradient and not p.measured.clip_norm:
-        p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused kernel unscales by it
+        p.amp.grad_scale = read_number_later(getattr(optimizer, "grad_scale", None))  # a fused kernel unscales by it
         p.links.gradient_schedule.measure(optimizer)
 
 
@@ -192,7 +192,7 @@ def finish_step(
     if lr is None and optimizer.param_groups:
         lr = optimizer.param_groups[0].get("lr")
     if type(lr) is not float and lr is not None:
-        lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
+        lr = read_number_later(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
         p.links.gradient_schedule.finish(optimizer, now() - (p.step_end or p.trace[0]))
     first, began = p.last is None, p.selection.began

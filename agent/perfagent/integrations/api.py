@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
-from perfagent.device import Value, take
+from perfagent.device import Value, read_number_later
 from perfagent.hooks.backward import begin_pass, remember
 from perfagent.hooks.checkpoint_saves import watch_save
 from perfagent.hooks.custom_optimizer import watch_step as watch_optimizer_step
@@ -93,7 +93,7 @@ def number(value: torch.Tensor | float | None) -> Value | None:
     """A number of the library's, which may be on its way from a device."""
     if value is None:
         return None
-    return take(value) if isinstance(value, sys.modules["torch"].Tensor) else float(value)
+    return read_number_later(value) if isinstance(value, sys.modules["torch"].Tensor) else float(value)
 
 
 # ---- steps of a library that steps torch's optimizers in a way of its own
@@ -224,7 +224,7 @@ def begin_clipping(parameters: Iterable[torch.Tensor]) -> Clip | None:
 def end_clipping(clip: Clip | None, total: torch.Tensor) -> None:
     """total: the 2-norm of the gradients of all ranks before they were clipped."""
     if clip is not None:
-        clip.norm, clip.whole = take(total), True
+        clip.norm, clip.whole = read_number_later(total), True
 
 
 # ---- backward passes and losses

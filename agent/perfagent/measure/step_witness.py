@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Reading, collect, ready, tolerating_out_of_memory, value_of
+from perfagent.device import Reading, read_later, ready, tolerating_out_of_memory, value_of
 from perfagent.measure.gradients import parameters_of
 from perfagent.measure.parameter_names import names_of
 from perfagent.wire.evidence import BatchTensor
@@ -73,14 +73,16 @@ class StepWitness:
                 for name, one in known.items()
                 if one is not None and type(one) is torch.Tensor and not one.is_sparse
             }
-            largest = collect(torch.stack(torch._foreach_norm([*gradients.values()], math.inf))) if gradients else None
+            largest = (
+                read_later(torch.stack(torch._foreach_norm([*gradients.values()], math.inf))) if gradients else None
+            )
             inputs: list[tuple[BatchTensor, Reading | None]] = []
             for name, kept in p.losses.inputs.items():
                 value = kept()
                 if value is not None and not value.is_sparse and 0 < value.numel() <= _MOST_OF_INPUTS:
                     dtype = str(value.dtype).removeprefix("torch.")
                     shown: BatchTensor = {"name": name, "shape": [*value.shape], "dtype": dtype}
-                    inputs.append((shown, collect(torch.aminmax(value).max)))
+                    inputs.append((shown, read_later(torch.aminmax(value).max)))
             p.measured.deferred.append(_Seen(self._tell, p.completed + 1, [*gradients], largest, inputs))
             p.unusual = True
         p.costs.pass_ns += time.perf_counter_ns() - began

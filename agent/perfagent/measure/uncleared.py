@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from perfagent.boundary.guard import guarded
-from perfagent.device import Reading, collect, is_captured
+from perfagent.device import Reading, is_captured, read_later
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,6 +107,8 @@ class Uncleared:
             return
         if is_captured(gradient):
             return
-        reading = collect((gradient.detach() != 0).any().float())  # a loop may clear it past autograd (.data.zero_())
+        reading = read_later(
+            (gradient.detach() != 0).any().float()
+        )  # a loop may clear it past autograd (.data.zero_())
         self._readings += [] if reading is None else [reading]
         self._seen = reading is not None

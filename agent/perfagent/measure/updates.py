@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from perfagent.device import Reading, collect
+from perfagent.device import read_later
 from perfagent.measure.gradients import Plan
 from perfagent.measure.sharding import local
 from perfagent.step.gradients import WeightChanges
 
-__all__ = ["MOST_NUMBERS", "RUN", "Changes", "Weights"]
+__all__ = ["MOST_NUMBERS", "RUN", "Weights"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
@@ -37,27 +37,20 @@ class Weights:
     """A sample of the weights before a step, by device and dtype. of: for each parameter, whether it is sampled; those
     with a gradient by default."""
 
-    __slots__ = ("_before", "_factors", "_plan", "_share", "_trained")
+    __slots__ = ("_before", "_factors", "_share", "_trained", "plan")
 
     def __init__(
         self, parameters: Sequence[Any], plan: Plan, most: int = MOST_NUMBERS, *, of: list[bool] | None = None
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         # the step may clear the gradients
         self._trained = [parameter.grad is not None for parameter in parameters] if of is None else of
         sizes = [size * (1 + parameter.is_complex()) for size, parameter in zip(plan.sizes, parameters, strict=True)]
         self._share = _share(list(compress(sizes, self._trained)), most)
         self._factors = [1.0] * len(plan.sizes)
-        self._before = self._take(parameters)
+        self._before = self._sampled(parameters)
 
-    def is_of(self, plan: Plan) -> bool:
-        return self._plan is plan
-
-    def is_whole(self, place: int) -> bool:
-        """Whether all numbers of that parameter are in its sample."""
-        return self._factors[place] == 1.0
-
-    def _take(self, parameters: Sequence[Any]) -> list[tuple[Any, list[int], list[int]]]:
+    def _sampled(self, parameters: Sequence[Any]) -> list[tuple[Any, list[int], list[int]]]:
         """Returns (numbers, places of their parameters, count for each parameter)."""
         torch = sys.modules["torch"]
         groups: dict[tuple[Any, ...], list[tuple[int, Any]]] = {}
@@ -99,33 +92,18 @@ class Weights:
         have changed."""
         torch = sys.modules["torch"]
         readings = []
-        after = self._take(parameters)
+        after = self._sampled(parameters)
         if [kept[1:] for kept in self._before] != [kept[1:] for kept in after]:
             return None
         with torch.no_grad():
             for (old, places, sizes), (new, _, _) in zip(self._before, after, strict=True):
                 weights = torch._foreach_norm(old.split(sizes), 2)
                 changes = torch._foreach_norm(new.sub_(old).split(sizes), 2)
-                reading = collect(torch.stack((*weights, *changes)))
+                reading = read_later(torch.stack((*weights, *changes)))
                 if reading is None:
                     return None
                 readings.append((reading, places))
-        return WeightChanges(readings, self._factors, self._plan)
-
-    def changes(self, parameters: Sequence[Any]) -> Changes | None:
-        """Returns which parameters have changed since, and keeps their present numbers for the next time. None as for
-        `compare`, but the parameters must be the same ones."""
-        readings = []
-        before, self._before = self._before, self._take(parameters)
-        if [kept[1:] for kept in before] != [kept[1:] for kept in self._before]:
-            return None
-        with sys.modules["torch"].no_grad():
-            for (old, places, sizes), (new, _, _) in zip(before, self._before, strict=True):
-                reading = collect(new != old)
-                if reading is None:
-                    return None
-                readings.append((reading, places, sizes))
-        return Changes(readings)
+        return WeightChanges(readings, self._factors, self.plan)
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
@@ -144,23 +122,3 @@ def _dense(weights: Any) -> Any:
     otherwise a copy."""
     ordered = weights.permute(*sorted(range(weights.dim()), key=lambda i: -weights.stride(i)))
     return ordered if ordered.is_contiguous() else weights.contiguous()
-
-
-class Changes:
-    """Which numbers of some parameters have changed, perhaps still on the device."""
-
-    __slots__ = ("_readings",)
-
-    def __init__(self, readings: Sequence[tuple[Reading, Sequence[int], Sequence[int]]]) -> None:
-        self._readings = readings
-
-    def ready(self) -> bool:
-        return all(reading.ready() for reading, _, _ in self._readings)
-
-    def stood_still(self) -> Iterator[tuple[int, bool]]:
-        """Yields (place of a parameter, whether no number of its sample has changed). Called once, when ready."""
-        for reading, places, sizes in self._readings:
-            changed, begin = reading.values(), 0
-            for place, size in zip(places, sizes, strict=True):
-                yield place, not any(changed[begin : begin + size])
-                begin += size

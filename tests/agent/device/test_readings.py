@@ -9,12 +9,12 @@ from fake_streams import Devices
 from perfagent.device import (
     Reading,
     backends,
-    collect,
     duplicate,
     fetched,
     is_tensor,
-    snapshot,
-    take,
+    read_all_later,
+    read_later,
+    read_number_later,
     to_host,
     value_of,
 )
@@ -61,7 +61,7 @@ def allocations(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def taken(size: int) -> Reading | None:
-    return collect(OnDevice(torch.arange(float(size))))  # type: ignore[arg-type]
+    return read_later(OnDevice(torch.arange(float(size))))  # type: ignore[arg-type]
 
 
 def test_after_a_stall_values_of_any_size_are_taken_again(allocations: list[int]) -> None:
@@ -94,7 +94,7 @@ def test_after_a_stall_values_of_any_size_are_taken_again(allocations: list[int]
 )
 def test_a_value_of_a_device_is_exact(number: float, dtype: torch.dtype, allocations: list[int]) -> None:
     numbers = torch.tensor(number, dtype=dtype)
-    value = take(OnDevice(numbers))  # type: ignore[arg-type]
+    value = read_number_later(OnDevice(numbers))  # type: ignore[arg-type]
     assert isinstance(value, Reading)
     assert value_of(value) == numbers.item()
 
@@ -113,9 +113,9 @@ def test_without_pinned_memory_a_copy_on_the_device_is_read(devices: Devices, mo
 def test_what_lies_on_the_host_is_read_there_and_nothing_on_meta() -> None:
     x = torch.arange(2.0)
     assert is_tensor(x) and not is_tensor(2.0)
-    reading = collect(x)
+    reading = read_later(x)
     assert reading is not None and reading.on_host and reading.values() == [0.0, 1.0]
-    assert (take(x[1]), collect(torch.ones(2, device="meta")), to_host(x)) == (1.0, None, None)
+    assert (read_number_later(x[1]), read_later(torch.ones(2, device="meta")), to_host(x)) == (1.0, None, None)
     copy, there = duplicate(x)
     assert there is None and copy is not x and fetched(copy).equal(x)
 
@@ -132,5 +132,5 @@ def test_a_value_of_a_lost_device_is_none() -> None:
             raise torch.AcceleratorError("the device is lost")
 
     values = {"loss": torch.ones(1).as_subclass(Lost), "lr": 0.1}
-    snapshot(values)
+    read_all_later(values)
     assert values == {"loss": None, "lr": 0.1}

@@ -12,7 +12,6 @@ from torch_versions import since_torch
 
 from perfagent.decode.gradient_report import summarize
 from perfagent.measure.dead_units import DeadUnits
-from perfagent.measure.foreach_norms import LARGE
 from perfagent.measure.gradients import Plan, bad_on_host, count_nonfinite, norms
 from perfagent.measure.updates import Weights
 
@@ -55,23 +54,6 @@ def test_every_tensor_has_its_own_norm_at_its_own_place(dtype):
     assert plan.uniform
     whole = nn.utils.get_total_norm([gradient.double() for gradient in gradients(parameters)])
     assert math.sqrt(report.square_sum) == pytest.approx(float(whole), rel=1e-3)
-
-
-@pytest.mark.parametrize("dtype", FLOATS[:3])
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("size", [LARGE, 4 * LARGE + 7])
-def test_the_norm_of_a_large_tensor_is_exact(dtype, mixed, size):
-    """Of equal numbers torch's own is 0.2 % off at 8 million: a float32 sum swallows what is added to it."""
-    parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)), nn.Parameter(torch.zeros(3, dtype=dtype))]
-    if mixed:
-        parameters.append(nn.Parameter(torch.zeros(2, dtype=torch.float16)))
-    plan = Plan.of(torch.optim.SGD(parameters, lr=0.1), None)
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 1e-3)
-    found, _ = each(parameters, plan)
-    assert plan.uniform != mixed
-    assert found[0] == pytest.approx(float(parameters[0].grad[0]) * math.sqrt(size), rel=2e-5)
-    assert found[1:] == expected(parameters)[1:]
 
 
 @since_torch(2, 7, "a gradient has the type of its weight")

@@ -15,7 +15,7 @@ import torch
 from PIL import Image as Pillow
 
 import perfagent
-from perfagent.device import snapshot
+from perfagent.device import read_all_later
 from perfagent.media import Media
 from perfagent.wire.media import MAX_MEDIA_BYTES
 from perfagent_server.event_data import media_type_of
@@ -130,7 +130,7 @@ def test_an_image_is_taken_while_another_thread_imports_torch(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert (shown(perfagent.Image(PICTURE)) == PICTURE).all()
     values = {"loss": np.float32(0.5)}
-    snapshot(values)
+    read_all_later(values)
     assert values == {"loss": np.float32(0.5)}
     with pytest.raises(perfagent.ConfigError, match=r"attach\(\) takes a torch.nn.Module"):
         perfagent.attach(object())

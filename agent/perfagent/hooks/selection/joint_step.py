@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from perfagent.boundary.guard import guarded
-from perfagent.device import take_if_any
+from perfagent.device import read_number_later
 from perfagent.step.row import OptimizerGradients
 from perfagent.step.trace import backward_since
 
@@ -114,13 +114,15 @@ class JointStep:
             return OptimizerGradients(None, (), None, 1.0)
         held: set[Clip | None] = clips.holding(optimizer) if clips is not None else {None}
         known = clips.norms(held, optimizer) if clips is not None else []
-        scale = take_if_any(self._progress.amp.scale) if clips is not None and clips.scaled(held) else None
+        scale = read_number_later(self._progress.amp.scale) if clips is not None and clips.scaled(held) else None
         if when != step:
             norms = None
             if is_due and held == {None} and len(self._members) <= _MOST:
-                scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales in its kernel
+                scale = read_number_later(
+                    getattr(optimizer, "grad_scale", None)
+                )  # a fused optimizer unscales in its kernel
                 norms = self._progress.links.gradient_schedule.measure_other(optimizer)
-        on_device = take_if_any(getattr(optimizer, "found_inf", None))  # ... and skips there
+        on_device = read_number_later(getattr(optimizer, "found_inf", None))  # ... and skips there
         return OptimizerGradients(norms, known, scale, 0.0 if on_device is None else on_device)
 
     @guarded

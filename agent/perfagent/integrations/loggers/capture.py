@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from perfagent.boundary.guard import failed, failures
-from perfagent.device import is_tensor, take
+from perfagent.device import is_tensor, read_number_later
 from perfagent.step.captured_log import capture
 from perfagent.step.state import StepState, state
 
@@ -121,7 +121,7 @@ def _add(metrics: dict[str, Any], name: str, value: Any, joint: str) -> None:
     elif is_tensor(value):
         value = value.to_local() if hasattr(value, "to_local") else value  # a replicated DTensor
         if value.numel() == 1 and not value.is_complex():
-            metrics[name] = take(value)
+            metrics[name] = read_number_later(value)
     elif type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
         _add(metrics, name, value.item(), joint)  # now: an array may be changed in place
     elif getattr(value, "shape", None) == ():
