@@ -18,8 +18,9 @@ import math
 import sys
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.measure.tensor_storage import numbers_in
@@ -61,40 +62,39 @@ class Unoptimized:
         self._clearing: Uncleared | None = None
         self._owned: set[int] = set()  # ids of parameters that an optimizer has that did not step
         self._searches = 0
-        self._told = self._is_starved = self._is_uncleared = self._is_fruitless = False
+        self._is_on: defaultdict[str, bool] = defaultdict(bool)  # what was reported last
+        self._is_fruitless = False
 
     # ---- on the sender's thread
 
     def poll(self) -> float:
         """Returns the time (of its clock) before which nothing is due."""
-        p, look, clearing = self._progress, self._look, self._clearing
+        p, look = self._progress, self._look
         if p.links.gradient_schedule.rank:
             return math.inf
         starved = p.measured.without_gradient
-        if (starved >= LEAST_STEPS) != self._is_starved:
-            self._is_starved = starved >= LEAST_STEPS
-            numbers = sum(numbers_in(one) for one in _held_by(p.selection.all()[:1]).values())
-            self._event("without_gradient", float(self._is_starved), p.completed, numbers=numbers, steps=starved)
-        if clearing is not None and clearing.over:
-            self._tell_uncleared(clearing)
-        if (
-            look is None
-            and self._clock() >= self._due
-            and not p.links.ended
-            and p.completed - self._begin >= FIRST_STEPS
-        ):
+        if (starved >= LEAST_STEPS) != self._is_on["without_gradient"]:
+            numbers = sum(map(numbers_in, _held_by(p.selection.all()[:1]).values()))
+            self._event("without_gradient", float(starved >= LEAST_STEPS), p.completed, numbers=numbers, steps=starved)
+        if self._clearing is not None and self._clearing.over:
+            self._tell_uncleared(self._clearing)
+        if look is not None and look.over:
+            self._look = None
+            p.costs.hooks_ns += look.cost_ns
+            if look.found is not None:
+                self._tell(look.model(), look.found)
+        elif look is None and self._clock() >= self._due and self._has_begun():
             began = self._cpu()
             self._compare()
             if self._clearing is None and not self._is_fruitless:
                 self._clearing = Uncleared(p)
                 self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
-        elif look is not None and look.over:
-            self._look = None
-            p.costs.hooks_ns += look.cost_ns
-            self._tell(look.model(), look.found)
         is_idle = self._look is None and self._clearing is None and not 0 < starved < LEAST_STEPS
         return self._due if is_idle else self._clock()
+
+    def _has_begun(self) -> bool:
+        return not self._progress.links.ended and self._progress.completed - self._begin >= FIRST_STEPS
 
     def close(self) -> None:
         for look in (self._look, self._clearing):
@@ -125,28 +125,24 @@ class Unoptimized:
             return
         self._clearing, self._is_fruitless = None, look.fruitless
         self._progress.costs.hooks_ns += look.cost_ns
-        if self._is_uncleared != bool(looks):
-            self._is_uncleared = bool(looks)
-            self._event("uncleared", float(self._is_uncleared), look.step, steps=looks)
+        if self._is_on["uncleared"] != bool(looks):
+            self._event("uncleared", float(bool(looks)), look.step, steps=looks)
 
-    def _tell(self, model: nn.Module | None, found: list[Tensor] | None) -> None:
-        if found is None or model is None:
+    def _tell(self, model: nn.Module | None, found: list[Tensor]) -> None:
+        if model is None:
             return
-        p = self._progress
-        whole = sum(numbers_in(one) for one in model.parameters() if one.requires_grad)
-        numbers = sum(map(numbers_in, found))
-        share = numbers / whole if whole else 0.0
+        p, numbers = self._progress, sum(map(numbers_in, found))
+        share = numbers / (sum(numbers_in(one) for one in model.parameters() if one.requires_grad) or 1)
         p.rows.append((p.completed, time.time(), time.monotonic(), _NAME, (share,)))
-        before, self._told = self._told, bool(found)
-        if found or before:
+        if found or self._is_on["unoptimized"]:
             ids = {id(one) for one in found}
             largest = sorted(model.named_parameters(), key=lambda pair: -pair[1].numel())
             names = [name for name, one in largest if id(one) in ids][:_MOST_NAMED]
-            self._event(
-                "unoptimized", share, p.completed, names=names, count=len(found), numbers=numbers, steps=LEAST_STEPS
-            )
+            facts = {"names": names, "count": len(found), "numbers": numbers, "steps": LEAST_STEPS}
+            self._event("unoptimized", share, p.completed, **facts)
 
     def _event(self, what: str, share: float, step: int, **facts: object) -> None:
+        self._is_on[what] = share > 0
         if self._progress.links.on_event is not None:
             self._progress.links.on_event("parameters", {"what": what, "share": share, **facts}, step=step)
 
@@ -158,9 +154,8 @@ class Unoptimized:
         left = [one for one in left if id(one) not in stepping]
         if left and self._searches < _MOST_SEARCHES:
             self._searches += 1
-            held = _held_by(
-                one for one in instances_of(sys.modules["torch"].optim.Optimizer) if "param_groups" in vars(one)
-            )
+            optimizers = instances_of(sys.modules["torch"].optim.Optimizer)
+            held = _held_by(one for one in optimizers if "param_groups" in vars(one))
             self._owned.update(id(one) for one in left if id(one) in held)
             left = [one for one in left if id(one) not in held]
         return left
@@ -177,7 +172,7 @@ class _Look:
         self.model = weakref.ref(model)
         self._left = [weakref.ref(one) for one in left]
         self._began = -1
-        self._before: list[_Kept] = []
+        self._before: list[_Versions | None] = []
         self.found: list[Tensor] | None = None
         self.over = False
         self.cost_ns = 0
@@ -187,37 +182,31 @@ class _Look:
             return False
         began, completed = time.perf_counter_ns(), self._progress.completed
         if self._began < 0:
-            self._began = completed
-            self._before = [_kept(one) for reference in self._left if (one := reference()) is not None]
+            self._began, self._before = completed, [_versions(one()) for one in self._left]
         elif completed - self._began >= LEAST_STEPS:
-            left = [one for kept in self._before if (one := kept.parameter()) is not None and kept.is_fed(one)]
+            pairs = zip((one() for one in self._left), self._before, strict=True)
+            left = [one for one, before in pairs if one is not None and _is_fed(before, _versions(one))]
             self.found = self._of.without(left) if left else []
             self.over = True
         self.cost_ns += time.perf_counter_ns() - began
         return not self.over
 
 
-class _Kept(NamedTuple):
-    """A parameter and its gradient as they were at first, and the versions of both."""
-
-    parameter: weakref.ref[Tensor]
-    gradient: weakref.ref[Tensor] | None
-    version: int
-    gradient_version: int
-
-    def is_fed(self, parameter: Tensor) -> bool:
-        """True if new gradients have come, and nobody has changed the parameter."""
-        gradient = parameter.grad
-        if self.gradient is None or gradient is None or not parameter.requires_grad:
-            return False
-        is_new = self.gradient() is not gradient or gradient._version != self.gradient_version
-        return is_new and parameter._version == self.version
+_Versions = tuple[int, "weakref.ref[Tensor]", int]
+"""That of a parameter, its gradient, and the version of that."""
 
 
-def _kept(parameter: Tensor) -> _Kept:
-    gradient = parameter.grad
-    known = None if gradient is None else weakref.ref(gradient)
-    return _Kept(weakref.ref(parameter), known, parameter._version, -1 if gradient is None else gradient._version)
+def _versions(parameter: Tensor | None) -> _Versions | None:
+    if parameter is None or parameter.grad is None or not parameter.requires_grad:
+        return None
+    return parameter._version, weakref.ref(parameter.grad), parameter.grad._version
+
+
+def _is_fed(before: _Versions | None, now: _Versions | None) -> bool:
+    """True if new gradients have come, and nobody has changed the parameter."""
+    if before is None or now is None or before[0] != now[0]:
+        return False
+    return before[1]() is not now[1]() or before[2] != now[2]
 
 
 def _held_by(optimizers: Iterable[Optimizer]) -> dict[int, Tensor]:
