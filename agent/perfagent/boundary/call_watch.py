@@ -22,7 +22,7 @@ def replace(owner: Any, name: str, first: Function, last: Callable[[], Any] | No
     first: called before the original, with its arguments; must not raise. last: called after the original,
     however that ends.
     """
-    original = getattr(owner, name)
+    original, is_inherited = getattr(owner, name), name not in vars(owner)
     over = False
 
     @functools.wraps(original)  # torch.jit.script reads the source of the functions in a class
@@ -46,6 +46,9 @@ def replace(owner: Any, name: str, first: Function, last: Callable[[], Any] | No
         back = original
         while back in _over:
             back = _over[back]
-        setattr(owner, name, back)
+        if is_inherited and back is original:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, back)
 
     return undo

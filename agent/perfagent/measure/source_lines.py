@@ -1,15 +1,18 @@
-"""Names the line of a script that a call came from, as people write it."""
+"""Names the line of a script that a call came from, as people write it, and counts such lines in a step."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-__all__ = ["is_ours", "most_often", "outside", "short"]
+from perfagent.step.state import StepState, now
+
+__all__ = ["LinesOfStep", "is_ours", "short"]
 
 _MOST_LINES = 20
 
@@ -22,26 +25,59 @@ def is_ours(name: str) -> bool:
     return name.startswith(_OWN)
 
 
-def outside(frame: FrameType | None, torch: str) -> tuple[str, int] | None:
-    """Returns the innermost line outside of torch and the agent; None if there is none. torch: its folder."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not (is_ours(name) or name.startswith((torch, "<frozen")) or name.endswith(_WARN)):
-            return name, frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
-def most_often(lines: Counter[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Returns (file, line) -> number as an event tells it, most frequent first: [{"line": "train.py:42", "count": 3}]."""
-    return [
-        {"line": f"{short(name)}:{number}", "count": times} for (name, number), times in lines.most_common(_MOST_LINES)
-    ]
-
-
 def short(name: str) -> str:
     """Returns a path as people write it: below the working directory, or its last three parts."""
     path = Path(name)
     with contextlib.suppress(OSError, ValueError):  # the directory was removed, or does not hold the file
         return str(path.relative_to(Path.cwd()))
     return str(Path(*path.parts[-3:]))
+
+
+class LinesOfStep:
+    """Counts lines of the script in a step: a task between two steps (causes/investigator.py). lines: (file, line) ->
+    number; step: the measured step; 0 if nothing was measured. torch: its folder."""
+
+    def __init__(self, progress: StepState) -> None:
+        self._progress = progress
+        self.step = 0
+        self.over = False
+        self.cost_ns = 0
+        self.lines: Counter[tuple[str, int]] = Counter()
+        self._torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
+        self._undo: list[Callable[[], None]] = []
+
+    def at_boundary(self) -> bool:
+        """Begins at the end of one step and ends at the end of a later one. True while it goes on."""
+        began = now()
+        try:
+            if not self.over and self._goes_on():
+                return True
+            self.close()
+            return False
+        finally:
+            self.cost_ns += now() - began
+
+    def _goes_on(self) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Restores everything. On the training thread."""
+        while self._undo:
+            self._undo.pop()()
+        self.over = True
+
+    def _count(self, frame: FrameType) -> None:
+        """Counts the innermost line outside of torch and the agent."""
+        line, outer = (frame.f_code.co_filename, frame.f_lineno), frame.f_back
+        while _is_inner(line[0], self._torch) and outer is not None:
+            line, outer = (outer.f_code.co_filename, outer.f_lineno), outer.f_back
+        self.lines[line] += 1
+
+    def told(self) -> list[dict[str, str | int]]:
+        """Returns the lines as an event tells them, most frequent first: [{"line": "train.py:42", "count": 3}]."""
+        most = self.lines.most_common(_MOST_LINES)
+        return [{"line": f"{short(name)}:{number}", "count": times} for (name, number), times in most]
+
+
+def _is_inner(name: str, torch: str) -> bool:
+    return is_ours(name) or name.startswith((torch, "<frozen")) or name.endswith(_WARN)

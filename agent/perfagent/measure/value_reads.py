@@ -8,20 +8,20 @@ step count) are left out, and so is what evaluations, saves and the loader read:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
-from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.call_watch import replace
 from perfagent.measure.compiled import compiled
-from perfagent.measure.source_lines import is_ours, most_often, outside
+from perfagent.measure.source_lines import LinesOfStep, is_ours
 from perfagent.step.state import StepState, now
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["ValueReads"]
 
@@ -32,82 +32,59 @@ _GAP_NS = 50_000
 """Reads of one function that follow each other so closely are one loop, and the time between them is its time."""
 
 
-class ValueReads:
-    """Listens for some steps; a task between two steps (causes/investigator.py). lines: (file, line) -> number of
-    reads; step: the measured step; 0 if nothing was measured. clock: nanoseconds."""
+class ValueReads(LinesOfStep):
+    """Counts the reads of some steps. clock: nanoseconds."""
 
     def __init__(self, progress: StepState, clock: Callable[[], int] = now) -> None:
-        self._progress, self._clock = progress, clock
-        self.step = 0
-        self.over = False
-        self.cost_ns = 0
-        self.lines: Counter[tuple[str, int]] = Counter()
+        super().__init__(progress)
+        self._clock = clock
         self.reading_ns = 0
         self._measured: list[tuple[int, Counter[tuple[str, int]], int]] = []
-        self._undo: list[Callable[[], None]] = []
-        self._torch = ""
         self._counts: dict[CodeType, bool] = {}
+        self._running: tuple[FrameType, int, int] | None = None
+        """The read in progress: who reads, when it was called and when the tensor's method was."""
         self._newest: tuple[CodeType | None, int, int] = None, 0, 0
         """Of the newest read: the function, how much of the step was over (a pass, a batch), and when it ended."""
 
-    def at_boundary(self) -> bool:
-        """Begins at the end of one step and ends STEPS later."""
-        began = now()
-        try:
-            if not self._undo:
-                if self.over or compiled():  # the compiler must see the methods as they are
-                    self.over = True
-                    return False
-                self._listen()
-            else:
-                self._measured.append((self._progress.completed, self.lines, self.reading_ns))
-            self.lines, self.reading_ns, self._newest = Counter(), 0, (None, 0, 0)
-            if len(self._measured) < STEPS:
-                return True
-            self._measured.sort(key=lambda one: sum(one[1].values()))
-            self.step, self.lines, self.reading_ns = self._measured[STEPS // 2]
-            self.close()
+    def _goes_on(self) -> bool:
+        if self._undo:
+            self._measured.append((self._progress.completed, self.lines, self.reading_ns))
+        elif compiled():  # the compiler must see the methods as they are
             return False
-        finally:
-            self.cost_ns += now() - began
-
-    def close(self) -> None:
-        """Restores everything. On the training thread."""
-        while self._undo:
-            self._undo.pop()()
-        self.over = True
+        else:
+            tensor = sys.modules["torch"].Tensor
+            self._undo += [replace(tensor, name, self._begins, self._ends) for name in READS]
+        self.lines, self.reading_ns, self._newest = Counter(), 0, (None, 0, 0)
+        if len(self._measured) < STEPS:
+            return True
+        self._measured.sort(key=lambda one: sum(one[1].values()))
+        self.step, self.lines, self.reading_ns = self._measured[STEPS // 2]
+        return False
 
     def values(self) -> dict[str, float]:
         return {"sync/reads_per_step": float(sum(self.lines.values())), "sync/reading_s": self.reading_ns / 1e9}
 
-    def told(self) -> list[dict[str, Any]]:
-        return most_often(self.lines)
+    def _begins(self, tensor: Tensor, *_: object, **__: object) -> None:
+        began, p = self._clock(), self._progress
+        if get_ident() == p.thread:
+            frame = sys._getframe(2)
+            counts = not (p.phase_depth or p.data_depth) and tensor.is_cpu and self._is_counted(frame.f_code)
+            self._running = (frame, began, self._clock()) if counts else None
 
-    def _listen(self) -> None:
-        tensor = sys.modules["torch"].Tensor
-        self._torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
-        for name in READS:
-            patch, own = self._watching(getattr(tensor, name)), vars(tensor).get(name)
-            setattr(tensor, name, patch)
-            self._undo.append(partial(_put_back, tensor, name, patch, own))
-
-    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        p, getframe, now = self._progress, sys._getframe, self._clock
-
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            began = now()
-            if self.over or p.phase_depth or p.data_depth or get_ident() != p.thread or not tensor.is_cpu:
-                return original(tensor, *args, **kwargs)
-            frame = getframe(1)
-            if not self._is_counted(frame.f_code):
-                return original(tensor, *args, **kwargs)
-            called = now()
-            try:
-                return original(tensor, *args, **kwargs)
-            finally:
-                self._note(frame, began, called, now())
-
-        return not_traced(read)
+    def _ends(self) -> None:
+        returned = self._clock()
+        if get_ident() != self._progress.thread or self._running is None:
+            return
+        (frame, began, called), self._running = self._running, None
+        function, passed, left = self._newest
+        now_passed = len(self._progress.trace)
+        self.reading_ns += returned - called
+        if function is frame.f_code and passed == now_passed and began - left < _GAP_NS:
+            self.reading_ns += began - left
+        self._count(frame)
+        left = self._clock()
+        self._newest = frame.f_code, now_passed, left
+        self.cost_ns += called - began + left - returned
 
     def _is_counted(self, code: CodeType) -> bool:
         """Whether that function's reads are the script's: those of torch are not, but for tensors in an f-string."""
@@ -117,20 +94,3 @@ class ValueReads:
             counted = not (is_ours(name) or name.startswith(self._torch)) or name.endswith("_tensor.py")
             self._counts[code] = counted
         return counted
-
-    def _note(self, frame: FrameType, began: int, called: int, returned: int) -> None:
-        function, passed, left = self._newest
-        now_passed = len(self._progress.trace)
-        self.reading_ns += returned - called
-        if function is frame.f_code and passed == now_passed and began - left < _GAP_NS:
-            self.reading_ns += began - left
-        self.lines[outside(frame, self._torch) or (frame.f_code.co_filename, frame.f_lineno)] += 1
-        left = self._clock()
-        self._newest = frame.f_code, now_passed, left
-        self.cost_ns += called - began + left - returned
-
-
-def _put_back(tensor: type, name: str, patch: Callable[..., Any], own: Callable[..., Any] | None) -> None:
-    """own: None where the class inherits the method. Does nothing if somebody else has patched it by then."""
-    if vars(tensor).get(name) is patch:
-        delattr(tensor, name) if own is None else setattr(tensor, name, own)
