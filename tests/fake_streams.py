@@ -106,7 +106,7 @@ def fake_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
         "is_current_stream_capturing": made.is_current_stream_capturing,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.xpu, name, value)
-    for name in ("_pools", "_on_their_way", "_elsewhere", "_device"):
+    for name in ("_pools", "_on_their_way", "_device"):
         monkeypatch.setattr(readings, name, {} if name == "_pools" else getattr(readings, name))
     backend_of.cache_clear()
     yield made

@@ -124,9 +124,8 @@ class Backend:
         return stream
 
     def pinned(self, size: int | torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """Host memory that the device copies to while the host goes on; None where there is none. Outside of inference
-        mode, whatever the script's default device and mode are: a buffer made while a validation logs in
-        `torch.inference_mode()` could not be written to later."""
+        """Host memory that the device copies to while the host goes on; None where there is none. A buffer made in a
+        script's inference mode could not be written to later."""
         of_torch: Any = sys.modules["torch"]
         try:
             with of_torch.inference_mode(mode=False):
@@ -144,8 +143,8 @@ class Backend:
         return _nested(self.ask("memory_stats", index) or {}) if nested is None else nested
 
     def segments(self, index: int) -> list[dict[str, Any]]:
-        """The allocator's segments on a device, where they can be had without the traces of every allocation: where the
-        script records those, they would take seconds and GiB. (Older versions of torch always add them.)"""
+        """The allocator's segments on a device. Not where torch adds the traces of every allocation: where the script
+        records those, they take seconds and GiB."""
         found = self.ask("memory_snapshot", include_traces=False) or []
         return [segment for segment in found if segment.get("device") == index]
 
@@ -158,15 +157,13 @@ class Backend:
         if not self.has_events or self.capture_mode is not None:
             return
         owners = self.module, getattr(sys.modules["torch"], "accelerator", None)
-        named = [
-            graph
-            for owner in owners
-            for name, graph in getattr(owner, "__dict__", {}).items()
-            if name.endswith("Graph")
-        ]
-        graphs = {graph for graph in named if hasattr(graph, "capture_begin")}
+        named = {
+            one for owner in owners for name, one in getattr(owner, "__dict__", {}).items() if name.endswith("Graph")
+        }
+        graphs = [one for one in named if hasattr(one, "capture_begin")]
         for graph in graphs:
-            graph.capture_begin, graph.capture_end = _begins(graph.capture_begin), _ends(graph.capture_end)
+            graph.capture_begin = _noted(graph.capture_begin, begins=True)
+            graph.capture_end = _noted(graph.capture_end, begins=False)
         if graphs:
             logger.info(
                 "perfagent: values and times of the device (%s) are read only while no graph is captured, since this build of "
@@ -257,28 +254,22 @@ def reached(event: Event | None) -> bool:
     return event is None or (not _capturing and bool(event.query()))
 
 
-def _begins(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(original: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
+    """The begin or the end of a capture, which one that fails ends as well."""
+
     @functools.wraps(original)
-    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        is_captured = False
         _capturing.add(id(graph))
         try:
-            return original(graph, *args, **kwargs)
-        except BaseException:
-            _capturing.discard(id(graph))
-            raise
-
-    return capture_begin
-
-
-def _ends(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(graph, *args, **kwargs)
+            result = original(graph, *args, **kwargs)
+            is_captured = begins
+            return result
         finally:
-            _capturing.discard(id(graph))
+            if not is_captured:
+                _capturing.discard(id(graph))
 
-    return capture_end
+    return call
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ class DeviceClock:
     """Records marks on the current stream of the device that computes, which need not be the current device
     (`model.to("cuda:1")` without `set_device`), and follows the training from one device and stream to another.
 
-    Of a kind of device without events every mark is None: nothing is reported as time of the device, least of all the
-    time that the host took to launch its work.
+    Of a kind of device without events every mark is None.
     """
 
     __slots__ = (
@@ -29,7 +28,7 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self._backend = backend = backend_of(device.type)
         self._event = backend.event
-        self.blocked: Callable[[], bool] = backend.is_capturing if backend.has_events else _always
+        self.blocked: Callable[[], bool] = backend.is_capturing if backend.has_events else lambda: True
         self._moved = False
         if not backend.used:
             uses(backend, device)
@@ -104,7 +103,3 @@ class DeviceClock:
     def release(self, events: list[Event]) -> None:
         """Takes back events that nobody reads any more, for reuse."""
         self._free.extend([event for event in events if event.device == self.device] if self._moved else events)
-
-
-def _always() -> bool:
-    return True

@@ -44,7 +44,7 @@ class Reading:
 
     @property
     def on_host(self) -> bool:
-        """True if the value was in host memory from the start: then any thread may read it, more than once."""
+        """True if the value was in host memory from the start: any thread may read it, more than once."""
         return self._pool is None and self._buffer.is_cpu
 
     def ready(self) -> bool:
@@ -59,8 +59,7 @@ class Reading:
         return float(self._buffer.item())
 
     def values(self) -> list[float]:
-        """Returns the numbers and gives the buffer back to its pool. Call it once, when ready, on the
-        sender's thread."""
+        """Returns the numbers and gives the buffer back to its pool. Once, when ready, on the sender's thread."""
         global _on_their_way
         numbers = self._buffer.reshape(-1).tolist()[: self._size]
         if self._pool is not None and self._event is not None:
@@ -70,8 +69,7 @@ class Reading:
         return [float(number) for number in numbers]
 
     def __del__(self) -> None:
-        """Stops counting a value that nobody read, as where only some gradients were clipped. Its buffer
-        goes back to torch."""
+        """Stops counting a value that nobody read. Its buffer goes back to torch."""
         global _on_their_way
         if self._pool is not None:
             _on_their_way -= 1
@@ -82,11 +80,10 @@ _Pool = list[tuple[Any, Event]]
 """Buffers in pinned memory, each with its event."""
 _pools: dict[tuple[torch.device, int, torch.dtype], _Pool] = {}
 _on_their_way = 0
-_elsewhere = False
 _fetching: dict[torch.device, Stream] = {}
 """Device -> the stream on which the sender's thread fetches copies."""
 _device: torch.device | None = None
-"""A device from which values or marks are taken."""
+"""The newest one of a kind from which values or marks were taken."""
 _listening = threading.local()
 
 
@@ -118,9 +115,8 @@ def read_all_later(values: dict[str, Any]) -> None:
 
 
 def read_later(tensor: torch.Tensor) -> Reading | None:
-    """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change
-    it afterward."""
-    global _elsewhere, _on_their_way
+    """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change it afterward."""
+    global _on_their_way
     device = tensor.device
     kind = device.type
     tensor = tensor.detach()
@@ -128,7 +124,6 @@ def read_later(tensor: torch.Tensor) -> Reading | None:
         return Reading(tensor, None)
     if kind == "meta":
         return None
-    _elsewhere = True
     backend = backend_of(kind)
     if not backend.used:
         uses(backend, device)
@@ -179,13 +174,9 @@ def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Event] | None:
 def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Event | None]:
     """Copies a large tensor where it lies, and returns the copy and the event behind it; None where there is none to wait
     for. Pinned memory of that size would have to be allocated, which waits for the device."""
-    global _elsewhere
     copy = tensor.clone(memory_format=sys.modules["torch"].contiguous_format)
-    _elsewhere = _elsewhere or not copy.is_cpu
     backend = backend_of(copy.device.type)
-    if not backend.has_events:
-        return copy, None
-    return copy, _event_behind(backend, copy.device)
+    return copy, _event_behind(backend, copy.device) if backend.has_events else None
 
 
 def fetched(copy: torch.Tensor) -> torch.Tensor:
@@ -251,8 +242,8 @@ def leak_in_forked_child(*held: Any) -> None:
 
 
 def device_was_read() -> bool:
-    """True if this process ever read a value from a device. If not, all values are on the host."""
-    return _elsewhere
+    """True if this process ever took a value or a time from a device. If not, all values are on the host."""
+    return _device is not None
 
 
 def ready(value: Value | None) -> bool:
@@ -260,5 +251,5 @@ def ready(value: Value | None) -> bool:
 
 
 def value_of(value: Value) -> float:
-    """Returns the number. Call it only when ready."""
+    """Returns the number, once it is ready."""
     return value.values()[0] if isinstance(value, Reading) else value

@@ -141,7 +141,7 @@ def _units_in(module: nn.Module, output: Tensor) -> int | None:
 
 
 class DeadShares:
-    """The share of dead units of each activation module, perhaps still on the device."""
+    """The share of dead units of each activation module, 0 to 1, perhaps still on the device: series of their step."""
 
     __slots__ = ("_readings",)
 
@@ -151,10 +151,7 @@ class DeadShares:
     def ready(self) -> bool:
         return all(reading.ready() for reading, _ in self._readings)
 
-    def shares(self) -> dict[str, float]:
-        """Returns module -> share, 0 to 1. Called once, when ready."""
-        return {
-            name: share
-            for reading, names in self._readings
-            for name, share in zip(names, reading.values(), strict=True)
-        }
+    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:
+        found = [pair for reading, names in self._readings for pair in zip(names, reading.values(), strict=True)]
+        values["dead/share"] = sum(share for _, share in found) / len(found)
+        rows.append({f"dead_share/{name}": share for name, share in found})

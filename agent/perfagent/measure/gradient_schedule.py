@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from perfagent.device import DeviceClock, Event, Value, ran_out_of_memory, reached, tolerating_out_of_memory
 from perfagent.measure.dead_units import DeadShares, DeadUnits
@@ -43,6 +44,9 @@ _WITHOUT_ROOM = 1000
 """Steps without a pass after the device had no memory for one: at each failed allocation torch frees its whole cache
 and waits for the device."""
 _gradient = operator.attrgetter("grad")
+
+
+Found = TypeVar("Found")
 
 
 class GradientSchedule:
@@ -133,11 +137,8 @@ class GradientSchedule:
     # ---- other optimizers on the same backward pass
 
     def measure_other(self, optimizer: Optimizer) -> GradientNorms | None:
-        started = perf_counter_ns()
-        parameters = parameters_of(optimizer)
-        found = norms(map(_gradient, parameters), self._plan_of_other(optimizer, parameters))
-        self._count_other(started)
-        return found
+        started, parameters = perf_counter_ns(), parameters_of(optimizer)
+        return self._counted(started, norms(map(_gradient, parameters), self._plan_of_other(optimizer, parameters)))
 
     def compares(self) -> bool:
         """True if the weights are compared before and after the step in progress, provided its gradients
@@ -147,18 +148,12 @@ class GradientSchedule:
 
     def keep_other(self, optimizer: Optimizer) -> Weights:
         """Copies the weights that another optimizer is about to change."""
-        started = perf_counter_ns()
-        parameters = parameters_of(optimizer)
-        kept = Weights(parameters, self._plan_of_other(optimizer, parameters))
-        self._count_other(started)
-        return kept
+        started, parameters = perf_counter_ns(), parameters_of(optimizer)
+        return self._counted(started, Weights(parameters, self._plan_of_other(optimizer, parameters)))
 
     def compare_other(self, optimizer: Optimizer, kept: Weights) -> WeightChanges | None:
         """Measures how far another optimizer has moved its weights."""
-        started = perf_counter_ns()
-        changes = kept.compare(parameters_of(optimizer))
-        self._count_other(started)
-        return changes
+        return self._counted(perf_counter_ns(), kept.compare(parameters_of(optimizer)))
 
     def _plan_of_other(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Plan:
         plan = self._others.get(id(optimizer))
@@ -168,10 +163,12 @@ class GradientSchedule:
             plan = self._others[id(optimizer)] = Plan.of(optimizer, self._progress.selection.model)
         return plan
 
-    def _count_other(self, started: int) -> None:
+    def _counted(self, started: int, found: Found) -> Found:
+        """Adds the time since then to the cost of the pass."""
         cost = perf_counter_ns() - started
         self._progress.costs.pass_ns += cost
         self._others_ns += cost
+        return found
 
     # ---- between passes
 
@@ -181,8 +178,7 @@ class GradientSchedule:
         p, started = self._progress, perf_counter_ns()
         plan, model = self._plan, p.selection.model
         if self._probe is not None and self._probe.cost_ns:  # it ran since the last pass
-            p.costs.pass_ns += self._probe.cost_ns
-            self._others_ns += self._probe.cost_ns
+            self._counted(started - self._probe.cost_ns, None)
             self._probe = None
         kept, self._weights = self._weights, None
         if kept is not None:
@@ -196,7 +192,7 @@ class GradientSchedule:
             compared = perf_counter_ns()
             with tolerating_out_of_memory():
                 self._unmoved.look(p, optimizer, plan, model, tell=not (plan.same_everywhere and self.rank))
-            self._count_other(compared)
+            self._counted(compared, None)
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)
         p.costs.report_ns += reporting
@@ -225,7 +221,7 @@ class GradientSchedule:
             return  # somebody else uses that call
 
         def done(shares: DeadShares) -> None:
-            p.measured.deferred.append(_DeadUnitShares(shares))
+            p.measured.deferred.append(shares)
             p.unusual = True
 
         probe = DeadUnits(model, done)
@@ -261,13 +257,15 @@ class GradientSchedule:
                 p.measure_at = at
 
 
+@dataclass(slots=True)
 class _PassOnDevice:
     """The device time of a pass, known when the step's row is read."""
 
-    __slots__ = ("_begin", "_clock", "_cost_ns", "_end", "_progress")
-
-    def __init__(self, p: StepState, clock: DeviceClock, begin: Event, end: Event, cost_ns: int) -> None:
-        self._progress, self._clock, self._begin, self._end, self._cost_ns = p, clock, begin, end, cost_ns
+    _progress: StepState
+    _clock: DeviceClock
+    _begin: Event
+    _end: Event
+    _cost_ns: int
 
     def ready(self) -> bool:
         return reached(self._end)
@@ -276,18 +274,3 @@ class _PassOnDevice:
         seconds = self._clock.seconds(self._begin, self._end) or 0.0
         self._progress.links.gradient_schedule.took_on_device(seconds * 1e9, self._cost_ns)
         self._clock.release([self._begin, self._end])
-
-
-class _DeadUnitShares:
-    """Shares of dead units as series of their step."""
-
-    __slots__ = ("_shares", "ready")
-
-    def __init__(self, shares: DeadShares) -> None:
-        self._shares = shares
-        self.ready = shares.ready
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:
-        shares = self._shares.shares()
-        values["dead/share"] = sum(shares.values()) / len(shares)
-        rows.append({f"dead_share/{name}": share for name, share in shares.items()})

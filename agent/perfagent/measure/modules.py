@@ -81,8 +81,7 @@ class ModuleTimes:
         self.cost_ns = 0
         self._spans: dict[str, list[Span]] = {}
         self._whole: list[Span] = []
-        self._open: dict[str, tuple[Any, int]] = {}
-        """Parts that are being called: when that began, and how deep (a tree calls itself)."""
+        self._open: dict[str, Any] = {}  # parts that are being called: when that began
 
     def at_boundary(self) -> bool:
         """Begins at the end of one step and ends at the end of the next."""
@@ -129,19 +128,14 @@ class ModuleTimes:
     @guarded
     def _begin(self, module: nn.Module, _inputs: object) -> None:
         name = self._names.get(module)
-        if name is not None:
-            begin, depth = self._open.get(name) or (self._stamp(), 0)
-            self._open[name] = begin, depth + 1
+        if name is not None and name not in self._open:  # a tree calls itself: its first return ends it
+            self._open[name] = self._stamp()
 
     @guarded
     def _end(self, module: nn.Module, _inputs: object, _output: object) -> None:
         name = self._names.get(module)
         if name in self._open:
-            begin, depth = self._open.pop(name)
-            if depth > 1:
-                self._open[name] = begin, depth - 1
-            else:
-                self._spans.setdefault(name, []).append((begin, self._stamp()))
+            self._spans.setdefault(name, []).append((self._open.pop(name), self._stamp()))
 
     def _stamp(self) -> Any:
         clock = self._progress.clock

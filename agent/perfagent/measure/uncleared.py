@@ -31,7 +31,7 @@ _MOST_NUMBERS = 2**20
 
 class Uncleared:
     """A task between two steps, over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look.
-    fruitless: no gradient could be looked at, nor will be. cost_ns: of the training thread."""
+    fruitless: no gradient could be looked at, nor will be."""
 
     def __init__(self, p: StepState) -> None:
         self._progress, self._steps, self.step = p, 0, p.completed

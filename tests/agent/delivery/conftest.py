@@ -16,7 +16,7 @@ from perfagent.device import readings
 @pytest.fixture
 def sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Without threads, its session's progress in place: forty steps are made, and nothing was on a device."""
-    monkeypatch.setattr(readings, "_elsewhere", False)
+    monkeypatch.setattr(readings, "_device", None)
     made: Any = RecordingSender(tmp_path)
     made.counters = Counter()
     made.progress = new_progress(made.rows)

@@ -21,7 +21,10 @@ def look(model, batch):
     output = DeadUnits(model, told.append).call(model, (batch,), {})
     assert not guard.failures
     assert output.requires_grad or not any(True for _ in model.parameters())
-    return told[0].shares() if told else {}
+    rows: list[dict[str, float]] = []
+    for shares in told:
+        shares.add({}, rows)
+    return {name.removeprefix("dead_share/"): share for row in rows for name, share in row.items()}
 
 
 def looks(model, rows, times):

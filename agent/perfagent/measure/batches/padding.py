@@ -1,9 +1,9 @@
 """Tells tokens from padding in batches of sequences.
 
-Where it is known, in this order: a mask that says which tokens are real (`attention_mask`, or what other names have
-one for each token); a mask of the padding itself (`src_key_padding_mask`, with torch's meaning: True is padding); the
-lengths of the sequences; the token that the model's embedding or its configuration calls padding. Labels of
--100 say what the loss leaves out, not what is padding. Whatever remains unclear is not counted.
+Where it is known, in this order: a mask that says which tokens are real (`attention_mask`); a mask of the padding itself
+(`src_key_padding_mask`, with torch's meaning: True is padding); the lengths of the sequences; the token that the model's
+embedding or its configuration calls padding. Labels of -100 say what the loss leaves out, not what is padding. Whatever
+remains unclear is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ Real = Callable[[object, int], "Counts | None"]
 """Counts in a batch; in one of more than so many numbers, in some rows. None while it is unclear. Raises LookupError,
 TypeError or ValueError for a batch of another structure."""
 _MASK = "attention_mask"
-_OTHER_MASKS = frozenset(("mask", "input_mask", "token_mask", "sequence_mask", "src_mask"))
 _LENGTHS = ("length", "lengths", "seq_len", "seq_lens", "seq_length", "seq_lengths", "lens")
 _NOT_OF_THE_INPUT = ("target", "label", "output")
 _LEAST_WIDTHS = 3
@@ -41,8 +40,6 @@ def real_tokens_of(places: Sequence[Place], pad_id: Callable[[], int | None]) ->
         return lambda batch, most: _counted(torch.cat([reached(batch, path) for path in masks], 1), most)
     tokens = _tokens(matrices)
     for place in matrices:
-        if place.name in _OTHER_MASKS and tokens is not None and place.tensor.shape == tokens.tensor.shape:
-            return _by_mask(place.path)
         if place.name.endswith("padding_mask") and place.tensor.dtype is torch.bool:
             return lambda batch, most, path=place.path: _counted(~reached(batch, path), most)  # type: ignore[misc]
     whole = max((one for one in places if one.tensor.dim() > 1), key=lambda one: one.tensor.numel(), default=None)
@@ -75,16 +72,6 @@ def has_embedding(model: nn.Module) -> bool:
 
 def _counted(mask: Tensor, most: int) -> Counts:
     return some_rows(mask, most).count_nonzero(1), mask.shape[1]
-
-
-def _by_mask(path: Path) -> Real:
-    """A mask of which the name does not say whether 1 is a token: each sequence begins with one."""
-
-    def count(batch: object, most: int) -> Counts | None:
-        mask = reached(batch, path)
-        return _counted(mask, most) if bool(mask[:, 0].all()) else None
-
-    return count
 
 
 def _by_token(path: Path, pad_id: Callable[[], int | None]) -> Real:

@@ -10,7 +10,7 @@ If the loader's batch size differs from that, the first that has it: the rows of
 its first item, the rows of views without labels, and, where all tensors have that size in one of two dimensions, the
 second one, behind the time. An object of the script's own counts by its attributes, if it has as many samples as the
 loader's batch size, or all its tensors have as many rows: otherwise the rows may be points or nodes. Whatever remains
-unclear is None, never a guess. Tokens include padding; nested tensors have none. Nothing here reads a tensor's values.
+unclear is None, never a guess: nested tensors have no size. Tokens include padding. Nothing here reads a tensor's values.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _candidates(batch: Any, batch_size: int | None) -> _Candidates:
     if views is not None:
         is_labeled = any(_rows(item) == views > 0 for item in items[1:])
         yield True, _FIRST_VIEW if is_labeled else _ENTRIES_OF_FIRST, _Rule()  # else pictures, and their targets
-    places = [place for place in places_in(batch) if place.tensor.dim()]
+    places = [place for place in places_in(batch) if place.tensor.dim() and not place.tensor.is_nested]
     depth = min((len(place.path) for place in places), default=0)
     outer = [place for place in places if len(place.path) == depth]
     tokens = [*_by_tokens(batch, places, outer)]
@@ -176,10 +176,10 @@ def _candidates(batch: Any, batch_size: int | None) -> _Candidates:
         yield False, _ENTRIES_OF_FIRST, _Rule()
     if views:
         yield False, _FIRST_VIEW, _Rule()
-    behind = _behind_time([place for place in outer if not place.tensor.is_nested], batch_size or 0)
+    behind = _behind_time(outer, batch_size or 0)
     if behind is not None:
         yield from ((False, path, rule._replace(samples=1)) for _, path, rule in tokens if rule.samples == 0)
-        yield _by_shape(behind, _Rule(1, is_input=True))
+        yield True, (*behind.path, _SHAPE), _Rule(1, is_input=True)
 
 
 def _by_tokens(batch: Any, places: Sequence[Place], outer: Sequence[Place]) -> _Candidates:
@@ -188,15 +188,15 @@ def _by_tokens(batch: Any, places: Sequence[Place], outer: Sequence[Place]) -> _
         (one for one in integers if one.name in TOKENS), key=lambda one: (len(one.path), TOKENS.index(one.name))
     )
     if named and [one.name for one in named].count(named[0].name) == 1:  # else the two sides of a pair
-        yield _by_shape(named[0], _Rule(0 if named[0].tensor.dim() == 2 else None, tokens=0))
+        yield True, (*named[0].path, _SHAPE), _Rule(0 if named[0].tensor.dim() == 2 else None, tokens=0)
     texts = [place for place in integers if place.name.endswith(_TEXT) and len(place.path) == 1]
-    if len({_rows(text.tensor) for text in texts}) == 1 and not any(text.tensor.is_nested for text in texts):
+    if len({_rows(text.tensor) for text in texts}) == 1:
         yield True, ((_texts_in_a_row, None),), _Rule(tokens=0)
     is_alone = len(outer) == 1 and (outer[0].tensor is batch or (isinstance(batch, (list, tuple)) and len(batch) == 1))
     if is_alone or (len(outer) > 1 and isinstance(batch, (list, tuple))):
         one, other = outer[0].tensor, outer[-1 if is_alone else 1].tensor
-        if one.dim() == 2 and are_integers(one) and are_integers(other) and _extent(one) == _extent(other):
-            yield _by_shape(outer[0], _Rule(tokens=0, is_made=True))
+        if one.dim() == 2 and are_integers(one) and are_integers(other) and one.shape == other.shape:
+            yield True, (*outer[0].path, _SHAPE), _Rule(tokens=0, is_made=True)
 
 
 def _by_rows(batch: Any, places: Sequence[Place], outer: Sequence[Place], batch_size: int | None) -> _Candidates:
@@ -212,7 +212,7 @@ def _by_rows(batch: Any, places: Sequence[Place], outer: Sequence[Place], batch_
         rule = _Rule(is_made=isinstance(batch, tensor), is_input=_holds_no_other(batch, largest.tensor))
     else:
         largest, rule = next(place for place in outer if _rows(place.tensor) == rows), _Rule()
-    yield _by_shape(largest, rule, is_sure=not is_object or (batch_size is None and len(counts) == 1))
+    yield not is_object or (batch_size is None and len(counts) == 1), (*largest.path, _SHAPE), rule
 
 
 def _behind_time(places: Sequence[Place], batch_size: int) -> Place | None:
@@ -225,18 +225,6 @@ def _behind_time(places: Sequence[Place], batch_size: int) -> Place | None:
         return None  # a loader's last batch, or one rank's part: fewer samples, each of as many numbers
     behind = [place for place in places if place.tensor.shape[0] not in (1, batch_size)]  # 1: may be packed
     return max(behind, key=lambda place: place.tensor.numel(), default=None)
-
-
-def _by_shape(place: Place, rule: _Rule, *, is_sure: bool = True) -> tuple[bool, Path, _Rule]:
-    if place.tensor.is_nested:
-        tokens = None if rule.tokens is None else 1
-        return is_sure, (*place.path, (_extent, None)), rule._replace(tokens=tokens, is_input=False)
-    return is_sure, (*place.path, _SHAPE), rule
-
-
-def _extent(tensor: Tensor, _key: None = None) -> Shape:
-    """The shape of a tensor; of a nested one how many rows and numbers it has."""
-    return (tensor.size(0), tensor.numel()) if tensor.is_nested else tensor.shape
 
 
 def _number(value: Any, count: Callable[[Any], Any]) -> Shape:

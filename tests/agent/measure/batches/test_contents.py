@@ -90,14 +90,8 @@ def with_padding_mask(rows):
     return {"tokens": batch["input_ids"], "src_key_padding_mask": batch["attention_mask"] == 0}
 
 
-def with_mask(rows):
-    batch = collate(rows)
-    return {"tokens": batch["input_ids"], "mask": batch["attention_mask"] == 1}
-
-
 COLLATES = {
     "attention_mask": collate,
-    "mask": with_mask,
     "in transformers' dictionary": lambda rows: UserDict(collate(rows)),
     "lengths": with_lengths,
     "padding mask": with_padding_mask,
