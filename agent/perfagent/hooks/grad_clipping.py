@@ -18,8 +18,8 @@ from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, read_number_later
 from perfagent.hooks.backward import check_arrived
-from perfagent.measure.flat_shards import holds_flat
 from perfagent.measure.gradients import parameters_of
+from perfagent.measure.sharding import holds_flat
 from perfagent.step.state import StepState, state
 from perfagent.step.trace import backward_since
 

@@ -123,8 +123,7 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan) -> GradientNorms
 
 
 def _uniform(present: Sequence[Any], places: list[int], plan: Plan) -> GradientNorms | None:
-    """Makes the pass over plain tensors of one device and dtype, as in nearly every model, without
-    checking each of them."""
+    """Makes the pass over plain tensors of one device and dtype, as in nearly every model, unchecked."""
     try:
         with sys.modules["torch"].no_grad():
             reading = read_later(_norms_of(present, plan.dtype))
@@ -164,8 +163,7 @@ def bad_on_host(found: GradientNorms) -> list[int]:
 
 
 def _norm_dtype(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the dtype for the norms of such gradients: in half precision a norm would overflow at 65504 and
-    round to 8 bits."""
+    """Returns the dtype for the norms of such gradients: in half precision a norm would overflow at 65504."""
     kinds = sys.modules["torch"]
     return kinds.float32 if dtype in (kinds.float16, kinds.bfloat16, kinds.float32) else None
 

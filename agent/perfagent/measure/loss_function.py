@@ -4,8 +4,6 @@ in shapes and operators alone, without reading a number.
 - `cross_entropy` takes logits. Fed with a softmax it still falls, but not below ln(e + C - 1) - 1 for C classes.
 - A prediction of shape (N, 1) and a target of (N,) make a loss over all N * N pairs: its best prediction is the mean of the
   targets (torch warns of it on stderr).
-
-Only the nodes' own fields and the shapes of their results are read, as in flops/autograd_graph.py.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ _SAME_NUMBERS = (
 )  # fmt: skip
 """Operators that move numbers, and leave them as they are."""
 _OF_A_DIFFERENCE = (*_REGRESSIONS, "PowBackward0", "AbsBackward0")
-"""Regression losses, and the operators that hand-written ones apply to the difference. Contrastive losses, for example, compare
-all pairs of a batch on purpose."""
+"""Regression losses, and the operators that hand-written ones apply to the difference. (Others compare all pairs on purpose.)"""
 _PAIRS = ("SubBackward0", "ExpandBackward0")
 _MEAN = 1  # of torch's `reduction`
 
@@ -92,11 +89,9 @@ def _maker(node: Node | None) -> str:
 
 def _broadcast(node: Node | None) -> list[list[int]] | None:
     """Of (N, 1) or (N,), and something without a gradient, made (N, N)."""
-    if node is None or node.name() not in _PAIRS:
-        return None
-    differentiable = [before for before, _ in node.next_functions if before is not None]
-    if len(differentiable) != 1:
-        return None  # two predictions: each pair of a batch is meant
+    differentiable = [before for before, _ in node.next_functions if before is not None] if node is not None else []
+    if node is None or node.name() not in _PAIRS or len(differentiable) != 1:
+        return None  # of two predictions, each pair of a batch is meant
     if differentiable[0].name() == "ExpandBackward0" != node.name():
         return _broadcast(differentiable[0])
     before, after = _shape(differentiable[0]), _shape(node)

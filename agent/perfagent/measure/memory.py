@@ -41,8 +41,8 @@ def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, floa
 
 
 def device_in_use() -> int | None:
-    """Returns the index of the device on which this process has reserved most; None while it has none. (The current
-    device is a matter of each thread, so it cannot be asked for on the sender's.)"""
+    """Returns the index of the device on which this process has reserved most; None while it has none. (Each thread has
+    its own current device.)"""
     backend = accelerator()
     if not backend.in_use():
         return None
@@ -69,14 +69,9 @@ def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[
     cuda/fragmentation: share of the reserved memory that no live tensor uses. cuda/headroom_bytes: what tensors could
     still use: free device memory, and what the allocator holds in reserve, fragments included.
     """
-    values: dict[str, float] = {}
-    for name, key, which in _SIZES:
-        size = stats.get(key, {}).get("all", {}).get(which)
-        if size is not None:
-            values[name] = float(size)
-    for name, key in _COUNTS:
-        if key in stats:
-            values[name] = float(stats[key])
+    found = {name: stats.get(key, {}).get("all", {}).get(which) for name, key, which in _SIZES}
+    found |= {name: stats.get(key) for name, key in _COUNTS}
+    values = {name: float(value) for name, value in found.items() if value is not None}
     allocated, reserved = values.get("cuda/allocated_bytes"), values.get("cuda/reserved_bytes")
     if allocated is not None and reserved:
         values["cuda/fragmentation"] = max(0.0, 1.0 - allocated / reserved)

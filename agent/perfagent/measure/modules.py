@@ -69,8 +69,7 @@ def _size(module: nn.Module) -> int:
 
 
 class ModuleTimes:
-    """Times the parts of the root model in the next step: a task between two steps, and the probe of the
-    root's calls."""
+    """Times the parts of the root model in the next step: a task between two steps, and the probe of the root's calls."""
 
     def __init__(self, progress: StepState, model: nn.Module) -> None:
         self._progress = progress
@@ -151,19 +150,13 @@ class ModuleTimes:
         return all(isinstance(end, int) or reached(end) for end in ends)
 
     def values(self) -> dict[str, float]:
-        """Returns `module_share/NAME` of the time in the root's calls; empty if the root was not called in
-        that step."""
-        whole = self._seconds(self._whole)
-        shares = {
-            f"module_share/{name}": self._seconds(spans) / whole
-            for name, spans in self._spans.items()
-            if spans and whole
-        }
-        clock = self._progress.clock
+        """Returns `module_share/NAME` of the time in the root's calls; empty if the root was not called in that step."""
+        whole, clock = self._seconds(self._whole), self._progress.clock
+        seconds = {name: self._seconds(spans) for name, spans in self._spans.items()}
         if clock is not None:
             stamps = [stamp for spans in (self._whole, *self._spans.values()) for span in spans for stamp in span]
             clock.release([stamp for stamp in stamps if stamp is not None and not isinstance(stamp, int)])
-        return shares
+        return {f"module_share/{name}": part / whole for name, part in seconds.items()} if whole else {}
 
     def _seconds(self, spans: list[Span]) -> float:
         clock, total = self._progress.clock, 0.0

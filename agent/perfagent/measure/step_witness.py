@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, read_later, ready, tolerating_out_of_memory, value_of
@@ -67,15 +68,10 @@ class StepWitness:
         if self._of != id(optimizer):
             self._of, self._parameters = id(optimizer), _spread(optimizer, p.selection.model)
         with torch.no_grad(), tolerating_out_of_memory():
-            known = {name: one.grad for name, kept in self._parameters.items() if (one := kept()) is not None}
-            gradients = {
-                name: one
-                for name, one in known.items()
-                if one is not None and type(one) is torch.Tensor and not one.is_sparse
-            }
-            largest = (
-                read_later(torch.stack(torch._foreach_norm([*gradients.values()], math.inf))) if gradients else None
-            )
+            known = {name: getattr(kept(), "grad", None) for name, kept in self._parameters.items()}
+            gradients = {name: one for name, one in known.items() if type(one) is torch.Tensor and not one.is_sparse}
+            norms = torch._foreach_norm([*gradients.values()], math.inf) if gradients else []
+            largest = read_later(torch.stack(norms)) if norms else None
             inputs: list[tuple[BatchTensor, Reading | None]] = []
             for name, kept in p.losses.inputs.items():
                 value = kept()
@@ -101,15 +97,15 @@ def _spread(optimizer: Optimizer, model: nn.Module | None) -> dict[str, weakref.
     return {name: weakref.ref(p) for name, p in alike[::every]}
 
 
+@dataclass(slots=True)
 class _Seen:
     """The numbers of one step, on their way."""
 
-    __slots__ = ("_inputs", "_largest", "_names", "_step", "_tell")
-
-    def __init__(
-        self, tell: Tell, step: int, names: list[str], largest: Reading | None, inputs: list[tuple[BatchTensor, Reading | None]]
-    ) -> None:  # fmt: skip
-        self._tell, self._step, self._names, self._largest, self._inputs = tell, step, names, largest, inputs
+    _tell: Tell
+    _step: int
+    _names: list[str]
+    _largest: Reading | None
+    _inputs: list[tuple[BatchTensor, Reading | None]]
 
     def ready(self) -> bool:
         return ready(self._largest) and all(ready(reading) for _, reading in self._inputs)
@@ -117,10 +113,7 @@ class _Seen:
     def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
         largest = self._largest.values() if self._largest is not None else []
         bad = [name for name, value in zip(self._names, largest, strict=False) if not math.isfinite(value)]
-        inputs: list[BatchTensor] = []
-        for shown, reading in self._inputs:
-            high = 0.0 if reading is None else value_of(reading)
-            if not high < math.inf:
-                inputs.append({**shown, "max": high})
+        highest = [(shown, 0.0 if reading is None else value_of(reading)) for shown, reading in self._inputs]
+        inputs: list[BatchTensor] = [{**shown, "max": high} for shown, high in highest if not high < math.inf]
         if bad or inputs:
             self._tell(self._step, bad, self._names, inputs)

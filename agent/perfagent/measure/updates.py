@@ -1,15 +1,11 @@
-"""Measures how far an optimizer's step moves the weights: the norm of the change over the norm of the
-weights, for each layer.
+"""Measures how far an optimizer's step moves the weights: the norm of the change over the norm of the weights, for each
+layer. About 1e-3 is usual; far below that a layer no longer learns, far above it is being destroyed (SageMaker's
+WeightUpdateRatio).
 
-About 1e-3 is usual. Far below that, a layer no longer learns; far above, it is being destroyed (SageMaker's
-WeightUpdateRatio). The weights before the step must be kept until after it. Not all are kept: an evenly spaced sample
-of every parameter, MOST_NUMBERS in total, so that the memory (2 MiB, during one step) does not grow with the model; a
-smaller model is compared whole. On 300 matrices the ratio is within 0.1 % of the true one; a copy of all weights takes
-the memory of the model once more, and 15 ms for 5 million numbers.
-
-Parameters without a gradient in this step are left out: frozen weights do not move, and would hide how far the others
-do. Nothing is written to a weight, and no random number is drawn. If several optimizers step on one backward pass, each
-one is compared around its own step, and the results are reported together.
+Of the weights before the step an evenly spaced sample is kept until after it, MOST_NUMBERS in total, so that the memory
+(2 MiB, during one step) does not grow with the model; a smaller model is compared whole. On 300 matrices the ratio is
+within 0.1 % of the true one; a copy of all weights takes 15 ms for 5 million numbers. Parameters without a gradient are
+left out: frozen weights do not move, and would hide how far the others do.
 """
 
 from __future__ import annotations
@@ -29,8 +25,7 @@ __all__ = ["MOST_NUMBERS", "RUN", "Weights"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
-"""Neighbors that are sampled together: a cache line of numbers. Single numbers, evenly spaced, took three
-times as long."""
+"""Neighbors that are sampled together: a cache line of numbers. Single numbers took three times as long."""
 
 
 class Weights:
@@ -73,8 +68,7 @@ class Weights:
         return taken
 
     def _sample(self, weights: Any, place: int) -> Any:
-        """Returns all of a small parameter; of a large one evenly spaced runs, (runs, RUN), which use
-        whole cache lines."""
+        """Returns all of a small parameter; of a large one evenly spaced runs, (runs, RUN)."""
         if not weights.is_contiguous():
             weights = _dense(weights)
         size = weights.numel()
@@ -88,8 +82,7 @@ class Weights:
         return weights.as_strided((runs, RUN), (spacing, 1), weights.storage_offset())
 
     def compare(self, parameters: Sequence[Any]) -> WeightChanges | None:
-        """Returns what the step changed; None if that cannot be read without waiting, or if the parameters
-        have changed."""
+        """Returns what has changed; None if that cannot be read without waiting, or if these are other parameters."""
         torch = sys.modules["torch"]
         readings = []
         after = self._sampled(parameters)
@@ -118,7 +111,6 @@ def _share(sizes: Sequence[int], most: int) -> int:
 
 
 def _dense(weights: Any) -> Any:
-    """Returns the weights without gaps in memory: a view if only the order differs (channels last),
-    otherwise a copy."""
+    """Returns the weights without gaps in memory: a view if only the order differs (channels last), else a copy."""
     ordered = weights.permute(*sorted(range(weights.dim()), key=lambda i: -weights.stride(i)))
     return ordered if ordered.is_contiguous() else weights.contiguous()
