@@ -68,7 +68,7 @@ class StepWitness:
         if self._of != id(optimizer):
             self._of, self._parameters = id(optimizer), _spread(optimizer, p.selection.model)
         with torch.no_grad(), tolerating_out_of_memory():
-            known = {name: getattr(kept(), "grad", None) for name, kept in self._parameters.items()}
+            known: dict[str, Any] = {name: getattr(kept(), "grad", None) for name, kept in self._parameters.items()}
             gradients = {name: one for name, one in known.items() if type(one) is torch.Tensor and not one.is_sparse}
             norms = torch._foreach_norm([*gradients.values()], math.inf) if gradients else []
             largest = read_later(torch.stack(norms)) if norms else None

@@ -115,11 +115,8 @@ class Split(nn.Module):
 
     def __init__(self, fakegpu: Control) -> None:
         super().__init__()
-        self.first, self.second, self.fakegpu = (
-            nn.Linear(4, 4).to("fakegpu:0"),
-            nn.Linear(4, 1).to("fakegpu:1"),
-            fakegpu,
-        )
+        self.first, self.second = nn.Linear(4, 4).to("fakegpu:0"), nn.Linear(4, 1).to("fakegpu:1")
+        self.fakegpu = fakegpu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(Busy.apply(self.first(x), self.fakegpu).to("fakegpu:1"))
@@ -167,11 +164,8 @@ def test_a_device_out_of_memory_is_named_with_its_allocator(fakegpu: Control, re
         model(x)
     [found] = recorded.events("finding")
     evidence = found["evidence"]
-    assert (evidence["device"], evidence["tried_bytes"], evidence["capacity_bytes"]) == (
-        "fakegpu:1",
-        128 * MIB,
-        64 * MIB,
-    )
+    expected = {"device": "fakegpu:1", "tried_bytes": 128 * MIB, "capacity_bytes": 64 * MIB}
+    assert {name: evidence[name] for name in expected} == expected
     assert evidence["allocator"]["num_ooms"] == 1
 
 

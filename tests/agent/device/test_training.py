@@ -26,46 +26,28 @@ DEVICE = "fakegpu:0"
 ALL = (*MADE_OF_TORCH, mixed_precision)
 
 
-def watched(train: Train, steps: int, folder: Path, device: str = DEVICE) -> list[torch.Tensor]:
-    """The losses of a training that is recorded, which goes on to its end."""
-    run = perfagent.attach(record=str(folder))
-    losses = train(device, steps)
-    run.finish()
-    return losses
-
-
-@pytest.mark.parametrize("train", MADE_OF_TORCH, ids=lambda train: train.__name__)
-def test_a_training_has_the_losses_of_the_cpu(fakegpu: Control, train: Train) -> None:
-    assert value(train(DEVICE, 20)) == value(train("cpu", 20))
-
-
-@pytest.mark.parametrize("train", ALL, ids=lambda train: train.__name__)
-def test_a_training_has_the_same_losses_with_the_agent(fakegpu: Control, tmp_path: Path, train: Train) -> None:
-    alone = value(train(DEVICE, 20))
-    assert value(watched(train, 20, tmp_path)) == alone
-    recorded = [(step, loss.hex()) for step, loss in Recording(tmp_path).series("loss")]
-    assert len(recorded) >= 15  # of a scaler's first steps some are skipped
-    if train in (plain, checkpointing):
-        assert recorded == [(step, loss) for step, loss in enumerate(alone, 1)]
-
-
-def waiting(fakegpu: Control, train: Train, steps: int) -> Counts:
-    """What all threads but the agent's asked of the devices in a training."""
+def waiting(fakegpu: Control, train: Train, steps: int) -> tuple[list[str], Counts]:
+    """The losses, and what all threads but the agent's asked of the devices."""
     fakegpu.forget_counts()
-    train(DEVICE, steps)
+    losses = train(DEVICE, steps)
     agents = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("perfagent")}
-    return fakegpu.counts(without=agents)
+    return value(losses), fakegpu.counts(without=agents)
 
 
 def never_waits(fakegpu: Control, train: Train, steps: int, folder: Path) -> None:
-    alone = waiting(fakegpu, train, steps)
+    """The same losses, without waiting more."""
+    alone, before = waiting(fakegpu, train, steps)
     run = perfagent.attach(record=str(folder))
-    with_agent = waiting(fakegpu, train, steps)
+    losses, with_agent = waiting(fakegpu, train, steps)
     run.finish()
-    assert (with_agent.scalar_reads, with_agent.synchronizations) == (alone.scalar_reads, alone.synchronizations)
-    assert with_agent.waits == alone.waits
+    assert losses == alone
+    assert (with_agent.scalar_reads, with_agent.synchronizations) == (before.scalar_reads, before.synchronizations)
+    assert with_agent.waits == before.waits
     assert with_agent.pinned < steps / 10
-    assert len(Recording(folder).series("step_time_s")) >= steps - 1
+    recorded = [(step, loss.hex()) for step, loss in Recording(folder).series("loss")]
+    assert len(recorded) >= 0.9 * steps  # of a scaler's first steps some are skipped
+    if train in (plain, checkpointing):
+        assert recorded == [*enumerate(alone, 1)][-len(recorded) :]
 
 
 @pytest.mark.parametrize("train", ALL, ids=lambda train: train.__name__)
@@ -80,15 +62,12 @@ def test_the_agent_makes_none_of_10000_steps_wait(fakegpu: Control, tmp_path: Pa
 
 
 def test_a_captured_training_is_left_alone(fakegpu: Control, tmp_path: Path) -> None:
-    losses = value(captured(DEVICE, 20))
+    losses, alone = waiting(fakegpu, captured, 20)
     assert losses == sorted(losses, key=float.fromhex, reverse=True)
-    alone = waiting(fakegpu, captured, 20)
     run = perfagent.attach(record=str(tmp_path))
-    with_agent = waiting(fakegpu, captured, 20)
-    again = value(captured(DEVICE, 20))
+    again, with_agent = waiting(fakegpu, captured, 20)
     run.finish()
-    assert again == losses
-    assert with_agent.waits == alone.waits
+    assert (again, with_agent.waits) == (losses, alone.waits)
 
 
 def test_replays_of_a_captured_step_are_steps(fakegpu: Control, record: Any) -> None:

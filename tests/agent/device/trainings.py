@@ -10,17 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import perfagent
 
-__all__ = [
-    "MADE_OF_TORCH",
-    "Train",
-    "accumulation",
-    "captured",
-    "checkpointing",
-    "loop",
-    "mixed_precision",
-    "plain",
-    "value",
-]
+__all__ = ["MADE_OF_TORCH", "Train", "captured", "checkpointing", "mixed_precision", "plain", "value"]
 
 Train = Callable[[str, int], list[Tensor]]
 """(device, steps) -> the losses"""

