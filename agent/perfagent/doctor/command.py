@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from perfagent import __version__
@@ -26,7 +26,7 @@ __all__ = ["command", "examine"]
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Check this machine and the connection: Python, torch, GPUs, attention kernels, allocator, settings, spool, server, key, "
+        "Check this machine and the connection: Python, torch, GPUs, allocator, settings, spool, server, key, "
         "clock, disk. Ends with 1 where something is a problem, with 0 otherwise."
     )
     add_server_options(parser)
@@ -36,9 +36,8 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     checks = []
-    for check in examine(
-        server_address(arguments.server, arguments.data) if arguments.server or arguments.data else None
-    ):
+    address = server_address(arguments.server, arguments.data) if arguments.server or arguments.data else None
+    for check in examine(address):
         checks.append(check)
         if not arguments.json:
             print(_line(check), flush=True)
@@ -57,26 +56,27 @@ def examine(address: str | None = None) -> Iterator[Check]:
     wanted = isinstance(config, ConfigError) or config.tune_malloc
     with ThreadPoolExecutor() as pool:
         of_torch, of_nvml = pool.submit(probe, "torch"), pool.submit(probe, "nvml")
-        asked = pool.submit(connection.look, config.server, config.api_key) if isinstance(config, AgentConfig) else None
+        asked = (
+            pool.submit(connection.ask_server, config.server, config.api_key)
+            if isinstance(config, AgentConfig)
+            else None
+        )
         yield machine.python(sys.version_info[:3], sys.executable, sys.platform)
-        torch = of_torch.result()
-        yield machine.torch_build(torch, has_driver())
+        yield machine.torch_build(of_torch.result(), has_driver())
         yield machine.gpus(of_nvml.result())
-        yield machine.attention(torch)
         yield machine.allocator(platform.libc_ver(), os.environ, wanted=wanted)
         yield _settings(config)
         if isinstance(config, ConfigError) or asked is None:
             return
         root = config.state_dir / "spool"
-        yield storage.spool(root, _tried(lambda: storage.left_in(root)), config.server)
+        yield storage.spool(root, config.server)
         found = asked.result()
-        yield connection.server(
-            config.server, found, __version__, own=found_server(), stopped=stopped_server(config.server)
-        )
+        stopped = stopped_server(config.server)
+        yield connection.server(config.server, found, __version__, own=found_server(), stopped=stopped)
         yield connection.key(config.api_key is not None, found)
         yield connection.clock(found)
         for name, folder in (("disk of spool", root), ("disk of server", data_folder())):
-            yield storage.disk(name, folder, storage.free_bytes(folder))
+            yield storage.disk(name, folder)
 
 
 def _settings(config: AgentConfig | ConfigError) -> Check:
@@ -89,13 +89,6 @@ def _settings(config: AgentConfig | ConfigError) -> Check:
         return warning("settings", "PERFAGENT_DISABLED is set: nothing is recorded", "unset it to record")
     given = sorted(name for name in os.environ if name.startswith("PERFAGENT_"))
     return ok("settings", ", ".join(given) if given else "defaults")
-
-
-def _tried(count: Callable[[], list[storage.Left]]) -> list[storage.Left] | OSError:
-    try:
-        return count()
-    except OSError as error:
-        return error
 
 
 def _line(check: Check) -> str:

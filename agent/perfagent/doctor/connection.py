@@ -1,4 +1,4 @@
-"""The server, the key and the clock: what one look at the server says, judged without asking it itself."""
+"""The server, the key and the clock: judges what the server answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from perfagent.endpoint.addresses import is_on_this_machine
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Look", "clock", "key", "look", "server"]
+__all__ = ["ServerAnswer", "ask_server", "clock", "key", "server"]
 
 TIMEOUT_S = 3.0
 CLOCK_S, CLOCK_FAR_S = 5.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ServerAnswer:
     """What two requests to a server found. error: why it did not answer; status: of /openapi.json; version: of a
     perfagent server; who, may: of the key; session_status: of the question who we are; date: of its answer, Unix
     seconds; asked: the middle of that request by our own clock."""
@@ -35,7 +35,7 @@ class Look:
     asked: float = 0.0
 
 
-def look(address: str, api_key: str | None) -> Look:
+def ask_server(address: str, api_key: str | None) -> ServerAnswer:
     """Asks the server; takes a few seconds at most, and raises nothing."""
     import time
 
@@ -49,10 +49,10 @@ def look(address: str, api_key: str | None) -> Look:
             session = client.get(f"{address}/api/v1/session", headers=headers)
             asked = (before + time.time()) / 2
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Look(error=" ".join(f"{type(error).__name__}: {error}".split())[:200])
+        return ServerAnswer(error=" ".join(f"{type(error).__name__}: {error}".split())[:200])
     described, answer = _content(document), _content(session)
     ours = "/api/v1/ingest" in described.get("paths", ())
-    return Look(
+    return ServerAnswer(
         status=document.status_code, version=str(described["info"]["version"]) if ours else None,
         session_status=session.status_code, who=str(answer.get("who", "")), may=tuple(map(str, answer.get("may", ()))),
         date=_date(session.headers.get("date")), asked=asked,
@@ -67,13 +67,13 @@ def _content(answer: httpx.Response) -> dict[str, Any]:
     return {}
 
 
-def server(address: str, found: Look, ours: str, *, own: str | None = None, stopped: str = "") -> Check:
+def server(address: str, found: ServerAnswer, ours: str, *, own: str | None = None, stopped: str = "") -> Check:
     """ours: the version of this package. own: where this user's server on this machine listens; stopped: what to say of
     one that was killed."""
     if found.error:
         step = (
             stopped
-            or "start one here: perfagent up. Elsewhere: set PERFAGENT_SERVER to its address, and look at firewall and proxy"
+            or "start one: perfagent up. Elsewhere: set PERFAGENT_SERVER to its address, and look at the firewall"
         )
         if own is not None:
             step = f"your server on this machine listens at {own}: unset PERFAGENT_SERVER, and jobs find it"
@@ -87,41 +87,34 @@ def server(address: str, found: Look, ours: str, *, own: str | None = None, stop
     return ok("server", f"{address} answers, version {found.version}")
 
 
-def key(given: bool, found: Look) -> Check:
+def key(given: bool, found: ServerAnswer) -> Check:
     """given: whether this environment has a key."""
     make = "`perfagent keys create ingest` on the server's machine makes one; set PERFAGENT_API_KEY to it"
     if found.error or found.version is None:
-        return warning(
-            "key", f"{'set' if given else 'not set'}, and not tried: no server answers", "see the line of the server"
-        )
+        is_set = "set" if given else "not set"
+        return warning("key", f"{is_set}, and not tried: no server answers", "see the line of the server")
     if found.session_status == 429:
         return warning("key", "the server refused too many wrong keys from this address", "wait a minute and try again")
     if found.session_status != 200:
-        return problem(
-            "key", f"PERFAGENT_API_KEY is unknown here, revoked or expired (status {found.session_status})", make
-        )
-    may = f"may {' and '.join(found.may)}" if found.may else "may nothing"
+        text = f"PERFAGENT_API_KEY is unknown here, revoked or expired (status {found.session_status})"
+        return problem("key", text, make)
+    may = f"may {' and '.join(found.may) or 'nothing'}"
     if "ingest" not in found.may:
-        if given:
-            return problem("key", f"{found.who}: {may}, but not send", make)
-        return problem("key", "not set, and this server asks for one", make)
-    if not given:
-        return ok("key", f"not set, and not needed: anyone {may}")
-    return ok("key", f"valid: {found.who}, {may}")
+        text = f"{found.who}: {may}, but not send" if given else "not set, and this server asks for one"
+        return problem("key", text, make)
+    return ok("key", f"valid: {found.who}, {may}" if given else f"not set, and not needed: anyone {may}")
 
 
-def clock(found: Look) -> Check:
+def clock(found: ServerAnswer) -> Check:
     """By the Date of the server's answer, which has whole seconds."""
     if found.date is None:
         return warning("clock", "not compared: no server answers", "see the line of the server")
     ahead = found.asked - (found.date + 0.5)
+    if abs(ahead) <= CLOCK_S:
+        return ok("clock", "agrees with the server's within 5 s")
     text = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     step = "set both clocks by NTP (timedatectl set-ntp true): charts over time and rules that wait are off by as much"
-    if abs(ahead) > CLOCK_FAR_S:
-        return problem("clock", text, step)
-    if abs(ahead) > CLOCK_S:
-        return warning("clock", text, step)
-    return ok("clock", "agrees with the server's within 5 s")
+    return (problem if abs(ahead) > CLOCK_FAR_S else warning)("clock", text, step)
 
 
 def _date(header: str | None) -> float | None:

@@ -1,5 +1,4 @@
-"""Python, torch, the GPUs, attention kernels and the allocator: what each of them says, judged without looking
-itself."""
+"""Python, torch, the GPUs and the allocator: judges what each of them says."""
 
 from __future__ import annotations
 
@@ -9,12 +8,10 @@ from typing import Any
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.process.host_allocator import reason_against
 
-__all__ = ["OLDEST_PYTHON", "allocator", "attention", "gpus", "python", "torch_build"]
+__all__ = ["allocator", "gpus", "python", "torch_build"]
 
 OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 15)
-_INSTALL = (
-    "install torch into this environment: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
-)
+_INSTALL = "install torch here: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
 
 
 def python(version: Sequence[int], executable: str, platform: str) -> Check:
@@ -23,9 +20,7 @@ def python(version: Sequence[int], executable: str, platform: str) -> Check:
     if tuple(version[:2]) < OLDEST_PYTHON:
         return problem("Python", text, "perfagent needs Python 3.11 or later: make a virtual environment with one")
     if tuple(version[:2]) >= FIRST_UNKNOWN_PYTHON:
-        return warning(
-            "Python", text, "perfagent was tested with Python 3.11 to 3.14: use one of these if something fails"
-        )
+        return warning("Python", text, "perfagent was tested with 3.11 to 3.14: use one of these if something fails")
     if platform not in ("linux", "darwin"):
         return problem("Python", f"{text} on {platform}", "perfagent runs on Linux and macOS; on Windows use WSL 2")
     return ok("Python", text)
@@ -35,26 +30,27 @@ def torch_build(found: Mapping[str, Any], driver: bool) -> Check:
     """found: what the probe of torch said, {"error": ...} where it failed. driver: whether a driver of NVIDIA's is
     here."""
     if found.get("missing"):
-        return warning(
-            "torch", "not installed here", f"metrics by log() work without it; to watch a training {_INSTALL}"
-        )
+        step = f"metrics by log() work without it; to watch a training {_INSTALL}"
+        return warning("torch", "not installed here", step)
     if "error" in found:
-        return problem(
-            "torch", f"cannot be imported: {found['error']}", "run `python -c 'import torch'` and mend what it says"
+        step = "run `python -c 'import torch'` and mend what it says"
+        return problem("torch", f"cannot be imported: {found['error']}", step)
+    if found.get("cuda") is None:
+        text = f"{found['version']}, built for CPU"
+        return (
+            problem("torch", f"{text}, and this machine has an NVIDIA driver", _INSTALL)
+            if driver
+            else ok("torch", text)
         )
-    version, cuda = found["version"], found.get("cuda")
-    if cuda is None:
-        if driver:
-            return problem("torch", f"{version}, built for CPU, and this machine has an NVIDIA driver", _INSTALL)
-        return ok("torch", f"{version}, built for CPU")
-    if not found.get("available"):
-        if not driver:
-            return ok(
-                "torch", f"{version}, built for CUDA {cuda}; trains on the CPU, as this machine has no NVIDIA driver"
-            )
-        step = "look at the driver with nvidia-smi; it must be as new as this build's CUDA, and CUDA_VISIBLE_DEVICES not empty"
-        return problem("torch", f"{version}, built for CUDA {cuda}, and it sees no GPU", step)
-    return ok("torch", f"{version}, built for CUDA {cuda}; sees {', '.join(found['devices'])}")
+    text = f"{found['version']}, built for CUDA {found['cuda']}"
+    if found.get("available"):
+        return ok("torch", f"{text}; sees {', '.join(found['devices'])}")
+    if not driver:
+        return ok("torch", f"{text}; trains on the CPU, as this machine has no NVIDIA driver")
+    step = (
+        "look at the driver with nvidia-smi; it must be as new as this build's CUDA, and CUDA_VISIBLE_DEVICES not empty"
+    )
+    return problem("torch", f"{text}, and it sees no GPU", step)
 
 
 def gpus(found: Mapping[str, Any]) -> Check:
@@ -69,38 +65,17 @@ def gpus(found: Mapping[str, Any]) -> Check:
         return warning("GPU", reason, "GPU metrics need it: pip install nvidia-ml-py")
     if "not available" in reason:
         return warning("GPU", reason, "the training's own metrics work; utilization, power and temperature are missing")
-    return problem(
-        "GPU", reason, "run nvidia-smi: a driver that was upgraded needs a reboot, a GPU that was lost a reset"
-    )
-
-
-def attention(found: Mapping[str, Any]) -> Check:
-    """found: as of `torch_build`, with "kernels": name -> whether scaled_dot_product_attention can use it here."""
-    kernels = found.get("kernels")
-    if kernels is None:
-        return warning("attention", "not known without torch", "see the line of torch")
-    there = [name for name, works in kernels.items() if works]
-    text = f"kernels: {', '.join(there) or 'none'}"
-    if "flash" in there or "efficient" in there or "cudnn" in there:
-        return ok("attention", text)
-    step = (
-        "math alone is slow for long sequences: see torch.backends.cuda.enable_flash_sdp and enable_mem_efficient_sdp"
-    )
-    return warning("attention", text, step)
+    return problem("GPU", reason, "run nvidia-smi: an upgraded driver needs a reboot, a GPU that was lost a reset")
 
 
 def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool = True) -> Check:
-    """What a process that perfagent attaches to will have, as far as settings show it.
-
-    libc: name and version. wanted: the setting `tune_malloc`.
-    """
-    name = " ".join(part for part in libc if part) or "an unknown C library"
+    """What a process that perfagent attaches to will have, as far as settings show it. libc: name and version. wanted: the
+    setting `tune_malloc`."""
+    name = " ".join(filter(None, libc)) or "an unknown C library"
     reason = reason_against(wanted, environ)
     if reason is not None and not wanted:
         step = "a CPU step may take page faults for memory that it just gave back: unset PERFAGENT_MALLOC unless you measured"
         return warning("allocator", f"{name}, not tuned: PERFAGENT_MALLOC is off", step)
-    if reason is not None:
-        return ok("allocator", f"{name}, left as it is: {reason}")
-    if libc[0] != "glibc":
-        return ok("allocator", f"{name}: left as it is")
+    if reason is not None or libc[0] != "glibc":
+        return ok("allocator", f"{name}, left as it is{f': {reason}' if reason else ''}")
     return ok("allocator", f"{name}; attach() keeps it from giving memory back between steps")

@@ -33,8 +33,8 @@ def probe(what: str, within_s: float | None = None) -> dict[str, Any]:
             capture_output=True,
             text=True,
             timeout=limit,
-            check=False,
             env=environment,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return _failed(f"gave no answer within {limit:g} s")
@@ -61,34 +61,13 @@ def _of_torch() -> dict[str, Any]:
     devices = [backend.name(index) for index in range(backend.count())] if available else []
     return {
         "version": torch.__version__, "cuda": torch.version.cuda or torch.version.hip, "available": available,
-        "devices": devices, "kernels": _kernels(backend.kind if available else "cpu"),
+        "devices": devices,
     }  # fmt: skip
-
-
-def _kernels(device: str) -> dict[str, bool]:
-    """Which kernels of scaled_dot_product_attention work: each is asked for alone, on a small causal case."""
-    import warnings
-
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    query = torch.ones(1, 2, 16, 64, device=device, dtype=torch.float32 if device == "cpu" else torch.float16)
-    names = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
-    found = {}
-    for name, backend in names.items():
-        try:
-            with warnings.catch_warnings(), sdpa_kernel([getattr(SDPBackend, backend)]):
-                warnings.simplefilter("ignore")
-                scaled_dot_product_attention(query, query, query, is_causal=True)
-            found[name] = True
-        except (RuntimeError, AttributeError):
-            found[name] = False
-    return found
 
 
 def _of_nvml() -> dict[str, Any]:
     from perfagent.samplers.gpu import kernel_gpu
+    from perfagent.samplers.gpu.device import text_of
     from perfagent.samplers.gpu.nvml import NO_DRIVER, load
 
     library, why = load()
@@ -97,12 +76,10 @@ def _of_nvml() -> dict[str, Any]:
         names = [f"{gpu.name} at {gpu.pci}" for gpu in gpus]
         return {"devices": names, "driver": kernel_gpu.driver_of(gpus)} if names else {"reason": why}
     count = library.nvmlDeviceGetCount()
-    devices = [_text(library.nvmlDeviceGetName(library.nvmlDeviceGetHandleByIndex(number))) for number in range(count)]
-    return {"devices": devices, "driver": _text(library.nvmlSystemGetDriverVersion())}
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    devices = [
+        text_of(library.nvmlDeviceGetName(library.nvmlDeviceGetHandleByIndex(number))) for number in range(count)
+    ]
+    return {"devices": devices, "driver": text_of(library.nvmlSystemGetDriverVersion())}
 
 
 def has_driver() -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from perfagent.delivery.records import numbered
@@ -13,82 +14,63 @@ from perfagent.delivery.spool import folders, owner
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.wire.quantities import size, some
 
-__all__ = ["Left", "disk", "free_bytes", "left_in", "spool"]
+__all__ = ["disk", "spool"]
 
 MIN_FREE_BYTES, LOW_FREE_BYTES = 100 * 2**20, 2 * 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """One source in the spool. server: for which it was recorded; running: its process lives and delivers it itself."""
-
-    folder: Path
-    size: int
-    server: str | None
-    running: bool
-
-
-def left_in(root: Path) -> list[Left]:
-    """Every source of the spool, without taking one over. Raises OSError where the spool cannot be looked into."""
-    found = []
-    for folder in folders(root):
-        try:
-            if not numbered(folder, "ticks", "frames"):
-                continue
-            header = owner(folder)
-            size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-            found.append(Left(folder, size, header.server if header is not None else None, _is_running(folder)))
-        except FileNotFoundError:  # delivered at this moment
-            continue
-    return found
-
-
-def spool(root: Path, left: Sequence[Left] | OSError, server: str) -> Check:
+def spool(root: Path, server: str) -> Check:
     """root: the spool's folder; server: where this environment sends."""
-    if isinstance(left, OSError):
-        step = f"make {root} writable for this user, or set XDG_STATE_HOME to a folder that is"
-        return problem("spool", f"{root} cannot be used ({left.strerror or left})", step)
-    dead = [source for source in left if not source.running]
+    place = _existing(root)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        step = f"make {place} a folder that this user may write to, or set XDG_STATE_HOME to one"
+        return problem("spool", f"{root} cannot be used", step)
+    left = list(_left_in(root))
+    dead = [(other, kept) for other, kept, is_running in left if not is_running]
     running = len(left) - len(dead)
     at_work = f"; {some(running, 'running job')} left out" if running else ""
     if not dead:
         return ok("spool", f"{root}: nothing undelivered{at_work}")
-    kept = size(sum(source.size for source in dead))
-    text = f"{root}: {kept} undelivered, of {some(len(dead), 'source')} whose process has ended"
-    elsewhere = sorted({source.server for source in dead if source.server is not None and source.server != server})
-    here = any(source.server in (None, server) for source in dead)
+    text = f"{root}: {size(sum(kept for _, kept in dead))} undelivered, of {some(len(dead), 'source')} whose process has ended"
+    elsewhere = sorted({other for other, _ in dead if other is not None and other != server})
+    here = any(other in (None, server) for other, _ in dead)
     steps = ["`perfagent sync` sends what belongs to this server"] if here else []
     if elsewhere:
         more = f" and {len(elsewhere) - 2} more" if len(elsewhere) > 2 else ""
-        steps.append(
-            f"`perfagent sync` asks before it sends what was recorded for {', '.join(elsewhere[:2])}{more} to {server}"
-        )
+        others = f"{', '.join(elsewhere[:2])}{more}"
+        steps.append(f"`perfagent sync` asks before it sends what was recorded for {others} to {server}")
     return warning("spool", text + at_work, "; ".join(steps))
 
 
-def free_bytes(folder: Path) -> int | OSError:
-    """Free space where the folder is, or will be."""
+def _left_in(root: Path) -> Iterator[tuple[str | None, int, bool]]:
+    """Of every source in the spool: the server for which it was recorded, bytes, and whether its process lives and delivers it
+    itself. Takes none over."""
+    for folder in folders(root):
+        with contextlib.suppress(FileNotFoundError):  # delivered at this moment
+            if numbered(folder, "ticks", "frames"):
+                header = owner(folder)
+                kept = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+                yield header.server if header is not None else None, kept, _is_running(folder)
+
+
+def disk(name: str, folder: Path) -> Check:
+    """Free space where the folder is, or will be. name: which of the folders it is, for the reader."""
     try:
-        place = next(one for one in (folder, *folder.parents) if one.exists())
-        return shutil.disk_usage(place).free
+        free = shutil.disk_usage(_existing(folder)).free
     except OSError as error:
-        return error
-
-
-def disk(name: str, folder: Path, free: int | OSError) -> Check:
-    """name: which of the folders it is, for the reader."""
-    if isinstance(free, OSError):
-        return problem(
-            name, f"{folder} cannot be read ({free.strerror or free})", "choose another folder, or change its rights"
-        )
+        step = "choose another folder, or change its rights"
+        return problem(name, f"{folder} cannot be read ({error.strerror or error})", step)
     text = f"{size(free)} free for {folder}"
     if free < MIN_FREE_BYTES:
-        return problem(
-            name, text, "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost"
-        )
+        step = "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost"
+        return problem(name, text, step)
     if free < LOW_FREE_BYTES:
         return warning(name, text, "make room before a long run: a spool may take 512 MiB, and a database grows")
     return ok(name, text)
+
+
+def _existing(path: Path) -> Path:
+    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _is_running(folder: Path) -> bool:
