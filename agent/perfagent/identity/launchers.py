@@ -16,7 +16,7 @@ from pathlib import Path
 from perfagent.identity import slurm
 from perfagent.identity.process_group import in_group
 from perfagent.identity.slurm import first_number, number
-from perfagent.process.pids import boot_id, owner_line, process_start
+from perfagent.process.pids import boot_id, owner_line
 from perfagent.wire.limits import identity_problem
 
 __all__ = ["STORE_ERRORS", "job_key", "named_by_launcher", "place", "sweep", "this_node"]
@@ -49,36 +49,23 @@ def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
     if in_group():
         distributed = sys.modules["torch.distributed"]
         size = distributed.get_world_size()
-        return (distributed.get_rank(), number(env, "LOCAL_RANK") or 0, size, number(env, "GROUP_RANK"))
+        return distributed.get_rank(), number(env, "LOCAL_RANK") or 0, size, number(env, "GROUP_RANK")
     return 0, 0, 1, 0
 
 
-def named_by_launcher(
-    env: Mapping[str, str], rank: int, size: int, folder: Path, before: int
-) -> tuple[str | None, int]:
-    """(run, attempt) where a launcher has a real id for this training; an attempt of 0 is rank 0's to draw.
-
-    A requeued SLURM job keeps its id: a new attempt of the same run. before: how many runs this process has had.
-    """
-    if env.get("SLURM_JOB_ID") and slurm.under_srun(env) and slurm.whole_step(env, rank, size):
-        elastic = "TORCHELASTIC_RESTART_COUNT" in env
-        # the workers that torchrun starts again belong to the training that their agent began
-        starter = _elastic_agent() if elastic else os.getpid()
-        local = "0" if elastic else env.get("LOCAL_RANK", str(rank))
-        owner = f"{starter}-{process_start(starter)}-{before}"
-        run = slurm.run_id(env, slurm.count_training(folder, env, owner=owner, local_rank=local))
-        if rank == 0:
-            sweep(folder)
-        shared = size > 1 and not elastic and slurm.ranks_are_tasks(env, rank, size)
-        return run, slurm.job_started_ms(env) if shared else 0
+def named_by_launcher(env: Mapping[str, str], rank: int, size: int, before: int) -> str | None:
+    """The run, where a launcher has a real id for this training. before: how many runs this process has had."""
+    run = slurm.run_id(env, rank, size, before)
+    if run is not None:
+        return run
     rendezvous = env.get("TORCHELASTIC_RUN_ID", "")
     # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's
     # documentation, $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
     if re.fullmatch(r"|none|\d+|[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", rendezvous):
-        return None, 0
+        return None
     if identity_problem("run", rendezvous) is None:
-        return rendezvous, 0
-    return re.sub(r"[^\w.:@+=-]", "-", rendezvous)[:128].strip(".") or "job", 0
+        return rendezvous
+    return re.sub(r"[^\w.:@+=-]", "-", rendezvous)[:128].strip(".") or "job"
 
 
 def job_key(env: Mapping[str, str], machine: str) -> str | None:
@@ -90,7 +77,7 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
     """
     rank, _, size, _ = place(env)
     if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
-        agent = owner_line(_elastic_agent())
+        agent = owner_line(_starter(["TORCHELASTIC_RESTART_COUNT"]))
         parts = ["elastic", env.get("TORCHELASTIC_RUN_ID", ""), env.get("MASTER_ADDR", ""), agent]
     elif env.get("PMIX_NAMESPACE"):
         parts = ["pmix", env["PMIX_NAMESPACE"]]
@@ -131,11 +118,6 @@ def _store_address() -> str | None:
         return None
 
 
-def _elastic_agent() -> int:
-    """Pid of torchrun's agent, which counts its workers' restarts in their environment."""
-    return _starter(["TORCHELASTIC_RESTART_COUNT"])
-
-
 def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
     """The variables that say which rank of how many this process is, without those of SLURM."""
     told = ((names[0], first_number(env, names[0]), first_number(env, names[2])) for names in _LAUNCHERS[:4])
@@ -148,9 +130,7 @@ def _starter(told: list[str]) -> int:
     another for each rank."""
     names = tuple(f"{name}=".encode() for name in told)
     pid = os.getppid()
-    with contextlib.suppress(
-        OSError, ValueError, IndexError
-    ):  # somebody else's, as SLURM's daemon: none of a rank's own
+    with contextlib.suppress(OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: no rank's own
         for _ in range(8):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if not any(variable.startswith(names) for variable in variables):
@@ -160,11 +140,9 @@ def _starter(told: list[str]) -> int:
 
 
 def sweep(folder: Path) -> None:
-    """Jobs end without a word; what they left a week ago goes when the next one starts. The links that count a step's
-    trainings stay for eight: that step may still be running."""
+    """Jobs end without a word; what they left a week ago goes when the next one starts."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError):
-                age_s = time.time() - path.lstat().st_mtime
-                if age_s > _WEEK_S and (age_s > 8 * _WEEK_S or not path.is_symlink()):
+                if time.time() - path.lstat().st_mtime > _WEEK_S:
                     path.unlink()

@@ -33,7 +33,7 @@ class Identity(Member):
     """Who this process is.
 
     run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this
-    attempt. attempt: rank 0's start in Unix milliseconds (or the SLURM job's), shared by all ranks. local_rank: 0 where
+    attempt. attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank: 0 where
     the launcher says nothing; node_rank: None there.
     """
 
@@ -99,8 +99,7 @@ class Identity(Member):
         folder = config.state_dir / "jobs"
         if mine.run is None:
             before = ordinal if ordinal is not None else next(_runs) if meet else 0
-            mine.run, mine.attempt = named_by_launcher(env, mine.rank, mine.world_size, folder, before)
-        agreed = mine.attempt > 0  # all ranks read it
+            mine.run = named_by_launcher(env, mine.rank, mine.world_size, before)
         mine.run = mine.run or start.run
         if start.attempt and mine.run == start.run and (mine.world_size == 1 or mine._leads_first_group(folder, start)):
             mine.attempt = start.attempt
@@ -112,7 +111,7 @@ class Identity(Member):
             mine.run = mine.run or draw_id()
         if meet and mine.world_size <= 1 and may_join():
             mine.joining = Joining(folder, config.run_id, mine.attempt)
-        if meet and mine.world_size > 1 and not (mine.run and agreed):
+        if meet and mine.world_size > 1:
             again = next(_meetings) if ordinal is None else ordinal
             mine.meeting = Meeting(folder, key, env, started, again)
             mine.meeting.poll(mine)

@@ -88,15 +88,9 @@ class Meeting:
             mine.run = str(earlier["run"]) if earlier and self._elastic else draw_id()
         mine.attempt = mine.attempt or self.started
 
-    def _message(self, mine: Member) -> dict[str, Any]:
-        return {
-            "run": mine.run,
-            "attempt": mine.attempt,
-            "start_step": mine.start_step,
-            "restart": self._restart,
-            "pid": os.getpid(),
-            "pid_start": process_start(os.getpid()),
-        }
+    def _message(self, mine: Member) -> str:
+        told = {"run": mine.run, "attempt": mine.attempt, "start_step": mine.start_step, "restart": self._restart}
+        return json.dumps(told | {"pid": os.getpid(), "pid_start": process_start(os.getpid())})
 
     def _publish(self, mine: Member) -> None:
         if self._path is not None and not self._filed:
@@ -107,13 +101,13 @@ class Meeting:
                 sweep(self._path.parent)
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                 with os.fdopen(fd, "w", encoding="utf-8") as file:
-                    json.dump(self._message(mine), file)
+                    file.write(self._message(mine))
                 temporary.replace(self._path)
         if not self._stored:
             store = self._find_store()
             if store is not None:
                 try:
-                    store.set(self._store_key, json.dumps(self._message(mine)))
+                    store.set(self._store_key, self._message(mine))
                     self._stored = True
                 except STORE_ERRORS:  # the file and a later try remain
                     self._lose_store()
@@ -132,9 +126,7 @@ class Meeting:
         elif self._by_hand and not self._in_group and self._has_waited(mine):
             return True
         elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
-            mine.attempt = (
-                mine.attempt or self.started
-            )  # a named run without a meeting place: an attempt of its own is better than none
+            mine.attempt = mine.attempt or self.started  # a named run without a meeting place: better than none
         return False
 
     def _has_waited(self, mine: Member) -> bool:
@@ -158,14 +150,9 @@ class Meeting:
             return None
 
     def _read_store(self) -> dict[str, Any] | None:
-        store = self._find_store()
-        if store is None:
-            return None
-        key = self._store_key
+        store, key = self._find_store(), self._store_key
         try:
-            if not store.check([key]):
-                return None
-            return _message(store.get(key).decode("utf-8"))
+            return _message(store.get(key).decode("utf-8")) if store is not None and store.check([key]) else None
         except STORE_ERRORS:  # its host is gone
             self._lose_store()
             return None
@@ -186,13 +173,8 @@ class Meeting:
             if self._agent_store and all(self._address):
                 from datetime import timedelta
 
-                self._store = distributed.TCPStore(
-                    self._address[0],
-                    self._address[1],
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=5),
-                )
+                patience = timedelta(seconds=5)
+                self._store = distributed.TCPStore(*self._address, wait_for_workers=False, timeout=patience)
             else:
                 store = distributed.distributed_c10d._get_default_store()
                 self._store = store.clone()  # one connection must not be shared by two threads

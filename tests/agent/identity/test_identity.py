@@ -18,7 +18,7 @@ PLAIN = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 ELASTIC = PLAIN | {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
 STEP = {
     "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1",
-    "SLURM_NODEID": "0", "SLURM_JOB_START_TIME": "1700000000",
+    "SLURM_NODEID": "0",
 }  # fmt: skip
 
 
@@ -120,15 +120,28 @@ def test_variables_left_in_a_shell_make_no_job(tmp_path: Path) -> None:
 
 def test_slurm_names_the_run_under_srun_only(tmp_path: Path) -> None:
     step = STEP | {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
-    found = who(tmp_path, step)
-    assert (found.run, found.attempt) == ("slurm-42", 1_700_000_000_000)
+    found, first = who(tmp_path, step), who(tmp_path, step | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    assert found.poll()
+    assert (found.run, found.attempt) == (first.run, first.attempt) == ("slurm-42", 1_000_000)
     assert (found.rank, found.world_size, found.local_rank) == (1, 4, 1)
-    again = who(tmp_path, step | {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_START_TIME": "1700009999"})
-    assert (again.run, again.attempt) == (found.run, 1_700_009_999_002)
+    requeued = who(tmp_path, STEP | {"SLURM_RESTART_COUNT": "2"}, now=2000.0)
+    assert (requeued.run, requeued.attempt) == ("slurm-42", 2_000_000)
     assert who(tmp_path, step | {"SLURM_STEP_ID": "3"}).run == "slurm-42.3"
-    batch = {name: value for name, value in step.items() if name not in ("SLURM_STEP_ID", "SLURM_JOB_START_TIME")}
-    alone = who(tmp_path, batch | {"SLURM_PROCID": "0"})
-    assert (alone.world_size, alone.rank, str(alone.run).startswith("slurm")) == (1, 0, False)
+    second = Identity.from_environment(AgentConfig(state_dir=tmp_path), environ=STEP, ordinal=1)
+    assert second.run == "slurm-42-2", "of one process"
+    batch = {name: value for name, value in STEP.items() if name != "SLURM_STEP_ID"}
+    for other in (batch, STEP | {"SLURM_PTY_PORT": "4711"}, STEP | rank(1, GROUP_WORLD_SIZE="2")):
+        assert not str(who(tmp_path, other).run).startswith("slurm"), (
+            "the step's id is no name for one of its trainings"
+        )
+    assert who(tmp_path, batch).world_size == 1
+
+
+def test_a_restart_by_torchrun_under_slurm_is_a_new_attempt(tmp_path: Path) -> None:
+    elastic = STEP | rank(0, GROUP_WORLD_SIZE="1")
+    before = who(tmp_path, elastic)
+    after = who(tmp_path, elastic | {"TORCHELASTIC_RESTART_COUNT": "1"}, now=2000.0)
+    assert (before.run, before.attempt, after.run, after.attempt) == ("slurm-42", 1_000_000, "slurm-42", 2_000_000)
 
 
 def test_mpi_tells_ranks(tmp_path: Path) -> None:
