@@ -25,7 +25,7 @@ from perfagent.calls.wrong_calls import checked
 from perfagent.errors import ConfigError
 from perfagent.integrations.process_pools import end_with_task
 from perfagent.process import launch_options as launched
-from perfagent.process.exit_reason import Leaving, cause, handled, told_from_afar
+from perfagent.process.exit_reason import Leaving, cause, handled
 from perfagent.process.variables import warn_of_misspelt
 from perfagent.run import Run
 from perfagent.step.state import state
@@ -44,7 +44,7 @@ _resumed: tuple[str | None, int] | None = None
 _job: int | None = None
 """Of Hydra's, the newest one that attached."""
 _leaving = Leaving(
-    lambda: None if _current is None else _current.steps_done,
+    lambda: None if _current is None else (_current._progress.done_at(), _current._given_step),
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
 )
 _inert: str | None = None
@@ -427,9 +427,8 @@ def _at_worker_end() -> None:
     if _current is None:
         return
     if error is None or isinstance(error, SystemExit):
-        context, at_once = (None, True) if error is None else handled(error)
-        because = None if context is None else cause(context)
-        _current.at_exit(None if error is None else error.code, because if at_once else told_from_afar(because))
+        context = None if error is None else handled(error)
+        _current.at_exit(None if error is None else error.code, None if context is None else cause(context))
     else:
         _current.fail(error)
 

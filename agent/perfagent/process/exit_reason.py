@@ -1,17 +1,15 @@
 """Finds out why a process ended: from the exception that ended it, and from the argument of sys.exit, exit() or quit(),
 which Python keeps nowhere.
 
-A SystemExit that nobody catches is released by the interpreter, when no Python code runs any more; one that somebody
-caught is released while code runs. So the exception carries a mark, and where the mark ends shows which it was. Who
-catches an exception and leaves with a status that means failure (Hydra, click, many a `main`) leaves because of it, if
-the handler is near; if the handler called another function that exited, we keep its reason, but not the state `oom`.
-`raise SystemExit(n)` is not seen.
+The newest status counts, unless the training went on after it. Who catches an exception and leaves with a status that means
+failure (Hydra, click, many a `main`) leaves because of it, if the handler is near. `raise SystemExit(n)` is not seen.
 
 Nothing is imported here when it runs: after Ctrl-C an import at exit turns exit code 130 into 1.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -19,14 +17,11 @@ import linecache
 import sys
 import threading
 import tokenize  # noqa: F401 - linecache imports it when it reads a file
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = [
-    "Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "text_of", "told_from_afar", "unused_parameters",
-]  # fmt: skip
+__all__ = ["Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "text_of", "unused_parameters"]
 
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
@@ -38,8 +33,6 @@ _BY_NUMBER = "Parameter indices which did not receive grad for rank"
 _DIED = "exited unexpectedly"
 _IMPORT_ANEW = ("SpawnProcess", "ForkServerProcess")
 _CARRIED = "Original Traceback (most recent call last):"
-
-
 _WITHOUT_GUARD = '. Spawned workers import the script, which has no `if __name__ == "__main__":`'
 _TERMINATED = 128 + 15
 """How a shell, and most handlers of SIGTERM, end after that signal."""
@@ -120,8 +113,7 @@ def out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
-    text = text_of(error).lower()
-    return any(words in text for words in _NO_MEMORY)
+    return any(words in text_of(error).lower() for words in _NO_MEMORY)
 
 
 def _memory_ran_out(error: BaseException | None) -> bool:
@@ -163,27 +155,26 @@ _NEAR = 4
 """Frames from the innermost, that of sys.exit here among them: who calls it, and two above."""
 _LONGEST_CHAIN = 8
 Cause = tuple[str, str, str, str]
-"""State, reason, exception and traceback, as of ending.cause."""
+"""State, reason, exception and traceback."""
 _OWN = (__name__, "_sitebuiltins")
 """The modules of what stands in the place of sys.exit, and of exit()."""
 
 
 class Leaving:
-    """Watches the ways to leave; `status` is what the process leaves with.
+    """Watches the ways to leave.
 
-    progress: changes when the training goes on. It decides where the exception is still held when the process ends
-    (`saved = error`, a cycle), so that its mark shows nothing. on_failure: is called with the function that leaves with
-    a status that means failure, while its variables are still there, and with the exception that it is handling.
+    progress: changes when the training goes on. on_failure: is called with the function that leaves with a status that
+    means failure, while its variables are still there, and with the exception that it is handling.
     """
 
     def __init__(
         self, progress: Callable[[], object], on_failure: Callable[[FrameType, BaseException | None], Cause | None]
     ) -> None:
         self._progress, self._on_failure = progress, on_failure
-        self._held: weakref.ref[_Mark] | None = None
-        self._newest = 0
-        self._left: object = None
-        self._because: Cause | None = None
+        self._status: object = None
+        self._seen: object = None
+        self.because: Cause | None = None
+        """What was being handled when it was left with that status: what on_failure made of it."""
 
     def watch(self) -> None:
         """Puts itself around what raises; the functions are otherwise the same."""
@@ -194,15 +185,8 @@ class Leaving:
 
     @property
     def status(self) -> int | str | None:
-        """A number, or the text that the interpreter prints; None where nothing was said, or where it was caught."""
-        mark = self._held() if self._held is not None else None
-        status = mark.status if mark is not None and mark.seen == self._progress() else self._left
-        return status if status is None or isinstance(status, int) else str(status)
-
-    @property
-    def because(self) -> Cause | None:
-        """What was being handled when it was left with that status: what on_failure made of it."""
-        return self._because
+        """A number, or the text that the interpreter prints; None where nothing was said."""
+        return self._status if self._status is None or isinstance(self._status, int) else str(self._status)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # by its name it can be pickled, as the target of a process that is spawned
@@ -213,50 +197,39 @@ class Leaving:
                 if threading.current_thread() is threading.main_thread():  # another thread's ends that thread
                     # whose exception it is: somebody may have patched sys.exit before us
                     with contextlib.suppress(Exception):
-                        self._mark(error)
-                        if _tells_of_failure(error.code):
-                            context, at_once = handled(error)
-                            because = self._on_failure(sys._getframe(1), context)
-                            self._because = because if at_once else told_from_afar(because)
+                        self._note(error, sys._getframe(1))
                 raise
 
         return exit
 
-    def _mark(self, error: SystemExit) -> None:
-        self._newest += 1
-        mark = _Mark(self._leave, self._newest, error.code, self._progress())
-        self._held, self._left, self._because = weakref.ref(mark), None, None
-        error._perfagent_mark = mark  # type: ignore[attr-defined]
+    def _note(self, error: SystemExit, frame: FrameType) -> None:
+        self._status, self._seen, self.because = error.code, self._progress(), None
+        atexit.unregister(self._begin_exit)
+        atexit.register(self._begin_exit)  # before those of the script, which may log
+        if _means_failure(error.code):
+            self.because = self._on_failure(frame, handled(error))
 
-    def _leave(self, number: int, status: object) -> None:
-        if number == self._newest:  # an older one may end with it: as its context
-            self._left = status
+    def _begin_exit(self) -> None:
+        if self._progress() != self._seen:  # somebody caught it
+            self._status = self.because = None
 
 
-def handled(error: SystemExit) -> tuple[BaseException | None, bool]:
-    """The exception in whose handler it was raised, and whether the handler itself left. Skips exceptions that are exits
-    themselves (SystemExit, click's Exit), and returns what they wrap."""
+def handled(error: SystemExit) -> BaseException | None:
+    """The exception in whose handler it was raised. Skips exceptions that are exits themselves (SystemExit, click's Exit), and
+    returns what they wrap."""
     link: BaseException = error
-    at_once = True
     for _ in range(_LONGEST_CHAIN):
         context = link.__context__
-        distance = _distance(link, context)
-        if context is None or distance is None or isinstance(context, GeneratorExit):
+        if context is None or isinstance(context, GeneratorExit) or not _is_near(link, context):
             break
-        at_once = at_once and distance == 0
         if not (isinstance(context, SystemExit) or type(context).__name__ == "Exit"):
-            return context, at_once
+            return context
         link = context
-    return None, True
+    return None
 
 
-def told_from_afar(because: Cause | None) -> Cause | None:
-    """The handler called something else, which left: that may have its own reason."""
-    return because and ("failed", *because[1:])
-
-
-def _distance(error: BaseException, context: BaseException | None) -> int | None:
-    """How many calls above the one that raised an exception another one is handled; None where that is far away."""
+def _is_near(error: BaseException, context: BaseException) -> bool:
+    """Whether the function that handles an exception is one of the innermost that raised another."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -267,27 +240,10 @@ def _distance(error: BaseException, context: BaseException | None) -> int | None
     while outer is not None and len(frames) < _NEAR:
         frames.insert(0, outer)
         outer = outer.f_back
-    inner = [frame for frame in reversed(frames[-_NEAR:]) if frame.f_globals.get("__name__") not in _OWN]
-    handler = None if context is None or context.__traceback__ is None else context.__traceback__.tb_frame
-    return inner.index(handler) if handler in inner else None
+    near = [frame for frame in frames[-_NEAR:] if frame.f_globals.get("__name__") not in _OWN]
+    return context.__traceback__ is not None and context.__traceback__.tb_frame in near
 
 
-def _tells_of_failure(status: object) -> bool:
+def _means_failure(status: object) -> bool:
     """As the interpreter reads it; what is no number is printed, and never compared here: it may be a tensor."""
     return status != 0 if issubclass(type(status), int) else status is not None
-
-
-class _Mark:
-    """Lives as long as the exception that carries it, and goes nowhere else with it."""
-
-    def __init__(self, leave: Callable[[int, object], None], number: int, status: object, seen: object) -> None:
-        self._leave, self._number, self.status, self.seen = leave, number, status, seen
-
-    def __reduce__(self) -> tuple[object, ...]:  # pools send exceptions from process to process
-        return type(None), ()
-
-    def __del__(self) -> None:
-        try:
-            sys._getframe(1)
-        except ValueError:  # nobody calls: the interpreter is on its way out
-            self._leave(self._number, self.status)

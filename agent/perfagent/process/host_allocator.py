@@ -1,14 +1,13 @@
 """Keeps glibc from giving the memory of every training step back to the kernel.
 
-A step allocates and frees some MiB at the top of the heap. glibc returns the top to the kernel whenever it is larger
-than its trim threshold, and the next step takes a page fault for every 4 KiB of it. Whether that happens depends on
-which small object lies above, so any change of the heap can start it, `attach` included: 1,200 faults and up to 3 ms
-more in a CPU step of 5 ms (benchmarks/overhead/heap.py). The two thresholds below are the largest that glibc's own
-adjustment can reach, so the process keeps no memory that glibc might not have kept by itself.
+glibc returns the top of the heap to the kernel whenever it is larger than its trim threshold, and the next step takes a page
+fault for every 4 KiB of it: 1,200 faults and up to 3 ms more in a CPU step of 5 ms (benchmarks/overhead/heap.py). Any change
+of the heap can start it, `attach` included. The two thresholds below are the largest that glibc's own adjustment can reach,
+so the process keeps no memory that glibc might not have kept by itself.
 
 Set in this process by mallopt(3), never through the environment, which every child would inherit. There is no way back:
-glibc reports neither its thresholds nor whether it still adjusts them, so they stay after the run. Whoever has set the
-allocator himself keeps his settings.
+glibc reports neither its thresholds nor whether it still adjusts them. Whoever has set the allocator himself keeps his
+settings.
 """
 
 from __future__ import annotations
@@ -25,15 +24,9 @@ MMAP_THRESHOLD = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64-bit sys
 TRIM_THRESHOLD = 2 * MMAP_THRESHOLD  # what glibc derives from it
 _DONE = "tuned: mmap threshold 32 MiB, trim threshold 64 MiB"
 _VARIABLES = (
-    "MALLOC_ARENA_MAX",
-    "MALLOC_ARENA_TEST",
-    "MALLOC_CHECK_",
-    "MALLOC_MMAP_MAX_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_PERTURB_",
-    "MALLOC_TOP_PAD_",
-    "MALLOC_TRIM_THRESHOLD_",
-)
+    "MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "MALLOC_CHECK_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_PERTURB_",
+    "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
+)  # fmt: skip
 """All that glibc reads (mallopt(3)). Fewer arenas are no threshold, but who limits them wants less memory kept, not
 more."""
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "snmalloc")
@@ -69,13 +62,11 @@ def reason_against(wanted: bool, variables: Mapping[str, str]) -> str | None:
         return "not glibc"
     if sys.maxsize < 2**32:
         return "not a 64-bit process"
-    for name in _VARIABLES:
-        if name in variables:
-            return f"{name} is set"
-    for name in _ALLOCATORS:
-        if name in variables.get("LD_PRELOAD", ""):
-            return f"{name} is preloaded"
-    return "GLIBC_TUNABLES sets glibc.malloc" if "glibc.malloc." in variables.get("GLIBC_TUNABLES", "") else None
+    reasons = [f"{name} is set" for name in _VARIABLES if name in variables]
+    reasons += [f"{name} is preloaded" for name in _ALLOCATORS if name in variables.get("LD_PRELOAD", "")]
+    if "glibc.malloc." in variables.get("GLIBC_TUNABLES", ""):
+        reasons.append("GLIBC_TUNABLES sets glibc.malloc")
+    return next(iter(reasons), None)
 
 
 def _set_thresholds() -> str | None:

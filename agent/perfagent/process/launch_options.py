@@ -45,14 +45,8 @@ class LaunchOptions:
 
     def for_session(self) -> dict[str, Any]:
         """Arguments of session.start_from_launcher: what was given, nothing for what was not."""
-        given = {
-            "project": self.project,
-            "name": self.name,
-            "tags": self.tags,
-            "record": self.record,
-            "run_id": self.run_id,
-        }
-        return {key: value for key, value in given.items() if value}
+        names = ("project", "name", "tags", "record", "run_id")
+        return {name: value for name in names if (value := getattr(self, name))}
 
     def text(self) -> str:
         return json.dumps(asdict(self))
