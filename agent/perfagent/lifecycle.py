@@ -42,7 +42,7 @@ from perfagent.process import host_allocator
 from perfagent.process import launch_options as launched
 from perfagent.process.exit_reason import Cause, cause, of_exit_code, text_of, unused_parameters
 from perfagent.samplers.cgroup import oom_kills_of_host
-from perfagent.samplers.child_processes import started_here, unrecorded
+from perfagent.samplers.process import count_started
 from perfagent.samplers.sampler import Sampler
 from perfagent.step.governor import Governor
 from perfagent.step.roles import RunLinks
@@ -437,9 +437,9 @@ class Lifecycle:
         unseen = launched.current is not None and launched.current.watched and self._progress.last is None
         group = self._identity.group
         if unseen and self._progress.logs.early_step == 0 and not (group is not None and group.exists()):
-            number = started_here()
+            number = count_started()
             if number:
-                self._sender.event("alert", unrecorded(number))
+                self._sender.event("alert", {"level": "info", "unrecorded": number})
 
     def _close(self, ending: str, reason: str, more: dict[str, object]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)

@@ -23,28 +23,20 @@ __all__ = ["command", "start"]
 
 
 def command(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "perfagent run [--project P] [--name N] [--tag T] [--record DIR] [--run-id ID] SCRIPT|-m MODULE [ARGS ...]"
-    )
-    parser.description = (
-        "Run a training script under the monitor, unchanged: same arguments, output, tracebacks and exit code."
-    )
+    given = "[--project P] [--name N] [--tag T] [--record DIR] [--run-id ID]"
+    parser.usage = f"perfagent run {given} SCRIPT|-m MODULE [ARGS ...]"
+    parser.description = "Run a training script under the monitor: same arguments, output, tracebacks and exit code."
     parser.add_argument("--project", help="project that the run belongs to")
     parser.add_argument("--name", help="name of the run")
     parser.add_argument(
-        "--tag", action="append", default=[], metavar="TAG", help="a tag of the run; may be given several times"
+        "--tag", action="append", default=[], metavar="TAG", help="a tag of the run, once or several times"
     )
-    parser.add_argument(
-        "--record",
-        metavar="DIR",
-        help="record into this folder instead of sending; `perfagent sync DIR` sends it later",
-    )
-    parser.add_argument(
-        "--run-id", metavar="ID", help="id of the run: the same id again is a new attempt of the same run"
-    )
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does"
-    )
+    record = "record into this folder instead of sending; `perfagent sync DIR` sends it later"
+    parser.add_argument("--record", metavar="DIR", help=record)
+    run_id = "id of the run: the same id again is a new attempt of the same run"
+    parser.add_argument("--run-id", metavar="ID", help=run_id)
+    module = "run a module, as python -m does"
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help=module)
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
     parser.set_defaults(run=_run, usage=parser.format_help)
 
@@ -59,25 +51,17 @@ def _run(arguments: argparse.Namespace) -> int:
     local_rank = getattr(arguments, "local_rank_argument", None)
     if local_rank:  # deepspeed and torch.distributed.launch put it in front of the script's own arguments
         words.insert(2 if words[0] == "-m" else 1, local_rank)
+    record = str(Path(arguments.record).expanduser().absolute()) if arguments.record else None
     return start(
-        words,
-        project=arguments.project,
-        name=arguments.name,
-        tags=tuple(arguments.tag),
-        record=str(Path(arguments.record).expanduser().absolute()) if arguments.record else None,
+        words, project=arguments.project, name=arguments.name, tags=tuple(arguments.tag), record=record,
         run_id=arguments.run_id,
-    )
+    )  # fmt: skip
 
 
 def start(
-    words: list[str],
-    *,
-    project: str | None = None,
-    name: str | None = None,
-    tags: tuple[str, ...] = (),
-    record: str | None = None,
-    run_id: str | None = None,
-) -> int:
+    words: list[str], *, project: str | None = None, name: str | None = None, tags: tuple[str, ...] = (),
+    record: str | None = None, run_id: str | None = None,
+) -> int:  # fmt: skip
     """Replaces this process by `python *words` under the monitor; returns (2) only when that is impossible."""
     try:
         options_given, words = as_python_takes_them(words)
@@ -87,9 +71,8 @@ def start(
     flags = [*_interpreter_flags(getattr(sys, "orig_argv", [])), *options_given]
     ignored = any(set("IE") & set(option) for option in options_given if not option.startswith(("--", "-W", "-X")))
     if sys.flags.ignore_environment or sys.flags.isolated or ignored:
-        sys.stderr.write(
-            "perfagent run: python -I and -E ignore PYTHONPATH, which the start-up hook needs; use perfagent.attach() instead\n"
-        )
+        needed = "which the start-up hook needs; use perfagent.attach() instead"
+        sys.stderr.write(f"perfagent run: python -I and -E ignore PYTHONPATH, {needed}\n")
         return 2
     config = AgentConfig.from_env(project=project, record=record, run_id=run_id)
     if config.disabled:
@@ -98,24 +81,16 @@ def start(
     identity = Identity.from_environment(config, name=name, meet=False)
     alone = identity.world_size == 1 and not launcher
     options = LaunchOptions(
-        pid=os.getpid(),
-        python_path=os.environ.get("PYTHONPATH"),
-        launcher=launcher,
-        project=project,
-        name=name,
-        tags=tags,
-        record=record,
-        run_id=run_id,
+        pid=os.getpid(), python_path=os.environ.get("PYTHONPATH"), launcher=launcher,
+        project=project, name=name, tags=tags, record=record, run_id=run_id,
         start=Start(identity.run, identity.attempt, identity.source) if alone else Start(),
-    )
+    )  # fmt: skip
     if not launcher and (words[0] == "-m" or Path(words[0]).exists()):
         from perfagent.launch.watcher import watch
 
         options.watched = watch(config, identity, name=name or _drawn_name(config, identity, words), tags=tags)
-    environment = dict(os.environ)
-    environment[VARIABLE] = options.text()
-    hook = str(Path(__file__).parent / "startup")
-    environment["PYTHONPATH"] = os.pathsep.join([hook, options.python_path]) if options.python_path else hook
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "startup"), options.python_path)))
+    environment = {**os.environ, VARIABLE: options.text(), "PYTHONPATH": path}
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by whoever started us
             stream.flush()

@@ -1,12 +1,11 @@
 """A small process next to the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM
 killer.
 
-Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the
-script sees no child of its own. It waits on a pidfd (a pipe would stay open in the trainer's own children: the end came
-2.8 s late, measured) in a bare interpreter of 3 MB (wait.py), asks the kernel for the true exit status (PIDFD_GET_INFO,
-Linux 6.15 and later; before that /proc while it is a zombie), writes the end into the trainer's spool under the next
-number, and sends what is left there. It holds no terminal and no pipe, and gives up 15 s after the trainer's end: what
-is in the spool then is sent by whoever comes next.
+Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the script
+sees no child of its own. It waits on a pidfd in a bare interpreter of 3 MB (wait.py), asks the kernel for the exit status
+(PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while it is a zombie), writes the end into the trainer's spool
+under the next number, and sends what is left there. It holds no terminal and no pipe, and gives up 15 s after the trainer's
+end: whoever comes next sends what is in the spool then.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from perfagent.process.exit_reason import of_exit_code
 from perfagent.process.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
-from perfagent.samplers.child_processes import pythons_below, unrecorded
 
 if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
@@ -59,26 +57,20 @@ class Ending(NamedTuple):
     signal: int | None = None
     oom: bool = False
 
-    @classmethod
-    def from_status(cls, status: int) -> Ending:
-        return cls(signal=os.WTERMSIG(status)) if os.WIFSIGNALED(status) else cls(code=os.WEXITSTATUS(status))
-
 
 def truth(ending: Ending) -> tuple[str, str] | None:
     """(state, reason) as docs/wire.md names them; None where nobody knows, and the server's own "lost" is the honest answer."""
-    if ending.signal is not None:
-        try:
-            name = signal.Signals(ending.signal).name
-        except ValueError:
-            name = f"signal {ending.signal}"
-        if ending.oom and ending.signal == signal.SIGKILL:
-            return "oom", "killed by the kernel: the control group was out of memory"
-        if ending.signal == signal.SIGTERM:
-            return "preempted", "terminated by SIGTERM"
-        if name in _CRASHES:
-            return "failed", f"crashed with {name}"
-        return "killed", f"killed by {name}"
-    return None if ending.code is None else of_exit_code(ending.code)
+    if ending.signal is None:
+        return None if ending.code is None else of_exit_code(ending.code)
+    try:
+        name = signal.Signals(ending.signal).name
+    except ValueError:
+        name = f"signal {ending.signal}"
+    if ending.oom:
+        return "oom", "killed by the kernel: the control group was out of memory"
+    if name == "SIGTERM":
+        return "preempted", "terminated by SIGTERM"
+    return ("failed", f"crashed with {name}") if name in _CRASHES else ("killed", f"killed by {name}")
 
 
 def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:
@@ -118,15 +110,9 @@ def watch_worker(pid: int, options: LaunchOptions) -> None:
 
 def _words(config: AgentConfig, pid: int, *, speaks: bool, **told: Any) -> list[str]:
     """The command of the waiting half. speaks: it reports a process without a session, too."""
-    told |= {
-        "pid": pid,
-        "started": process_start(pid),
-        "begun": time.time(),
-        "project": config.project,
-        "record": str(config.record) if config.record is not None else None,
-        "speaks": speaks,
-        "oom_kills": _oom_kills(pid),
-    }
+    record = str(config.record) if config.record is not None else None
+    told |= {"pid": pid, "started": process_start(pid), "begun": time.time(), "oom_kills": _oom_kills(pid)}
+    told |= {"project": config.project, "record": record, "speaks": speaks}
     waiter = str(Path(__file__).with_name("wait.py"))
     return [sys.executable, "-I", "-S", waiter, sys.executable, str(config.sources), owner_line(pid), json.dumps(told)]
 
@@ -161,8 +147,6 @@ class _Watch:
         self._owner = f"{told['pid']} {told['started']}"
         self._own: Spool | None = None
         self._children: set[int] = set()
-        self._running: dict[int, int] = {}  # of them: pid and pidfd
-        self._failed: list[str] = []
 
     def run(self) -> None:
         poll = select.poll()
@@ -185,27 +169,11 @@ class _Watch:
         if not self._told["speaks"] or any(self._trainers_folders(self._config.sources)):
             self._be_silent()
             return False
-        self._look_at_children()
+        self._children |= _pythons_below(self._pid)
         if self._config.record is None:
             self._say("running", "")
             self._deliver(self._own, time.monotonic() + 2.0)
         return True
-
-    def _look_at_children(self) -> None:
-        """Which processes the trainer has started, and how those ended that are gone, where the kernel tells it of a
-        process that is not ours (Linux 6.15 and later)."""
-        for pid in pythons_below(self._pid) - self._children:
-            self._children.add(pid)
-            with contextlib.suppress(OSError):  # it has ended, or there are too many
-                self._running[pid] = os.pidfd_open(pid)
-        for pid, pidfd in list(self._running.items()):
-            status = _pidfd_status(pidfd)
-            if status is None:
-                continue
-            os.close(self._running.pop(pid))
-            state, reason = truth(Ending.from_status(status)) or ("", "")
-            if state not in ("finished", "preempted"):  # its starter ends by SIGTERM what it needs no more
-                self._failed.append(reason)
 
     def _be_silent(self) -> None:
         """The trainer speaks for itself, after all."""
@@ -217,16 +185,15 @@ class _Watch:
         spool = self._own_spool()
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
         if spool.state.acked == 0 and not spool.waiting:
-            data |= {
-                key: self._told[key] for key in ("name", "tags", "world_size", "pid", "command") if self._told[key]
-            }
+            names = ("name", "tags", "world_size", "pid", "command")
+            data |= {name: self._told[name] for name in names if self._told[name]}
             data |= {"host": os.uname().nodename, "started": self._told["begun"]}
         elif not final:
             data = {}
         events = [self._event("state", redacted(data))] if data else []
         if final and self._children:
-            self._look_at_children()
-            events.insert(0, self._event("alert", unrecorded(len(self._children), self._failed)))
+            # the script made no step, but other processes may have: those are not recorded
+            events.insert(0, self._event("alert", {"level": "info", "unrecorded": len(self._children)}))
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())
 
@@ -234,22 +201,14 @@ class _Watch:
         from perfagent.delivery.spool import Header, Spool
 
         if self._own is None:
+            recording = self._config.record is not None
             header = Header(
-                source=self._told["source"],
-                project=self._config.project,
-                rank=self._told["rank"],
-                server=None if self._config.record is not None else self._config.server,
-                is_found=not self._config.is_server_given,
-                run=self._told["run"],
-                attempt=self._told["attempt"],
-                name=self._told["name"] and redacted_text(self._told["name"]),
-                pid=os.getpid(),
-                pid_start=process_start(os.getpid()),
-                started=self._told["begun"],
-                next_seq=FIRST_SEQ,
-            )
-            folder = self._config.sources / f"{header.source}-watcher"
-            self._own = Spool(folder, header, recording=self._config.record is not None)
+                **{name: self._told[name] for name in ("source", "run", "attempt", "rank")},
+                project=self._config.project, server=None if recording else self._config.server,
+                is_found=not self._config.is_server_given, name=self._told["name"] and redacted_text(self._told["name"]),
+                pid=os.getpid(), pid_start=process_start(os.getpid()), started=self._told["begun"], next_seq=FIRST_SEQ,
+            )  # fmt: skip
+            self._own = Spool(self._config.sources / f"{header.source}-watcher", header, recording=recording)
             self._own.create()
         return self._own
 
@@ -286,9 +245,8 @@ class _Watch:
     def _correct(self, spool: Spool, known: tuple[str, str], ending: Ending) -> None:
         """What the trainer itself could not say, or took for something else."""
         data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
-        spool.append(
-            [], [self._event("state", data | ({"reason": known[1]} if known[1] else {}))], now=time.monotonic()
-        )
+        data |= {"reason": known[1]} if known[1] else {}
+        spool.append([], [self._event("state", data)], now=time.monotonic())
 
     def _event(self, kind: str, data: dict[str, Any]) -> Event:
         """At the trainer's end, once it is known."""
@@ -340,17 +298,26 @@ class _Watch:
         from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
 
-        server = (
-            spool.header.server or self._config.server
-        )  # a script may have sent its run elsewhere than the options say
-        with contextlib.closing(
-            HttpTransport(server, self._config.api_key, follows=spool.header.is_found)
-        ) as transport:
+        # a script may have sent its run elsewhere than the options say
+        server, follows = spool.header.server or self._config.server, spool.header.is_found
+        with contextlib.closing(HttpTransport(server, self._config.api_key, follows=follows)) as transport:
             return upload(spool, transport, until=until).complete
 
 
 def _now() -> tuple[float, float]:
     return time.time(), time.monotonic()
+
+
+def _pythons_below(pid: int) -> set[int]:
+    """The Python processes that a process has started and that run now."""
+    found = set()
+    with contextlib.suppress(OSError):  # the process has ended, or the kernel does not tell
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text(encoding="ascii").split():
+                with contextlib.suppress(OSError):  # it has ended
+                    if Path(f"/proc/{child}/exe").readlink().name.startswith("python"):
+                        found.add(int(child))
+    return found
 
 
 def _needs(header: Header, state: str) -> bool:
@@ -365,7 +332,8 @@ def ending_of(pid: int, pidfd: int, *, clock: Callable[[], float] = time.monoton
         waits = clock() < until and Path(f"/proc/{pid}").exists()
         for status in (_zombie_status(pid), _pidfd_status(pidfd)):
             if status is not None:
-                return Ending.from_status(status)
+                killed = os.WIFSIGNALED(status)
+                return Ending(signal=os.WTERMSIG(status)) if killed else Ending(code=os.WEXITSTATUS(status))
         if not waits:
             return Ending()
         time.sleep(0.02)

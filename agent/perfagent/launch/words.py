@@ -1,9 +1,8 @@
 """Turns the words after `perfagent run` into the words that Python takes: SCRIPT or -m MODULE, and what follows.
 
-A command that is Python in disguise is taken for what it starts: `python train.py`, and the scripts that pip installs
-next to Python, such as torchrun and accelerate. A file in the current folder comes first, as with Python. Any other
-command is refused:
-Python would report an error of its own for it, and the server an alert for a run that never was.
+`python train.py`, and the scripts that pip installs next to Python (torchrun, accelerate), count as what they start. A file
+in the current folder comes first, as with Python. Any other command is refused: Python would report an error of its own for
+it, and the server an alert for a run that never was.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from perfagent.errors import ConfigError
 
@@ -21,7 +20,6 @@ _LAUNCHERS = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
     "torchrun", "deepspeed", "accelerate-launch",
 )  # fmt: skip
-_BINARY = "a binary"
 _WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -41,41 +39,21 @@ def as_python_takes_them(words: list[str]) -> tuple[list[str], list[str]]:
     if found is None:
         return [], words  # Python says best what is missing
     if re.fullmatch(r"python[\d.]*", Path(found).name):
-        _check_ours(found)
+        ours, theirs = Path(sys.executable), Path(found)
+        if theirs.resolve() != ours.resolve() or theirs.parent.resolve() != ours.parent.resolve():
+            use = f"use `{found} -m perfagent run SCRIPT`"
+            raise ConfigError(f"{found} is another Python than {ours}, which runs perfagent: {use}")
         return _behind_python(words[1:])
-    runner = _runner(found)
-    if runner is not None and not runner.startswith("python"):
-        what = "a program of its own" if runner == _BINARY else f"run by {runner}"
+    with Path(found).open("rb") as file:
+        line, _, rest = file.read(1024).partition(b"\n")
+    # where Python's path is too long for the first line, pip writes a shell's
+    is_python = b"python" in line or rest.startswith(b"'''exec'")
+    if line.startswith(b"\x7fELF") or (line.startswith(b"#!") and not is_python):
         raise ConfigError(
-            f"a Python script, or -m and a module, must follow; {words[0]} is {what}: "
+            f"a Python script, or -m and a module, must follow; {words[0]} is none: "
             "put `perfagent run` in front of the Python script that trains, where that is started"
         )
     return [], [found, *words[1:]]
-
-
-def _runner(path: str) -> str | None:
-    """By what a file is run, as it says itself; None where it says nothing."""
-    with Path(path).open("rb") as file:
-        head = file.read(1024)
-    if head.startswith(b"\x7fELF"):
-        return _BINARY
-    if not head.startswith(b"#!"):
-        return None
-    line, _, rest = head[2:].partition(b"\n")
-    if rest.startswith(b"'''exec'"):  # what pip writes where Python's path is too long for the first line
-        return "python"
-    program = [word for word in line.decode("utf-8", "replace").split() if not word.startswith("-")]
-    names = [PurePath(word).name for word in program]
-    return next((name for name in names if name != "env"), None)
-
-
-def _check_ours(found: str) -> None:
-    ours = Path(sys.executable)
-    theirs = Path(found)
-    if theirs.resolve() != ours.resolve() or theirs.parent.resolve() != ours.parent.resolve():
-        raise ConfigError(
-            f"{found} is another Python than {sys.executable}, which runs perfagent: use `{found} -m perfagent run SCRIPT`"
-        )
 
 
 def _behind_python(words: list[str]) -> tuple[list[str], list[str]]:

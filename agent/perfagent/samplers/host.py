@@ -20,7 +20,7 @@ from perfagent.samplers.proc_counters import ProcHost
 from perfagent.samplers.rates import Rates
 
 if TYPE_CHECKING:
-    from perfagent.samplers.psutil_counters import PsutilHost
+    from perfagent.samplers.psutil_counters import PsutilCounters
 
 __all__ = ["HostReader"]
 
@@ -64,7 +64,7 @@ class HostReader:
         proc: Path = Path("/proc"),
         group: cgroup.ControlGroup | None = None,
         cost: Callable[[], float] = time.thread_time,
-        counters: ProcHost | PsutilHost | None = None,
+        counters: ProcHost | PsutilCounters | None = None,
     ) -> None:
         self._cost = cost
         self._counters = counters or ProcHost(proc)

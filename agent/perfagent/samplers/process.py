@@ -18,9 +18,9 @@ from perfagent.samplers.proc_counters import ProcProcess, ProcWorkers
 from perfagent.samplers.rates import Rates
 
 if TYPE_CHECKING:
-    from perfagent.samplers.psutil_counters import PsutilProcess, PsutilWorkers
+    from perfagent.samplers.psutil_counters import PsutilCounters
 
-__all__ = ["PSS_EVERY_S", "ProcessReader", "WorkerMemory", "WorkerReader", "started"]
+__all__ = ["PSS_EVERY_S", "ProcessReader", "WorkerMemory", "WorkerReader", "count_started", "started"]
 
 _RARE_S = 10.0
 _IO_S = 5.0
@@ -34,7 +34,7 @@ _OWN = re.compile(rb"^Pss_Anon:\s*(\d+) kB", re.MULTILINE)
 class ProcessReader:
     """`read(now)` gives `process/*` values of this process; now: monotonic seconds."""
 
-    def __init__(self, counters: ProcProcess | PsutilProcess | None = None) -> None:
+    def __init__(self, counters: ProcProcess | PsutilCounters | None = None) -> None:
         self._counters = counters or ProcProcess()
         self._rates = Rates()
         self._rare_at = self._io_at = 0.0
@@ -73,7 +73,7 @@ class WorkerReader:
     """`read(now)` gives `process/workers*`, every five seconds; nothing until the first worker is seen. 5 µs a
     worker."""
 
-    def __init__(self, counters: ProcWorkers | PsutilWorkers | None = None) -> None:
+    def __init__(self, counters: ProcWorkers | PsutilCounters | None = None) -> None:
         self._counters = counters or ProcWorkers()
         self._rates = Rates()
         self._next = 0.0
@@ -112,13 +112,11 @@ class WorkerReader:
 class WorkerMemory:
     """Measures the memory of the DataLoader's workers: `poll()` emits `process/workers_pss_bytes` once all were read.
 
-    A forked worker shares the dataset's pages with the training process until one of them writes to a page. Reading a Python
-    object writes to it, because its reference count changes. Resident memory counts a shared page in each process, so a copy
-    does not change it. The proportional size (PSS) counts the process's share of the page, so a copy raises it.
+    Reading a Python object of the dataset copies its page into a forked worker, because its reference count changes. The
+    proportional size (PSS) grows with each copy; resident memory, which counts shared pages in each process, does not.
 
-    The kernel walks all pages to compute PSS: 0.1 ms for 12 MiB, 60 ms for 600 MiB. The worker cannot map memory meanwhile.
-    Therefore the courier thread reads one worker at a time, seldom enough to stay below 0.2 % of a core. spent: CPU seconds
-    of the calling thread.
+    The kernel walks all pages to compute it: 60 ms for 600 MiB, in which the worker cannot map memory. So the courier thread
+    reads one worker at a time, seldom enough to stay below 0.2 % of a core. spent: CPU seconds of the calling thread.
     """
 
     def __init__(
@@ -167,3 +165,10 @@ def started() -> list[int]:
     children = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))  # it changes on other threads
     pids = [getattr(getattr(child, "_popen", None), "pid", None) for child in children]
     return sorted(pid for pid in pids if isinstance(pid, int))
+
+
+def count_started() -> int:
+    """How many processes this one has started by multiprocessing. Imports nothing."""
+    counter = getattr(sys.modules.get("multiprocessing.process"), "_process_counter", None)
+    number = repr(counter).removeprefix("count(").removesuffix(")")
+    return int(number) - 1 if number.isdigit() else 0

@@ -137,16 +137,16 @@ class Sampler:
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.training_thread import TrainingThreadReader
 
-        thread = TrainingThreadReader(self._thread, self._proc / "self")
-        if (self._proc / "stat").exists():
-            readers = _Readers(self._host or HostReader(self._proc), ProcessReader(), WorkerReader(), thread)
-        else:
-            from perfagent.samplers.psutil_counters import PsutilHost, PsutilProcess, PsutilWorkers
+        counters = None
+        if not (self._proc / "stat").exists():
+            from perfagent.samplers.psutil_counters import PsutilCounters
 
-            host = self._host or HostReader(self._proc, counters=PsutilHost())
-            readers = _Readers(host, ProcessReader(PsutilProcess()), WorkerReader(PsutilWorkers()), thread)
-        self._readers = readers
-        return readers
+            counters = PsutilCounters()
+        self._readers = _Readers(
+            self._host or HostReader(self._proc, counters=counters), ProcessReader(counters), WorkerReader(counters),
+            TrainingThreadReader(self._thread, self._proc / "self"),
+        )  # fmt: skip
+        return self._readers
 
     def _allocator(self) -> dict[str, float]:
         device = self._device()

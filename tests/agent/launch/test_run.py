@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -134,8 +133,8 @@ def test_python_options_and_a_leading_local_rank_are_passed_on(tmp_path: Path, s
     [
         ([], "must follow"),
         (["--name", "x"], "must follow"),
-        (["./train.sh"], "./train.sh is run by sh"),
-        (["sh", "train.sh"], "sh is a program of its own"),
+        (["./train.sh"], "./train.sh is none"),
+        (["sh", "train.sh"], "sh is none"),
         (["python", "-c", "pass"], "neither nothing nor - nor -c"),
         (["python", "-I", "script.py"], "perfagent.attach()"),
         (["other/python", "script.py"], "another Python"),
@@ -365,30 +364,18 @@ def test_one_start_is_one_attempt_however_long_imports_take(tmp_path: Path, serv
     until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
 
 
-KNOWS_HOW_OTHERS_END = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
-WAITS = "import sys, time\nwhile not open(sys.argv[1]).read():\n    time.sleep(0.02)\n"
 DRIVER = """
 import subprocess, sys
-started = [subprocess.Popen([sys.executable, "-c", {waits!r} + end, sys.argv[1]]) for end in {ends}]
-[one.wait() for one in started]
+waits = "import sys, time\\nwhile not open(sys.argv[1]).read():\\n    time.sleep(0.02)"
+subprocess.run([sys.executable, "-c", waits, sys.argv[1]])
 """
 
 
 @REAL
 def test_run_without_a_step_reports_the_processes_it_started(tmp_path: Path, server: IngestServer) -> None:
-    opened(tmp_path, DRIVER.format(waits=WAITS, ends=["pass"]), server, server.states)
+    opened(tmp_path, DRIVER, server, server.states)
     (alert,) = server.events("alert")
-    assert (alert["level"], alert["unrecorded"], alert["failed"]) == ("info", 1, 0)
-
-
-@REAL
-@pytest.mark.skipif(not KNOWS_HOW_OTHERS_END, reason="before Linux 6.15 only its parent learns how a process ended")
-def test_driver_that_ends_well_reports_which_processes_failed(tmp_path: Path, server: IngestServer) -> None:
-    ends = ["sys.exit(0)", "sys.exit(3)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    opened(tmp_path, DRIVER.format(waits=WAITS, ends=ends), server, server.states)
-    (alert,) = server.events("alert")
-    assert (alert["level"], alert["unrecorded"], alert["failed"]) == ("warning", 3, 2)
-    assert "exit code 3" in str(alert["ended"]) and "SIGKILL" in str(alert["ended"])
+    assert (alert["level"], alert["unrecorded"]) == ("info", 1)
 
 
 SPAWNED = """
