@@ -6,19 +6,17 @@ for their tests; each builder says which:
 - sysfs, hwmon of amdgpu: Documentation/gpu/amdgpu/thermal.rst (comments "DOC: hwmon", "gpu_busy_percent",
   "mem_busy_percent" in drivers/gpu/drm/amd/pm/amdgpu_pm.c)
 - RAS: "DOC: AMDGPU RAS sysfs Error Count Interface" and "gpu_vram_bad_pages Interface" (amdgpu_ras.c)
-- gpu_metrics: drivers/gpu/drm/amd/include/kgd_pp_interface.h
 - i915, xe: Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon, -xe-hwmon; drivers/gpu/drm/xe/xe_gt_freq.c,
-  xe_gt_throttle.c, i915/gt/intel_gt_sysfs_pm.c
+  i915/gt/intel_gt_sysfs_pm.c
 - fdinfo: Documentation/gpu/drm-usage-stats.rst; the example in drivers/gpu/drm/xe/xe_drm_client.c
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Machine", "gpu_metrics_1_3", "gpu_metrics_1_4", "gpu_metrics_1_6", "gpu_metrics_1_8"]
+__all__ = ["Machine", "write"]
 
 
 class Machine:
@@ -75,14 +73,12 @@ class Machine:
         })  # fmt: skip
 
     def arc(self, pci: str = "0000:03:00.0") -> Path:
-        """An Arc A770 with i915; lmem_*_bytes are of Intel's own build of that driver."""
+        """An Arc A770 with i915."""
         return self.card(pci, "i915", "8086:56A0", {
             "hwmon/hwmon3/name": "i915\n", "hwmon/hwmon3/energy1_input": "1000000000\n",
             "hwmon/hwmon3/power1_max": "190000000\n", "hwmon/hwmon3/temp1_input": "61000\n",
             "hwmon/hwmon1/name": "i915_gt0\n", "hwmon/hwmon1/energy1_input": "7\n",
-            "CARD/gt/gt0/rps_act_freq_mhz": "2400\n", "CARD/gt/gt0/throttle_reason_status": "1\n",
-            "CARD/gt/gt0/throttle_reason_pl1": "1\n", "CARD/gt/gt0/throttle_reason_thermal": "0\n",
-            "CARD/lmem_total_bytes": "17079205888\n", "CARD/lmem_avail_bytes": "10000000000\n",
+            "CARD/gt/gt0/rps_act_freq_mhz": "2400\n",
         })  # fmt: skip
 
     def battlemage(self, pci: str = "0000:04:00.0") -> Path:
@@ -94,8 +90,6 @@ class Machine:
             "hwmon/hwmon6/temp2_label": "pkg\n", "hwmon/hwmon6/temp2_input": "55000\n",
             "hwmon/hwmon6/temp3_label": "vram\n", "hwmon/hwmon6/temp3_input": "60000\n",
             "tile0/physical_vram_size_bytes": "12884901888\n", "tile0/gt0/freq0/act_freq": "2850\n",
-            "tile0/gt0/freq0/throttle/status": "0\n", "tile0/gt0/freq0/throttle/reason_pl1": "1\n",
-            "tile0/gt0/freq0/throttle/reason_prochot": "0\n",
         })  # fmt: skip
 
     def opens(self, number: int, pci: str, driver: str, client: int, **keys: str) -> None:
@@ -113,34 +107,3 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def _table(content: int, layout: str, *values: int, rest: int = 0) -> bytes:
-    body = struct.pack("<" + layout, *values) + bytes(rest)
-    return struct.pack("<HBB", 4 + len(body), 1, content) + body
-
-
-def gpu_metrics_1_3(indep_throttle_status: int) -> bytes:
-    """temperatures 6, utilization 3, power; energy, clock counter; clocks 14; throttle_status; fan, link, padding;
-    activities 2; HBM 4; firmware clock; voltages 3, padding; indep_throttle_status."""
-    layout = "6H 3H H Q Q 7H 7H I H 2H H 2I 4H Q 3H H Q"
-    return _table(3, layout, *[0] * (_fields(layout) - 1), indep_throttle_status)
-
-
-def gpu_metrics_1_4(energy: int) -> bytes:
-    """temperatures 3, power; utilization 2, VCN 4; energy; then what is not read."""
-    return _table(4, "3H H 2H 4H Q", *[0] * 10, energy, rest=200)
-
-
-def gpu_metrics_1_6(energy: int, *residencies: int) -> bytes:
-    """As 1.4 with 32 JPEG engines; behind energy the clock counter, the cycles and the five residencies."""
-    return _table(6, "3H H 2H 4H 32H Q Q 6I", *[0] * 42, energy, 1, *residencies, rest=300)
-
-
-def gpu_metrics_1_8(energy: int, *residencies: int) -> bytes:
-    """As 1.6, but one 64-bit bandwidth in place of the engines."""
-    return _table(8, "3H H 2H Q Q Q 6I", *[0] * 7, energy, 1, *residencies, rest=2000)
-
-
-def _fields(layout: str) -> int:
-    return sum(int(word[:-1] or 1) for word in layout.split())

@@ -100,15 +100,15 @@ are made from the kernel's documentation (tests/kernel_trees.py names each sourc
 |---|---|---|---|
 | `utilization_pct` | time in which a kernel ran | load that the firmware computes | of this process alone, of its own board: the busiest engine that computes |
 | `memory_busy_pct` | yes | yes | no |
-| `memory_used_bytes` | yes | yes | only Intel's own build of i915 |
-| `memory_total_bytes` | yes | yes | xe, with what the firmware reserves; Intel's own build of i915 |
+| `memory_used_bytes` | yes | yes | no |
+| `memory_total_bytes` | yes | yes | xe, with what the firmware reserves |
 | `power_w`, `power_limit_w` | yes | yes; of an MI250 the first die has that of both | discrete cards: from the energy counter, over half a second |
-| `energy_j`, `energy_per_step_j` | since Volta | MI300 (gpu_metrics 1.4 to 1.8) | discrete cards |
+| `energy_j`, `energy_per_step_j` | since Volta | the sum of the power, read twice a second | discrete cards |
 | `temperature_c` | core | edge; junction where there is no edge (MI300) | package: xe since Linux 6.15, i915 since 6.12 |
 | `memory_temperature_c` | yes | yes | xe since Linux 6.15 |
 | `sm_clock_mhz` | yes | yes | first tile |
 | `memory_clock_mhz`, `fan_pct` | yes | yes | no |
-| `throttle_*_pct` | six reasons | `sw_power_cap` and `hw_thermal`: MI100, MI200, Radeon (gpu_metrics 1.3), MI300 since 1.6 | `sw_power_cap` and `hw_thermal`, first tile |
+| `throttle_*_pct` | six reasons | no | no |
 | `ecc_*`, `retired_pages_double` | yes | `ecc_*_volatile` of all blocks with RAS; reserved pages | no |
 | `pcie_replays` | yes | yes | no |
 | PCIe link and traffic, NVLink or its like, activity of units | yes | no | no |
@@ -202,8 +202,15 @@ Known limits:
 - **Trainings in other processes.** `perfagent run` records the process that it starts, and the ranks that this process spawns. If it
   makes no step and starts other processes (a driver of several trainings, a script that forks its training), an info alert says so:
   put `perfagent run` before each command that trains, or call `attach()` in the function that trains. In a driver that imports torch,
-  the alert counts what `multiprocessing` starts. In another one it counts every Python process that runs for ten seconds, and is a
-  warning if one of them failed; only Linux 6.15 and later can tell that. If the driver itself ends well, its run is `finished`.
+  the alert counts what `multiprocessing` starts. In another one it counts every Python process that runs for ten seconds. How these
+  ended is not known; if the driver itself ends well, its run is `finished`.
+- **SLURM.** Under `srun` the run has the job's id, so a requeued job is a new attempt of it. Several trainings of one step
+  (`srun bash -c "python a.py; python b.py"`) would then be attempts of one run: give each its own `srun`, or its own
+  PERFAGENT_RUN_ID. In a step with a terminal (`srun --pty bash`) each training is a run of its own.
+- **Xid errors** come from NVML's events. Where the driver offers none (some containers, vGPU), a lost board is reported without its
+  Xid: `dmesg` on the host has it.
+- **macOS** (and other systems without /proc) has no figures of disks and network, of pressure and I/O wait, of limits of control
+  groups, and of the training thread.
 - **Log calls before the first step.** A `log()` call without `step=` waits until the first step is known, or for 5 s. If `kill -9` ends
   the process meanwhile, the call is lost.
 - **Ends that a process cannot report itself.** With `attach()` alone, a run whose process was ended by a signal (SIGTERM without a
@@ -254,7 +261,7 @@ Known limits:
   only after up to 64 steps. It then records these steps together, without gradient norms. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
 - **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
-  `failed`.
+  `failed`. A script that catches what `sys.exit(1)` raises, and ends without another step or log, is `failed`, too.
 """
 
 SECTIONS = (trainings, versions, devices, gpus, libraries, limits)

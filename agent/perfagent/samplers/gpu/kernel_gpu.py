@@ -1,18 +1,16 @@
 """AMD's and Intel's GPUs by the files of their kernel drivers in /sys. No library, no root.
 
 Meaning and units, in the kernel's sources. amdgpu: Documentation/gpu/amdgpu (thermal, driver-misc, RAS), that is the
-comments in drivers/gpu/drm/amd/pm/amdgpu_pm.c and amdgpu_ras.c; the table `gpu_metrics`: include/kgd_pp_interface.h
-there. i915 and xe: Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon and -xe-hwmon, and the comments in
-drivers/gpu/drm/xe/xe_gt_freq.c and xe_gt_throttle.c. Left out: AMD's `pcie_bw`, which takes a second, and the PCIe link,
-of which the function shows the switch or bridge inside the board.
+comments in drivers/gpu/drm/amd/pm/amdgpu_pm.c and amdgpu_ras.c. i915 and xe: Documentation/ABI/testing/
+sysfs-driver-intel-i915-hwmon and -xe-hwmon, and the comments in drivers/gpu/drm/xe/xe_gt_freq.c.
+Left out: AMD's binary table `gpu_metrics`, which differs from chip to chip, `pcie_bw`, which takes a second, and the PCIe
+link, of which the function shows the switch or bridge inside the board.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,8 +23,6 @@ from perfagent.samplers.rates import Rates
 __all__ = ["AmdGpu", "Files", "IntelGpu", "KernelGpu", "boards", "driver_of"]
 
 _PROCESS = Path("/proc/self")
-_SLOW_S, _PAUSE = 0.1, 100
-"""A file that took 0.2 s is read again after 20 s: some ask the device's controller, which may be busy."""
 _TEMPERATURES = {
     "edge": "temperature_c", "junction": "temperature_c", "pkg": "temperature_c",
     "mem": "memory_temperature_c", "vram": "memory_temperature_c",
@@ -45,28 +41,23 @@ class Files:
     """The small files below a folder of /sys, by relative name. Each reading opens its file anew: a descriptor would
     outlive a device that is gone. asleep: nothing is read; most files would wake the device."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self.folder, self._clock, self.asleep = folder, clock, False
-        self._not_before: dict[str, float] = {}
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asleep = folder, False
+        self._absent: set[str] = set()
 
     def read(self, name: str) -> bytes | None:
-        """The whole file. None while it cannot be read (EIO, EBUSY, EPERM during a reset), and for good where it does
-        not exist."""
-        begin = self._clock()
-        if self.asleep or begin < self._not_before.get(name, 0.0):
+        """The whole file. None while it cannot be read (EIO, EBUSY, EPERM during a reset), and for good where it does not
+        exist."""
+        if self.asleep or name in self._absent:
             return None
-        content = None
         try:
             with (self.folder / name).open("rb", buffering=0) as file:
-                content = b"".join(iter(lambda: file.read(4096), b""))  # a list comes in pieces of a page
+                return b"".join(iter(lambda: file.read(4096), b""))  # a list comes in pieces of a page
         except FileNotFoundError:
-            self._not_before[name] = math.inf
+            self._absent.add(name)
         except OSError:
             pass
-        took = self._clock() - begin
-        if took > _SLOW_S:
-            self._not_before[name] = begin + _PAUSE * took
-        return content
+        return None
 
     def text(self, name: str) -> str:
         return (self.read(name) or b"").decode("utf-8", "replace").strip()
@@ -96,7 +87,7 @@ class KernelGpu:
         self, index: int, folder: Path, card: str, *, process: Path = _PROCESS, clock: Clock = time.monotonic
     ) -> None:
         self.index, self.pci, self._clock = index, folder.name.lower(), clock
-        self.files = files = Files(folder, clock)
+        self.files = files = Files(folder)
         told = dict(line.partition("=")[::2] for line in files.text("uevent").splitlines())
         self.driver = told.get("DRIVER", "")
         self.uuid = self.board = files.text("unique_id").lower() or self.pci
@@ -151,16 +142,6 @@ class KernelGpu:
         return values
 
 
-_STATUS_AT, _BITS = 112, {"throttle_sw_power_cap_pct": 0xFFFFFF, "throttle_hw_thermal_pct": 0xFFFF << 32}
-"""gpu_metrics 1.3 (MI100, MI200, Radeon): a bit a throttler, in amdgpu_smu.h 0 to 23 of power and current, 32 to 47 of
-heat. Its energy has another unit on each chip."""
-_ENERGY_AT = {4: 24, 5: 88, 6: 88, 7: 24, 8: 24}
-"""gpu_metrics 1.4 to 1.8 (MI300): energy in units of 2**-16 J."""
-_RESIDENCIES = struct.Struct("<6I")
-"""From 1.6 on, 16 bytes behind the energy: cycles, and of them with PROCHOT, at the limit of power, of the heat of the
-socket, of the regulators, of the memory."""
-
-
 class AmdGpu(KernelGpu):
     vendor = "AMD"
     often: ClassVar[Sequence[Row]] = (
@@ -186,11 +167,14 @@ class AmdGpu(KernelGpu):
         names = [*self.files.names("ras/*_err_count"), *self.files.names("ras/aca_*")]
         # the newest of each that can be read at all: a sum without one of them would fall, and rise again
         self._errors = {name: text for name in names if (text := self.files.text(name))}
-        self._residencies: tuple[int, ...] | None = None
+        self._read_at = self._clock()
 
     def _read(self) -> dict[str, float]:
-        self._energy_j = None
-        return super()._read() | self._of_metrics(self.files.read("gpu_metrics") or b"")
+        values, before = super()._read(), self._read_at
+        self._read_at = self._clock()
+        if "power_w" in values:  # amdgpu has a counter of energy for few chips, in a binary table
+            self._energy_j = (self._energy_j or 0.0) + values["power_w"] * (self._read_at - before)
+        return values
 
     def rare(self) -> dict[str, float]:
         values = super().rare()
@@ -205,46 +189,11 @@ class AmdGpu(KernelGpu):
             values["retired_pages_double"] = float(sum(page.endswith(b": R") for page in pages.splitlines()))
         return values
 
-    def _of_metrics(self, table: bytes) -> dict[str, float]:
-        """Throttling, and the energy; nothing for a table of another version."""
-        size, form, content = struct.unpack_from("<HBB", table) if len(table) >= 4 else (0, 0, 0)
-        if form != 1 or not 120 <= size <= len(table):
-            return {}
-        if content == 3:
-            status = int.from_bytes(table[_STATUS_AT : _STATUS_AT + 8], "little")
-            known = status != 2**64 - 1  # what the driver fills in where it does not know
-            return {name: 100.0 if status & bits else 0.0 for name, bits in _BITS.items()} if known else {}
-        at = _ENERGY_AT.get(content)
-        if at is None:
-            return {}
-        energy = int.from_bytes(table[at : at + 8], "little")
-        self._energy_j = None if energy == 2**64 - 1 else energy * 2.0**-16
-        if content < 6 or size < at + 16 + _RESIDENCIES.size:
-            return {}
-        counts = _RESIDENCIES.unpack_from(table, at + 16)
-        before, self._residencies = self._residencies, counts
-        cycles = 0 if before is None else counts[0] - before[0]
-        if before is None or cycles <= 0:
-            return {}
-        hot, power, *heat = (
-            min(100.0, max(0.0, 100.0 * (now - then) / cycles))
-            for now, then in zip(counts[1:], before[1:], strict=True)
-        )
-        return dict(zip(_BITS, (power, max(hot, *heat)), strict=True))
-
-
-_THROTTLES = {
-    "sw_power_cap": ("pl1", "pl2", "pl4", "vr_tdc", "iccmax", "psys_pl1", "psys_pl2"),
-    "hw_thermal": (
-        "thermal", "prochot", "ratl", "vr_thermalert", "soc_thermal", "soc_avg_thermal", "mem_thermal", "vr_thermal",
-    ),
-}  # fmt: skip
-
 
 class IntelGpu(KernelGpu):
-    """Clock and throttling are those of the first tile. Power and its limit are the card's or, where it has none, the
-    package's. How busy the device is the drivers tell through perf events only, which need rights: the utilization is
-    that of this process (drm_clients.py)."""
+    """The clock is that of the first tile. Power and its limit are the card's or, where it has none, the package's. How busy the
+    device is the drivers tell through perf events only, which need rights: the utilization is that of this process
+    (drm_clients.py)."""
 
     vendor = "Intel"
     often: ClassVar[Sequence[Row]] = (
@@ -260,16 +209,10 @@ class IntelGpu(KernelGpu):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.is_integrated = self.pci == "0000:00:02.0"
-        card, hwmon = self._place["card"], self._place["hwmon"]
-        reasons = "tile0/gt0/freq0/throttle/" if self.driver == "xe" else f"{card}gt/gt0/throttle_"
-        self._status = reasons + ("status" if self.driver == "xe" else "reason_status")
-        self._reasons = {
-            group: [file for name in names for file in self.files.names(f"{reasons}reason_{name}")]
-            for group, names in _THROTTLES.items()
-        }
+        hwmon = self._place["hwmon"]
         counters = [f"{hwmon}energy{channel}_input" for channel in (1, 2)]
         self._counter = next(filter(self.files.number, counters), counters[0])
-        self._sizes = self.files.names("tile*/physical_vram_size_bytes") or [f"{card}lmem_total_bytes"]
+        self._sizes = self.files.names("tile*/physical_vram_size_bytes")
         self._rates = Rates()
 
     def _read(self) -> dict[str, float]:
@@ -278,17 +221,9 @@ class IntelGpu(KernelGpu):
         self._energy_j = count * 1e-6 if count else None
         if count:
             self._rates.add(values, "power_w", count, self._clock(), 1e-6)
-        # xe tells the size of each tile's memory; Intel's own build of i915 also what is free of it
         sizes = [self.files.number(file) for file in self._sizes]
-        free = self.files.number(self._place["card"] + "lmem_avail_bytes")
-        if all(sizes):
-            values["memory_total_bytes"] = total = sum(size or 0.0 for size in sizes)
-            if free is not None:
-                values["memory_used_bytes"] = total - free
-        status = self.files.number(self._status)
-        for group, files in self._reasons.items():
-            if status is not None and files:
-                values[f"throttle_{group}_pct"] = 100.0 if status and any(map(self.files.number, files)) else 0.0
+        if sizes and None not in sizes:
+            values["memory_total_bytes"] = sum(size or 0.0 for size in sizes)
         return values
 
 
