@@ -211,6 +211,7 @@ Known limits:
   Xid: `dmesg` on the host has it.
 - **macOS** (and other systems without /proc) has no figures of disks and network, of pressure and I/O wait, of limits of control
   groups, and of the training thread.
+- **Embeddings with `sparse=True`**: the table of memory counts their gradients as large as the table of the embedding.
 - **Log calls before the first step.** A `log()` call without `step=` waits until the first step is known, or for 5 s. If `kill -9` ends
   the process meanwhile, the call is lost.
 - **Ends that a process cannot report itself.** With `attach()` alone, a run whose process was ended by a signal (SIGTERM without a

@@ -36,6 +36,7 @@ _GAPS = (
     "With torch 2.4, a training with FSDP's first version and clipping was not bit-equal with perfagent in three of three "
     "trials. Why is not known; torch 2.4 adds the norms up in the order of a set there.",
     "With torch 2.4, FLOPs are counted without their type, and those of convolutions by their modules.",
+    "With torch 2.4 and 2.5, recompilations are counted, and not reported with their reasons.",
 )
 """What is missing with an older torch."""
 _MOST_NAMED = 5

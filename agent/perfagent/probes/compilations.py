@@ -1,8 +1,7 @@
-"""Tells what torch.compile did: how often it compiled, why it compiled again, how often a graph broke.
+"""Reports what torch.compile did: how often it compiled, why it compiled again, how often a graph broke.
 
-Read from the records that torch itself keeps of its compilations, twice a second on the sender's thread; the training
-thread and the compiler do nothing for it. They are private to torch: where they are missing, nothing is told and the
-failure is counted.
+Read twice a second on the sender's thread, from the records that torch itself keeps of its compilations. They are private to
+torch: where they are missing, nothing is reported and the failure is counted.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ _OF_ENTRY = re.compile(r"^\s*!?[\d/]+(?:_\d+)?:\s*")  # "0/7: ", the compilation
 _SOURCE = re.compile(r"\s{2,}# .*")  # the line that asked for the guard
 _LIMIT = re.compile(r"(?:recompile|cache_size)_?\s?limit", re.IGNORECASE)
 _SET_TO = re.compile(r"set to (\d+)")
-_LOCAL = re.compile(r"L\['(\w+)'\]")  # how torch 2.4 names what a function has; newer ones write `self.scale`
 
 
 class Compilations:
@@ -46,8 +44,8 @@ class Compilations:
         self._reading = threading.Lock()  # the end of the run reads, too
         self._frames: dict[str, dict[str, str]] = {}
         """torch's number of a compiled function -> its name and line, as an event has them"""
-        self._told = [0, 0]  # recompilations, and limits reached
-        self._count = self._recompiles = self._breaks = 0
+        self._reported = [0, 0]  # recompilations, and limits reached
+        self._counts = [0, 0, 0]  # as in _NAMES
         self._newest: Any = None
         self._breaks_seen = 0
         self._begin()
@@ -79,50 +77,47 @@ class Compilations:
 
     def _read(self, utils: Any, records: list[Any]) -> None:
         new = next((at + 1 for at in range(len(records) - 1, -1, -1) if records[at] is self._newest), 0)
-        for record in records[:new]:
-            self._know(record)
-        counts = self._count, self._recompiles, self._breaks
-        for record in records[new:]:
-            self._know(record)
-            self._count_one(record)
+        before = [*self._counts]
+        for at, record in enumerate(records):
+            # that of a limit reached does not name its function
+            if _is_of_function(record) and len(self._frames) < _MOST_FRAMES:
+                line = f"{short(str(record.co_filename or ''))[-200:]}:{int(record.co_firstlineno or 0)}"
+                self._frames[_ids(record)[0]] = {"function": str(record.co_name)[:100], "line": line}
+            if at >= new:
+                self._count_one(record)
         self._newest = records[-1]
-        breaks = _graph_breaks(utils)
-        self._breaks += breaks - self._breaks_seen if breaks >= self._breaks_seen else breaks  # a script may clear them
+        breaks, seen = _graph_breaks(utils), self._breaks_seen
+        self._counts[2] += breaks - seen if breaks >= seen else breaks  # a script may clear them
         self._breaks_seen = breaks
-        if counts != (self._count, self._recompiles, self._breaks):
-            values = tuple(map(float, (self._count, self._recompiles, self._breaks)))
+        if self._counts != before:
+            values = tuple(map(float, self._counts))
             step = self._progress.logged_at()
             self._sender.rows.append((step, time.time(), time.monotonic(), _NAMES, values))
-
-    def _know(self, record: Any) -> None:
-        """Remembers the function of a record: that of a limit reached does not name it."""
-        if _is_of_function(record) and len(self._frames) < _MOST_FRAMES:
-            line = f"{short(str(record.co_filename or ''))[-200:]}:{int(record.co_firstlineno or 0)}"
-            self._frames[_frame_of(record)] = {"function": str(record.co_name)[:100], "line": line}
 
     def _count_one(self, record: Any) -> None:
         failure = f"{record.fail_type or ''} {(record.fail_reason or '')[:1000]}"
         limit = bool(record.fail_type and _LIMIT.search(failure))
         if not (_is_of_function(record) or limit):
             return  # the backward pass of a graph, compiled later
-        reason = _reason(record)
-        compiled = not record.fail_type
-        self._count += compiled
-        self._recompiles += compiled and reason is not None
-        if reason is not None and (compiled or limit):
-            self._tell(record, str(reason), failure if limit else "")
+        if not record.fail_type:
+            self._counts[0] += 1
+            self._counts[1] += _ids(record)[1] != "0"
+        reason = getattr(record, "recompile_reason", None)  # torch 2.4 and 2.5 do not note it
+        if reason is not None and (limit or not record.fail_type):
+            self._report(record, str(reason), failure if limit else "")
 
-    def _tell(self, record: Any, reason: str, limit: str) -> None:
-        self._told[bool(limit)] += 1
-        if self._told[bool(limit)] > (MOST_LIMITS if limit else MOST_EVENTS):
+    def _report(self, record: Any, reason: str, limit: str) -> None:
+        self._reported[bool(limit)] += 1
+        if self._reported[bool(limit)] > (MOST_LIMITS if limit else MOST_EVENTS):
             return
-        told: dict[str, str | float] = dict(self._frames.get(_frame_of(record), {}))
-        told |= {"reason": _in_words(reason), "seconds": _seconds(record), "limit_reached": bool(limit)}
+        data: dict[str, str | float] = dict(self._frames.get(_ids(record)[0], {}))
+        seconds = (record.duration_us or 0) / 1e6
+        data |= {"reason": _in_words(reason), "seconds": seconds, "limit_reached": bool(limit)}
         if found := _SET_TO.search(limit):
-            told["limit"] = int(found[1])
+            data["limit"] = int(found[1])
         # the id of one that met the limit is not among those that were compiled
         step = None if limit else compile_time.step_of(str(record.compile_id))
-        self._sender.event("compile", told, step=self._progress.logged_at() if step is None else step)
+        self._sender.event("compile", data, step=self._progress.logged_at() if step is None else step)
 
 
 def _torchs_records() -> Any:
@@ -138,32 +133,13 @@ def _is_of_function(record: Any) -> bool:
     return bool(getattr(record, "co_name", None))  # torch 2.4 has records of another class for backward passes
 
 
-def _reason(record: Any) -> Any:
-    """Why a function was compiled again. torch 2.4 and 2.5 do not note it in the record: they keep, for each function, which
-    guard of each earlier compilation failed, the newest compilation first."""
-    if hasattr(record, "recompile_reason"):
-        return record.recompile_reason
-    before = int(str(record.compile_id).rpartition("/")[2].partition("_")[0])
-    function = (record.co_name, record.co_filename, record.co_firstlineno)
-    for code, reasons in list(sys.modules[_MODULE].guard_failures.items()) if before else ():
-        if (code.co_name, code.co_filename, code.co_firstlineno) == function:
-            return next(iter(reasons[before * (before - 1) // 2 :]), None)
-    return None
-
-
-def _seconds(record: Any) -> float:
-    if hasattr(record, "duration_us"):
-        return (record.duration_us or 0) / 1e6
-    return getattr(record, "entire_frame_compile_time_s", None) or 0.0  # before torch 2.6
-
-
-def _frame_of(record: Any) -> str:
-    """`0` of `0/7`: torch numbers the functions that it compiles."""
-    return str(record.compile_id).rpartition("/")[0]
+def _ids(record: Any) -> tuple[str, str]:
+    """`0` and `7` of `0/7_1`: torch numbers the functions that it compiles, and how often it compiled each."""
+    function, _, number = str(record.compile_id).rpartition("/")
+    return function, number.partition("_")[0]
 
 
 def _in_words(reason: str) -> str:
     """The guard that failed, without the number of the compilation that it belongs to, and without the source code."""
     line = next((line for line in reason.splitlines() if line.strip()), "")
-    plain = _LOCAL.sub(r"\1", _SOURCE.sub("", _OF_ENTRY.sub("", line)))
-    return " ".join(plain.split())[:_MOST_REASON]
+    return " ".join(_SOURCE.sub("", _OF_ENTRY.sub("", line)).split())[:_MOST_REASON]

@@ -1,20 +1,17 @@
 """Adds up the memory of a training by parameter group: parameters, gradients, optimizer state, and on a GPU the rest.
 
-This runs once a minute on the sender's thread and uses only the sizes of tensors: it touches no storage, asks no
-device, waits for nothing, and keeps no reference. 306 parameters with AdamW's state take 3 ms of CPU a minute; the GIL
-is released every 64 tensors. Gradients count with the size of their parameters and are never touched: while backward
-runs without the GIL, `parameter.grad` from another thread takes a reference to a tensor that autograd is replacing, and
-the process dies of a corrupted heap. Gradients of an embedding with `sparse=True` are as large as the rows that a batch
-used, which is not known here: they do not count. Of sharded tensors this rank's part counts; of quantized ones the
-tensors they consist of. Tensors offloaded to the host count separately, and those that do not exist yet (on `meta`,
-lazy) not at all.
+This runs once a minute on the sender's thread and uses only the sizes of tensors: it touches no storage, asks no device,
+waits for nothing, and keeps no reference. 306 parameters with AdamW's state take 3 ms of CPU; the GIL is released every 64
+tensors. Gradients count with the size of their parameters and are never touched: `parameter.grad` from another thread takes
+a reference to a tensor that autograd is replacing, and the process dies of a corrupted heap. Of sharded tensors this rank's
+part counts; of quantized ones the tensors they consist of; those that do not exist yet (on `meta`, lazy) not at all.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.measure.memory import allocator
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from perfagent.delivery.handoff import Handoff, Source
+    from perfagent.delivery.handoff import Handoff
     from perfagent.step.state import StepState
 
 __all__ = ["MemoryTable", "table"]
@@ -36,13 +33,6 @@ FROM_STEP = 2
 _AT_ONCE = 64
 _CHANGED = 0.01
 _COLUMNS = ("parameters", "gradients", "optimizer_state", "offloaded")
-_SERIES = {
-    "parameters": "memory/parameters_bytes",
-    "gradients": "memory/gradients_bytes",
-    "optimizer_state": "memory/optimizer_state_bytes",
-    "offloaded": "memory/offloaded_bytes",
-    "activations_and_other": "memory/activations_and_other_bytes",
-}
 
 
 class MemoryTable:
@@ -58,11 +48,10 @@ class MemoryTable:
     ) -> None:
         self._sender, self._progress, self._model, self._clock = sender, progress, model, clock
         self._next = 0.0
-        self._source: Source | None = None
         self._told: dict[str, int] = {}
 
     def install(self) -> None:
-        self._source = self._sender.add_source(self.poll, every_s=1.0)
+        self._sender.add_source(self.poll, every_s=1.0)
 
     def poll(self) -> None:
         p, now = self._progress, self._clock()
@@ -72,8 +61,6 @@ class MemoryTable:
         if not optimizers:
             return
         self._next = now + EVERY_S
-        if self._source is not None:
-            self._source.due = self._next
         found = table(optimizers, self._model())
         sums = {column: int(found[column]) for column in _COLUMNS}
         peaks = [allocator(device).get("cuda/peak_allocated_bytes") for device in found["devices"]]
@@ -83,7 +70,7 @@ class MemoryTable:
             sums["activations_and_other"] = int(peak) - known
         if not sums["offloaded"]:
             del sums["offloaded"]
-        names = tuple(_SERIES[column] for column in sums)
+        names = tuple(f"memory/{column}_bytes" for column in sums)
         self._sender.rows.append((p.in_progress(), time.time(), now, names, tuple(map(float, sums.values()))))
         if any(abs(size - self._told.get(column, -1)) > _CHANGED * size for column, size in sums.items()):
             self._told = sums
@@ -103,7 +90,6 @@ def table(optimizers: Sequence[Optimizer], model: nn.Module | None = None) -> di
     of_model = list(model.parameters()) if model is not None else []
     trained = [one for optimizer in optimizers for group in list(optimizer.param_groups) for one in group["params"]]
     counter = _Counter([*trained, *of_model])
-    counter.without_gradient = {id(weight) for weight in _of_sparse_embeddings(model)}
     groups = [
         _group(optimizer, index, counter) for optimizer in optimizers for index in range(len(optimizer.param_groups))
     ]
@@ -113,42 +99,28 @@ def table(optimizers: Sequence[Optimizer], model: nn.Module | None = None) -> di
     return {**whole, "devices": sorted(counter.devices), "groups": groups}
 
 
-def _of_sparse_embeddings(model: nn.Module | None) -> Iterator[Tensor]:
-    nn = sys.modules["torch"].nn
-    for module in list(model.modules()) if model is not None else ():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-            yield module.weight
-
-
 def _group(optimizer: Optimizer, index: int, counter: _Counter) -> dict[str, Any]:
     state, group = getattr(optimizer, "state", {}), optimizer.param_groups[index]
-    together = not state or isinstance(optimizer, sys.modules["torch"].optim.LBFGS)  # keeps all state at one parameter
     row: dict[str, Any] = {"name": str(group.get("name", index)), "numbers": 0, **dict.fromkeys(_COLUMNS, 0)}
     lr = group.get("lr")
-    tensor = sys.modules["torch"].Tensor
-    if isinstance(lr, (int, float)) or (
-        isinstance(lr, tensor) and lr.is_cpu and lr.numel() == 1
-    ):  # waits for no device
-        row["lr"] = float(lr)
+    if isinstance(lr, (int, float)) or (isinstance(lr, sys.modules["torch"].Tensor) and lr.is_cpu and lr.numel() == 1):
+        row["lr"] = float(lr)  # waits for no device
     for parameter in list(group["params"]):
         counter.add(row, "parameters", parameter)
-        row["numbers"] += numbers_in(parameter) if parameter.requires_grad else 0
-        entry = state.get(parameter)
-        if (entry or together) and parameter.requires_grad:  # it is stepped, so it has a gradient after backward
+        if parameter.requires_grad:
+            row["numbers"] += numbers_in(parameter)
             counter.add(row, "gradients", parameter)
-        for tensor in tensors_in(entry):
+        for tensor in tensors_in(state.get(parameter)):
             counter.add(row, "optimizer_state", tensor)
     return row
 
 
 class _Counter:
     """Adds up sizes, each tensor and each gradient once. parameters: all of them; the first that is not on the host
-    shows the kind of device that trains. devices: the accelerators that hold something. without_gradient: ids of
-    parameters whose gradients do not count."""
+    shows the kind of device that trains. devices: the accelerators that hold something."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.devices: set[int] = set()
-        self.without_gradient: set[int] = set()
         self._seen: set[tuple[bool, int]] = set()
         self._tensor = sys.modules["torch"].Tensor
         kinds = (parameter.device.type for parameter in parameters)
@@ -162,8 +134,6 @@ class _Counter:
         self._seen.add((gradient, id(tensor)))
         if len(self._seen) % _AT_ONCE == 0:
             time.sleep(0)  # lets the training thread have the GIL
-        if gradient and id(tensor) in self.without_gradient:
-            return
         for part in (local(tensor),) if gradient else made_of(tensor):
             device, size = part.device, part.numel() * part.element_size()
             if device.type == "meta":

@@ -1,9 +1,8 @@
 """Reads the limits and the use of the control group that this process lives in (version 2, or the memory and cpu
 controllers of version 1).
 
-In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the
-group's. It may be that of a group further up (SLURM limits the job, and each task has a group below it): then it is
-that group's use that counts.
+The limit that kills may be that of a group further up (SLURM limits the job, and each task has a group below it): then that
+group's use counts.
 """
 
 from __future__ import annotations
@@ -39,14 +38,13 @@ class ControlGroup(NamedTuple):
     inactive: Path | None = None
     """memory.stat: the page cache, which is given up before anyone is killed, is not counted as used."""
     events: Path | None = None
-    """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1), which does not count for the
-    groups in its own and is that of the innermost."""
+    """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1) of the innermost group."""
     cores: float | None = None
     """Smallest CPU quota on the way to the root, in cores; None when there is none."""
     cpu: Path | None = None
     """cpu.stat: how often the group with that quota had used it up."""
     pressure: Mapping[str, Path] = MappingProxyType({})
-    """Of RESOURCES -> file of the group with that limit, all of whose tasks wait for the same; version 2 alone has it."""
+    """Of RESOURCES -> file of the group with that limit; version 2 alone has it."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
@@ -54,7 +52,7 @@ class ControlGroup(NamedTuple):
 
     def oom_kills(self) -> int | None:
         """How many processes of the group the kernel has killed for want of memory."""
-        return GroupReader(self).oom_kills()
+        return _count(KernelFile(self.events).read(), b"oom_kill")
 
 
 class GroupReader:
@@ -64,8 +62,7 @@ class GroupReader:
         self.limit_bytes, self.cores = group.limit_bytes, group.cores
         self._usage, self._stat = KernelFile(group.usage), KernelFile(group.inactive)
         self._events, self._cpu = KernelFile(group.events), KernelFile(group.cpu)
-        self._cache = 0
-        self._cache_at = -_CACHE_S
+        self._cache, self._cache_at = 0, -_CACHE_S
         self._first_kills: int | None = None
         self._rates = Rates()
 
@@ -79,14 +76,10 @@ class GroupReader:
             self._cache = _reclaimable(self._stat.read())
         return max(0, used - self._cache)
 
-    def oom_kills(self) -> int | None:
-        """How many processes of the group the kernel has killed for want of memory."""
-        return _count(self._events.read(), b"oom_kill")
-
-    def events(self, values: dict[str, float], now: float) -> None:  # noqa: ARG002 - as the other parts of a host's sample
+    def events(self, values: dict[str, float]) -> None:
         """Processes that the kernel killed here since the first call; share of the CPU periods in which the quota was
         used up."""
-        kills = self.oom_kills()
+        kills = _count(self._events.read(), b"oom_kill")
         if kills is not None:
             self._first_kills = kills if self._first_kills is None else self._first_kills
             values["host/oom_kills"] = max(0, kills - self._first_kills)
@@ -95,10 +88,6 @@ class GroupReader:
         if periods is not None and throttled is not None:
             self._rates.add(values, "host/cpu_throttled_pct", throttled, periods, 100.0)
 
-    def close(self) -> None:
-        for file in (self._usage, self._stat, self._events, self._cpu):
-            file.close()
-
 
 def oom_kills_of_host() -> int | None:
     """How many processes the kernel has killed for want of memory, in whatever group; None before Linux 4.13."""
@@ -106,7 +95,7 @@ def oom_kills_of_host() -> int | None:
 
 
 def find(
-    pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+    pid: int | str = "self", root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> ControlGroup | None:
     """The control group of a process; None where there is none (macOS, no /sys)."""
     paths: dict[str, str] = {}
@@ -122,10 +111,9 @@ def find(
     limit, limited = _smallest(inner, root / memory, _memory_limit)
     cores, held = _smallest(_existing(root / cpu, paths.get(cpu, "")), root / cpu, _cpu_quota)
     pressures = {name: (held if name == "cpu" else limited) / f"{name}.pressure" for name in RESOURCES}
+    usage = (folder / f"memory.{name}" for folder in (limited, inner) for name in ("current", "usage_in_bytes"))
     return ControlGroup(
-        usage=_first(
-            folder / f"memory.{name}" for folder in (limited, inner) for name in ("current", "usage_in_bytes")
-        ),
+        usage=_first(usage),
         limit_bytes=limit,
         inactive=_first(folder / "memory.stat" for folder in (limited, inner)),
         events=_first((limited / "memory.events", inner / "memory.events", inner / "memory.oom_control")),
@@ -180,6 +168,6 @@ def _count(text: bytes | None, name: bytes) -> int | None:
 
 
 def _reclaimable(text: bytes | None) -> int:
-    """Page cache that would be given up, as MemAvailable of the host counts it: a file that is read again and again is
-    active, and no less cache. Version 1 counts the group alone as well, which leaves out the groups in it."""
+    """Page cache that would be given up, as MemAvailable of the host counts it. Version 1 has the sum over the groups in it under
+    another name."""
     return sum(_count(text, b"total_" + kind) or _count(text, kind) or 0 for kind in (b"inactive_file", b"active_file"))

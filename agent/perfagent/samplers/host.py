@@ -1,12 +1,12 @@
 """CPU, memory, disks, network, load and pressure of the host.
 
-What cannot be read is absent, never 0. Each part is read as rarely as its cost demands: /proc/stat alone takes
-milliseconds on a host with hundreds of cores. Measured with /proc (2 cores, shared): 66 µs of CPU a second, 106 µs when
-everything is due; docs/architecture.md has the table.
+What cannot be read is absent, never 0. Each part is read as rarely as its cost demands: /proc/stat alone takes milliseconds
+on a host with hundreds of cores. docs/architecture.md has what each costs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -44,13 +44,14 @@ class _Part:
 
     __slots__ = ("_spent", "due", "every_s", "rarest_s", "read")
 
-    def __init__(self, read: Callable[[Values, float], None], every_s: float, rarest_s: float = _RAREST_S) -> None:
+    def __init__(
+        self, read: Callable[[HostReader, Values, float], None], every_s: float, rarest_s: float = _RAREST_S
+    ) -> None:
         self.read, self.every_s, self.rarest_s = read, every_s, rarest_s
         self.due = self._spent = 0.0
 
     def settle(self, now: float, spent: float) -> None:
-        """When to read it next. The lower of two costs counts: a first reading is cold, another may have been in the
-        way."""
+        """When to read it next. The lower of two costs counts: a first reading is cold."""
         cost, self._spent = min(spent, self._spent), spent
         self.due = now + min(self.rarest_s, max(self.every_s, cost / _SHARE))
 
@@ -75,14 +76,14 @@ class HostReader:
         }
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self._rates = Rates()
+        # no bound methods: in a cycle, files would stay open in a forked child
         self._parts = [
-            _Part(self._cpu_pct, 1.0),
-            _Part(self._memory, 1.0, rarest_s=1.0),  # whatever it costs: memory is what kills
-            _Part(self._disk, 2.0),
-            _Part(self._network, 2.0),
-            _Part(self._load, 5.0),
-            _Part(self._group.events, 5.0),
-            _Part(self._stalls, 5.0),
+            _Part(HostReader._cpu_pct, 1.0),
+            _Part(HostReader._memory, 1.0, rarest_s=1.0),  # whatever it costs: memory is what kills
+            _Part(HostReader._disk, 2.0),
+            _Part(HostReader._network, 2.0),
+            _Part(HostReader._load, 5.0),
+            _Part(HostReader._stalls, 5.0),
         ]
         self.tight = False
         """Memory is nearly used up, or will be within two seconds if it goes on like this."""
@@ -93,7 +94,7 @@ class HostReader:
             if now < part.due - _EARLY_S:
                 continue
             begin = self._cost()
-            part.read(values, now)
+            part.read(self, values, now)
             part.settle(now, self._cost() - begin)
         return values
 
@@ -102,10 +103,6 @@ class HostReader:
         values: Values = {}
         self._memory(values, now)
         return values
-
-    def close(self) -> None:
-        for file in (self._counters, self._group, *self._pressure.values()):
-            file.close()
 
     def _cpu_pct(self, values: Values, now: float) -> None:  # noqa: ARG002
         found = self._counters.cpu()
@@ -132,10 +129,9 @@ class HostReader:
         self.tight = used > _TIGHT * total or used + _AHEAD_S * growth.get("bytes_per_s", 0.0) > total
 
     def _load(self, values: Values, now: float) -> None:  # noqa: ARG002
-        try:
+        self._group.events(values)
+        with contextlib.suppress(OSError):
             values["host/load1"] = os.getloadavg()[0]
-        except OSError:
-            return
         cores = min(self._cores or 0, self._group.cores or float("inf"))
         if cores:
             values["host/cores"] = cores

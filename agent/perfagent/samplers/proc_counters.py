@@ -25,8 +25,8 @@ _NOT_A_LINK = (
     rb"(?:lo|veth|docker|br\d|br-|virbr|lxc|lxdbr|vnet|ovs|cni|flannel|cali|cilium|kube|vxlan|genev|tun|tap|wg|tailscale|zt"
     rb"|bond|team|dummy|ifb|vlan|macv|ipvl)"
 )
-"""Their bytes go through another interface as well; so do those of a VLAN, which has a dot in its name, as has a
-partition of InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
+"""Their bytes go through another interface as well; so do those of a VLAN, which has a dot in its name, as has a partition of
+InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
 _NAME = rb"(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+)"
 _LINK = re.compile(rb"^ *(" + _NAME + rb"): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
 _RESIDENT = re.compile(rb"VmRSS:\s*(\d+) kB.*RssFile:\s*(\d+) kB", re.DOTALL)
@@ -34,7 +34,7 @@ _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL
 
 
 class CpuTime(NamedTuple):
-    """Time of all processors since the start of the system, in one unit. waiting: for disks, while idle."""
+    """Of all processors since the start of the system, in one unit. waiting: for disks, while idle."""
 
     idle: float
     waiting: float | None
@@ -64,8 +64,7 @@ class Links(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """Bytes of a process that are in memory. of_files: those of them that are pages of mapped files, which the system
-    takes back when memory is short."""
+    """Bytes of a process in memory. of_files: those of mapped files, which the system takes back when memory is short."""
 
     total: int
     of_files: int | None
@@ -101,10 +100,6 @@ class ProcHost:
     def links(self) -> Links | None:
         found = [link for link in _LINK.findall(self._links.read() or b"") if not self._is_below_another(link[0])]
         return Links(sum(int(link[1]) for link in found), sum(int(link[2]) for link in found)) if found else None
-
-    def close(self) -> None:
-        for file in (self._stat, self._meminfo, self._diskstats, self._links):
-            file.close()
 
     def _is_below_another(self, name: bytes) -> bool:
         """Whether the interface above it counts the same bytes: a virtual function below its eth0 (Azure), a port of a
@@ -148,10 +143,6 @@ class ProcProcess:
         )
         return read, written
 
-    def close(self) -> None:
-        for file in (self._statm, self._stat, self._status, self._io):
-            file.close()
-
 
 class ProcWorkers:
     """Counters of processes that this one started. CPU comes from the process's own clock (exact to the nanosecond, 1.4
@@ -180,8 +171,4 @@ class ProcWorkers:
 
     def keep(self, pids: set[int]) -> None:
         for gone in self._files.keys() - pids:
-            self._files.pop(gone).close()
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+            del self._files[gone]

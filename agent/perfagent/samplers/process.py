@@ -65,9 +65,6 @@ class ProcessReader:
             values["process/rss_file_bytes"] = found.of_files
         return values
 
-    def close(self) -> None:
-        self._counters.close()
-
 
 class WorkerReader:
     """`read(now)` gives `process/workers*`, every five seconds; nothing until the first worker is seen. 5 µs a
@@ -104,9 +101,6 @@ class WorkerReader:
         if of_files:
             values["process/workers_rss_file_bytes"] = sum(of_files)
         return values
-
-    def close(self) -> None:
-        self._counters.close()
 
 
 class WorkerMemory:

@@ -1,8 +1,8 @@
-"""What the host, this process and its GPU do, once a second, in rows like those of the training series.
+"""Samples the host, this process and its GPU once a second, into rows like those of the training series.
 
-No thread of its own: host and process are read on the sender's tick; NVML and file systems, which may hang, on the
-courier's thread (see delivery/courier.py). Each rank sends `process/*` and the `gpu/*` of its own device; one rank of
-the node, elected by a lock file, sends `host/*` and the GPUs that belong to no rank as `node_gpu<i>/*`.
+Host and process are read on the sender's tick; NVML and file systems, which may hang, on the courier's thread. Each rank sends
+`process/*` and the `gpu/*` of its own device; one rank of the node, elected by a lock file, sends `host/*` and the GPUs that
+belong to no rank as `node_gpu<i>/*`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Sampler:
         self._gpu_since = 0.0
         self._gpu_hung = False
         self._stopped = False
-        forget = weakref.WeakMethod(self._in_forked_child)
+        forget = weakref.WeakMethod(self.resign)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
     def install(self) -> None:
@@ -118,7 +118,8 @@ class Sampler:
             if readers.host.tight and self._elected:
                 self._emit(readers.host.memory(now) | readers.process.memory())
             return
-        self._next = _following(self._next, now, self.period_s)
+        # on the beat of the first, or a period from now when beats were missed
+        self._next = self._next + self.period_s if self._next + self.period_s > now else now + self.period_s
         values = readers.process.read(now)
         values.update(readers.workers.read(now))
         values.update(readers.thread.read(now))
@@ -127,7 +128,10 @@ class Sampler:
             self._elect_at = now + ELECTION_S
         if self._elected:
             values.update(readers.host.read(now))
-        self._tell_if_hung(now)
+        hung = 0.0 < self._gpu_since < now - HUNG_S
+        if hung and not self._gpu_hung:
+            self._report_gpu({"what": "unavailable", "reason": "the driver of the GPU does not answer"})
+        self._gpu_hung = hung
         values.update(self._allocator())
         self._emit(values)
         if self._source is not None and not readers.host.tight:
@@ -155,12 +159,8 @@ class Sampler:
         gpus = None if self._gpu_hung else self._gpus
         return allocator(device, free_bytes=None if gpus is None else gpus.free_bytes)
 
-    def _tell_if_hung(self, now: float) -> None:
-        hung = 0.0 < self._gpu_since < now - HUNG_S
-        if hung and not self._gpu_hung:
-            told = {"what": "unavailable", "reason": "the driver of the GPU does not answer"}
-            self._sender.event("gpu", told, step=self._step())
-        self._gpu_hung = hung
+    def _report_gpu(self, data: dict[str, object]) -> None:
+        self._sender.event("gpu", data, step=self._step())
 
     def poll_gpu(self) -> bool:
         """On the courier's thread, twice a second. False where this machine has no GPU that could be asked."""
@@ -174,18 +174,11 @@ class Sampler:
             from perfagent.samplers.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(
-                self._emit,
-                lambda told: self._sender.event("gpu", told, step=self._step()),
-                ordinal=self._device,
-                step=self._step,
-                begun=self._begun,
-                elected=lambda: self._elected,
-                period_s=lambda: self.period_s,
-                environ=self._environ,
+                self._emit, self._report_gpu, ordinal=self._device, step=self._step, begun=self._begun,
+                elected=lambda: self._elected, period_s=lambda: self.period_s, environ=self._environ,
                 claims=Claims(Path(self._config.state_dir) / "jobs", self._identity.job_key),
-                library=self._library or load,
-                clock=self._clock,
-            )
+                library=self._library or load, clock=self._clock,
+            )  # fmt: skip
         self._gpu_since = self._clock()
         try:
             return self._gpus.poll()
@@ -203,42 +196,26 @@ class Sampler:
 
     def _elect(self, *, late: bool) -> bool:
         """The lowest local rank takes the job's lock at once; another one takes it later, when that rank is gone."""
-        key = self._identity.job_key
+        key, local_rank = self._identity.job_key, self._identity.local_rank
         if self._identity.world_size <= 1 or key is None:
             return True
-        if self._identity.local_rank > 0 and not late:
+        if local_rank > 0 and not late:
             return False
-        folder, lock = Path(self._config.state_dir) / "jobs", None
+        folder = Path(self._config.state_dir) / "jobs"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = opened(folder / f"{key}.node", os.O_RDWR | os.O_CREAT)
-            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._lock is None or not self._lock.is_ours:
+                self._lock = opened(folder / f"{key}.node", os.O_RDWR | os.O_CREAT)
+            fcntl.flock(self._lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if lock is not None:
-                lock.close()
             # on a file system without locks (ENOSYS, ENOLCK, EOPNOTSUPP) nobody could ever hold this one
-            return not isinstance(error, BlockingIOError) and self._identity.local_rank == 0
-        self._lock = lock
+            return not isinstance(error, BlockingIOError) and local_rank == 0
         return True
 
     def resign(self) -> None:
-        """The run is over: another rank, or the next run of this process, may speak for the node."""
+        """The run is over, or this is a forked child: another rank, or the next run of this process, may speak for the node."""
         lock, self._lock = self._lock, None
-        if lock is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if lock is not None:
                 lock.close()
-        if self._sender.closed.is_set():  # else its thread may be reading now
-            self._close_files()
-
-    def _in_forked_child(self) -> None:
-        self.resign()
-        self._close_files()
-
-    def _close_files(self) -> None:
-        for reader in self._readers or ():
-            reader.close()
-
-
-def _following(due: float, now: float, period_s: float) -> float:
-    """The next due time: on the beat of the first, or a period from now when beats were missed."""
-    return due + period_s if due + period_s > now else now + period_s
+        self._readers = None  # which closes their files

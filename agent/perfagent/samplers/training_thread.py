@@ -48,7 +48,6 @@ class TrainingThreadReader:
         self._next = now + _EVERY_S
         number, steps = self._thread()
         if number != self._number:  # the training has moved to another thread
-            self.close()
             self._number, self._steps, self._rates = number, None, Rates()
             self._file = KernelFile(None if number is None else self._proc / "task" / str(number) / "stat", 1024)
         fields = (self._file.read() or b"").rpartition(b")")[2].split()
@@ -59,6 +58,3 @@ class TrainingThreadReader:
                 self._steps = steps
                 self._rates.add(values, "process/page_faults_per_step", int(fields[_FAULTS]), steps)
         return values
-
-    def close(self) -> None:
-        self._file.close()

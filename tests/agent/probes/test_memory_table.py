@@ -74,29 +74,13 @@ class OnGpu(nn.Parameter):
     device = torch.device("cuda:1")
 
 
-def on_the_host_and_a_gpu():
+def test_what_is_on_the_host_beside_a_gpu_is_offloaded():
+    """Whichever parameter comes first."""
     words, layer = nn.Parameter(torch.zeros(8)), OnGpu(torch.zeros(100))
     optimizer = torch.optim.SGD([words, layer], lr=0.1, momentum=0.9)
     for parameter in (words, layer):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros(parameter.numel())
-    return optimizer, None
-
-
-def sparse_embedding():
-    model = nn.ModuleList([nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 2, bias=False)])
-    return sgd(model), model
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (on_the_host_and_a_gpu, (400, 400, 0, 2 * 32 + 32 + 400)),  # whichever parameter comes first
-        (sparse_embedding, (64_000 + 128, 128, 0, 0)),  # its gradients are not as large as the table
-    ],
-)
-def test_tensors_of_special_kinds_count_what_they_take(make, expected):
-    optimizer, model = make()
-    assert sizes(table([optimizer], model)) == expected
+    assert sizes(table([optimizer])) == (400, 400, 0, 2 * 32 + 32 + 400)
 
 
 def test_no_gradient_is_touched():

@@ -83,14 +83,14 @@ def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> Non
 
 
 def test_a_group_tells_kills_and_throttling_since_we_looked(tmp_path: Path) -> None:
-    def read(now: float, kills: int, periods: int, throttled: int) -> dict[str, float]:
+    def read(kills: int, periods: int, throttled: int) -> dict[str, float]:
         values: dict[str, float] = {}
         write(tmp_path, events=f"low 0\nhigh 0\nmax 3\noom 1\noom_kill {kills}\n")
         write(tmp_path, cpu__stat=f"usage_usec 1\nnr_periods {periods}\nnr_throttled {throttled}\nthrottled_usec 5\n")
-        reader.events(values, now)
+        reader.events(values)
         return values
 
     stat = tmp_path / "cpu.stat"
     reader = GroupReader(ControlGroup(None, None, None, events=tmp_path / "events", cores=1.5, cpu=stat))
-    assert read(1.0, 4, 100, 10) == {"host/oom_kills": 0}
-    assert read(6.0, 6, 200, 35) == {"host/oom_kills": 2, "host/cpu_throttled_pct": 25.0}
+    assert read(4, 100, 10) == {"host/oom_kills": 0}
+    assert read(6, 200, 35) == {"host/oom_kills": 2, "host/cpu_throttled_pct": 25.0}

@@ -40,7 +40,6 @@ def test_this_process_is_measured(tmp_path: Path, with_psutil: bool) -> None:
     assert with_psutil or found["process/disk_write_bytes_per_s"] >= 0
     assert ("process/rss_file_bytes" in found) != with_psutil
     assert found.keys() <= CATALOGUE.keys()
-    reader.close()
 
 
 # ---- workers
@@ -117,7 +116,6 @@ def test_workers_count_with_cpu_and_memory_until_they_end(
     else:
         process.join()
     assert reader.read(20.0) == {"process/workers": 0}
-    reader.close()
 
 
 @needs_smaps

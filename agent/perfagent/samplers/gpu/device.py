@@ -1,12 +1,7 @@
-"""One GPU, or one MIG slice of it: what it says at each reading, each second and each ten seconds.
+"""One GPU, or one MIG slice of it: its figures at each reading, each second and each ten seconds.
 
-Readings of a device are rare and cheap (utilization 2.5 µs, memory 12 µs as measured elsewhere; power and clocks wake
-the device's controller and cost more). Counters that change once a day are read every ten seconds in one call. Process
-lists take milliseconds under the driver's lock and are read every half minute (processes.py).
-
-A MIG slice reports its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board
-and would be counted once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are
-reported by each.
+A MIG slice reports its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board and would
+be counted once per slice, so that a slice leaves them out; each reports temperature, clocks and errors of the board.
 """
 
 from __future__ import annotations
@@ -104,8 +99,7 @@ class Gpu:
         self._versioned = (version,) if version is not None and self._memory(version) is not None else ()
 
     def readings(self) -> dict[str, float]:
-        """Several times a second: what is worth a mean, a minimum and a maximum. Throttling is 0 or 100 at each
-        reading."""
+        """Several times a second: what is worth a mean. Throttling is 0 or 100 at each reading."""
         values: dict[str, float] = {}
         memory = self._memory(*self._versioned)
         self.free_bytes = None if memory is None else float(memory.free)
@@ -117,8 +111,7 @@ class Gpu:
                 values["utilization_pct"], values["memory_busy_pct"] = float(rates.gpu), float(rates.memory)
         values |= self._numbers(_OFTEN)
         reasons = self._door.ask("nvmlDeviceGetCurrentClocksEventReasons", self.handle)
-        if reasons is None and self._door.refuses("nvmlDeviceGetCurrentClocksEventReasons"):
-            # its name before driver 535
+        if reasons is None:  # its name before driver 535
             reasons = self._door.ask("nvmlDeviceGetCurrentClocksThrottleReasons", self.handle)
         if reasons is not None:
             for name, bit in THROTTLE_REASONS.items():
@@ -128,13 +121,10 @@ class Gpu:
     def second(self, now: float) -> dict[str, float]:
         """Once a second: temperature and GPM, which is itself a mean since the last call. now: monotonic seconds."""
         values = self._numbers(_EACH_SECOND)
-        if self._gpm is not None:
-            told = self._gpm.read()
-            if told is None:
-                self._gpm = None
-            else:
-                values.update(told)
-        if self._gpm is None:
+        means = None if self._gpm is None else self._gpm.read()
+        values.update(means or {})
+        if means is None:
+            self._gpm = None
             for name, count in self._ask_fields(self._links, _ALL_LINKS).items():
                 self._rates.add(values, name, count, now, _KIB)
         return values
@@ -157,8 +147,8 @@ class Gpu:
         return told if memory is None else told | {"memory_total_bytes": int(memory.total)}
 
     def _memory(self, *version: int) -> Any:
-        """total, free and used: in the second version what processes hold, as nvidia-smi tells it. The first, all that
-        drivers before 510 have and WSL answers, counts the driver's own reserve as used (0.3 to 0.9 GB)."""
+        """total, free and used: in the second version what processes hold, as nvidia-smi has it. The first, of drivers before 510
+        and WSL, counts the driver's own reserve as used (0.3 to 0.9 GB)."""
         handle = self._slice if self._slice is not None else self.handle
         return self._door.ask("nvmlDeviceGetMemoryInfo", handle, *version, what=f"memory {version}")
 
@@ -166,9 +156,8 @@ class Gpu:
         """Several counters in one call; one that this device does not have is taken out of `fields`."""
         if not fields:
             return {}
-        answers = self._door.ask(
-            "nvmlDeviceGetFieldValues", self.handle, [(number, scope) for number in fields.values()]
-        )
+        asked = [(number, scope) for number in fields.values()]
+        answers = self._door.ask("nvmlDeviceGetFieldValues", self.handle, asked)
         if answers is None:
             if self._door.refuses("nvmlDeviceGetFieldValues"):
                 fields.clear()

@@ -1,7 +1,6 @@
 """GPU performance monitoring (GPM): how much of the chip really works. Hopper and later, without DCGM and without root.
 
-Two samples of the hardware's counters give exact means over the time between them, so that one call a second loses
-nothing. "Utilization" of NVML says only that some kernel ran; `sm_active_pct` says how many of the multiprocessors did.
+Two samples of the hardware's counters give exact means over the time between them.
 """
 
 from __future__ import annotations
@@ -15,16 +14,12 @@ from perfagent.samplers.gpu.nvml import Door
 __all__ = ["Gpm"]
 
 _MIB = 2**20
-METRICS: dict[int, tuple[str, float]] = {  # NVML_GPM_METRIC_*: name here, factor to our unit
-    2: ("sm_active_pct", 1.0),
-    3: ("sm_occupancy_pct", 1.0),
-    5: ("tensor_active_pct", 1.0),
-    10: ("dram_active_pct", 1.0),
-    20: ("pcie_sent_bytes_per_s", _MIB),
-    21: ("pcie_received_bytes_per_s", _MIB),
-    60: ("nvlink_received_bytes_per_s", _MIB),
-    61: ("nvlink_sent_bytes_per_s", _MIB),
-}
+METRICS: dict[int, tuple[str, float]] = {
+    2: ("sm_active_pct", 1.0), 3: ("sm_occupancy_pct", 1.0), 5: ("tensor_active_pct", 1.0), 10: ("dram_active_pct", 1.0),
+    20: ("pcie_sent_bytes_per_s", _MIB), 21: ("pcie_received_bytes_per_s", _MIB),
+    60: ("nvlink_received_bytes_per_s", _MIB), 61: ("nvlink_sent_bytes_per_s", _MIB),
+}  # fmt: skip
+"""NVML_GPM_METRIC_*: name here, factor to our unit."""
 
 
 class Gpm:
@@ -32,10 +27,9 @@ class Gpm:
 
     def __init__(self, door: Door, handle: object, instance: int | None) -> None:
         self._door = door
+        whole = instance is None
         self._sample = (
-            ("nvmlGpmSampleGet", handle)
-            if instance is None
-            else ("nvmlGpmMigSampleGet", handle, ctypes.c_uint(int(instance)))
+            ("nvmlGpmSampleGet", handle) if whole else ("nvmlGpmMigSampleGet", handle, ctypes.c_uint(instance or 0))
         )
         support = door.ask("nvmlGpmQueryDeviceSupport", handle)
         self.supported = support is not None and bool(support.isSupportedDevice)

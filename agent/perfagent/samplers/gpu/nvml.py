@@ -1,10 +1,8 @@
 """The one door to NVML. Everything behind it is plain code with None for what a device does not report.
 
-A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per
-device and never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only
-that. A call that hangs hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py).
-
-Error codes are NVML's own and part of its ABI: nvmlReturn_t in nvml.h.
+A call that the driver refuses for good is asked once per device and never again; one that fails for the moment gives None; a
+device that is gone raises DeviceLost, and only that. A call that hangs hangs the courier's thread, which is given two seconds
+and then replaced (delivery/courier.py).
 """
 
 from __future__ import annotations

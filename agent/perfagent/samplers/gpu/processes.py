@@ -1,8 +1,7 @@
 """What this process itself uses of a GPU, and what others on the same GPU use.
 
-The driver's list of processes takes milliseconds under a lock that launches need too, so it is read every half minute,
-and the utilization by process every five seconds. In a container the driver may give the host's process ids; where our
-own is not among them, nothing is said: guessing which one is ours would be wrong on a shared GPU.
+The driver's list of processes takes milliseconds under a lock that launches need too. In a container the driver may give the
+host's process ids: where our own is not among them, nothing is reported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Samples the GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as
 `node_gpu<i>/*`.
 
-NVML, or else the files of AMD's and Intel's drivers, are read twice a second. At 10 Hz and more NVML's calls queue up in
-the driver, and were seen to block kernel launches. Runs on the courier's thread, about twice a second: that thread may
-hang in the driver, and is replaced when it does. What is read at every call is sent once a second as mean, minimum and
-maximum; counters every ten seconds.
+NVML, or else the files of AMD's and Intel's drivers, are read twice a second on the courier's thread, and sent once a second as
+mean, minimum and maximum; counters every ten seconds. At 10 Hz and more NVML's calls queue up in the driver, and were seen to
+block kernel launches.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ class GpuSampler:
         report = now >= self._next
         rare = report and now >= self._next_rare
         if report:
-            period = self._period_s()
-            self._next = self._next + period if self._next + period > now else now + period
+            due = self._next + self._period_s()
+            self._next = due if due > now else now + self._period_s()
         if rare:
             self._next_rare = now + RARE_EVERY_S
         values: dict[str, float] = {}
