@@ -1,8 +1,7 @@
-"""Monitors ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under
-`perfagent run` they are ranks of its run.
+"""Monitors ranks that a script starts itself, by torch.multiprocessing.spawn: under `perfagent run` they are ranks of its run.
 
-Such a child does not know its rank before it joins a process group, and most children never join one (a DataLoader's
-workers): it is monitored from that moment on. Its options come with the program that multiprocessing gives its Python.
+Most children never join a process group (a DataLoader's workers); one that does is monitored from that moment on. Its options
+come with the program that multiprocessing gives its Python.
 """
 
 from __future__ import annotations
@@ -61,13 +60,10 @@ def expect(text: str) -> None:
 
 
 def _joining(original: Callable[P, R], text: str) -> Callable[P, R]:
-    waiting = [text]
-
     @functools.wraps(original)
     def init_process_group(*args: P.args, **kwargs: P.kwargs) -> R:
         result = original(*args, **kwargs)
-        if waiting:
-            _start(waiting.pop())
+        _start(text)
         return result
 
     return init_process_group
@@ -78,7 +74,7 @@ def _start(text: str) -> None:
         from perfagent.process import launch_options
         from perfagent.session import current, start_from_launcher
 
-        if current() is None:  # the script has not attached by itself
+        if current() is None and launch_options.current is None:  # the script has not attached by itself
             launch_options.current = launch_options.read(text)
             # the watcher waits for the end of the process that spawned this one, and speaks for that one's source
             launch_options.current.watched = False

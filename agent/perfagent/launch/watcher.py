@@ -30,7 +30,7 @@ from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
 
 if TYPE_CHECKING:
-    from perfagent.delivery.spool import Header, Spool
+    from perfagent.delivery.spool import Spool
     from perfagent.identity import Identity
     from perfagent.process.launch_options import LaunchOptions
     from perfagent.wire import Event
@@ -137,7 +137,7 @@ def _oom_kills(pid: int | str) -> int | None:
 
 
 class _Watch:
-    """ended: when the trainer ended, by both clocks, where wait.py has seen it."""
+    """told: what `_words` hands over. ended: when the trainer ended, by both clocks, where wait.py has seen it."""
 
     def __init__(self, told: dict[str, Any], ended: tuple[float, float] | None) -> None:
         self._told = told
@@ -161,7 +161,7 @@ class _Watch:
         if ending.signal == signal.SIGKILL and self._told["oom_kills"] is not None:
             kills = _oom_kills("self")  # our control group is the trainer's
             ending = ending._replace(oom=(kills or 0) > self._told["oom_kills"])
-        self._tell(ending)
+        self._report(ending)
 
     # ---- a trainer without a session
 
@@ -172,7 +172,7 @@ class _Watch:
         self._children |= _pythons_below(self._pid)
         if self._config.record is None:
             self._say("running", "")
-            self._deliver(self._own, time.monotonic() + 2.0)
+            self._deliver(self._own_spool(), time.monotonic() + 2.0)
         return True
 
     def _be_silent(self) -> None:
@@ -214,50 +214,38 @@ class _Watch:
 
     # ---- the end
 
-    def _tell(self, ending: Ending) -> None:
-        known = truth(ending)
-        folders = self._trainers_sources()
-        spool = self._take_over(folders[0]) if folders else None
-        if spool is not None:
+    def _report(self, ending: Ending) -> None:
+        known, until = truth(ending), time.monotonic() + GRACE_S
+        spools = [self._take_over(folder) for folder in self._sources()]
+        newest = spools[0] if spools else None
+        if newest is not None:
             self._be_silent()
-            if known is not None and _needs(spool.header, known[0]):
-                self._correct(spool, known, ending)
+            closed = newest.header.closed
+            # the process left no word of its own, or took its end for a good one
+            if known is not None and (closed == "" or (closed == "finished" and known[0] != "finished")):
+                data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
+                data |= {"reason": known[1]} if known[1] else {}
+                newest.append([], [self._event("state", data)], now=time.monotonic())
         elif self._told["speaks"] and known is not None:
             self._say(*known, final=True)
-            spool = self._own
-        until = time.monotonic() + GRACE_S
-        if spool is not None:
-            self._leave(spool, until, final=known[0] if known else "")
-        for folder in folders[1:]:  # of runs that ended before the process did: only what is left to send
-            spool = self._take_over(folder)
-            if spool is not None:
-                self._leave(spool, until)
-
-    def _leave(self, spool: Spool, until: float, *, final: str = "") -> None:
-        if spool.recording:
-            spool.hold(now=time.monotonic(), force=True)
-            spool.close(final=final)
-        elif self._deliver(spool, until):
-            spool.remove()
-        else:
-            spool.close(final=final)
-
-    def _correct(self, spool: Spool, known: tuple[str, str], ending: Ending) -> None:
-        """What the trainer itself could not say, or took for something else."""
-        data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
-        data |= {"reason": known[1]} if known[1] else {}
-        spool.append([], [self._event("state", data)], now=time.monotonic())
+            newest = self._own_spool()
+            spools = [newest, *spools]
+        for spool in filter(None, spools):  # of runs that ended before the process did: only what is left to send
+            if spool.recording:
+                spool.hold(now=time.monotonic(), force=True)
+            elif self._deliver(spool, until):
+                spool.remove()
+                continue
+            spool.close(final=known[0] if known and spool is newest else "")
 
     def _event(self, kind: str, data: dict[str, Any]) -> Event:
-        """At the trainer's end, once it is known."""
         from perfagent.wire import Event
 
         at, monotonic = self._ended or _now()
         return Event(kind=kind, time=at, monotonic=monotonic, data=data)
 
     def _take_over(self, folder: Path) -> Spool | None:
-        """The spool of a source of the trainer, once its lock is free; None when somebody else has it, or it is
-        gone."""
+        """The spool of a source, once its lock is free; None when somebody else has it, or it is gone."""
         from perfagent.delivery.spool import Spool, SpoolBusyError
 
         until = time.monotonic() + 5.0
@@ -271,11 +259,11 @@ class _Watch:
             except OSError:
                 return None
 
-    def _trainers_sources(self) -> list[Path]:
+    def _sources(self) -> list[Path]:
         """Folders of all runs that the trainer had, wherever it put them, the last one first."""
         from perfagent.delivery.spool import owner
 
-        roots, found = [self._config.sources], {}
+        roots, found = [self._config.sources], dict[Path, float]()
         for root in roots:  # it grows meanwhile
             for folder in self._trainers_folders(root):
                 header = owner(folder)
@@ -291,10 +279,8 @@ class _Watch:
                     if (folder / "lock").read_text(encoding="ascii") == self._owner:
                         yield folder
 
-    def _deliver(self, spool: Spool | None, until: float) -> bool:
+    def _deliver(self, spool: Spool, until: float) -> bool:
         """Sends all frames of a spool within the time; False when some are left."""
-        if spool is None:
-            return True
         from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
 
@@ -318,11 +304,6 @@ def _pythons_below(pid: int) -> set[int]:
                     if Path(f"/proc/{child}/exe").readlink().name.startswith("python"):
                         found.add(int(child))
     return found
-
-
-def _needs(header: Header, state: str) -> bool:
-    """Whether the kernel's word is needed: the process left none of its own, or took its end for a good one."""
-    return header.closed == "" or (header.closed == "finished" and state != "finished")
 
 
 def ending_of(pid: int, pidfd: int, *, clock: Callable[[], float] = time.monotonic) -> Ending:

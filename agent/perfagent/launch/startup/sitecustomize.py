@@ -1,8 +1,8 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: removes itself and waits for torch.
 
-Python finds this file through PYTHONPATH. The file then restores sys.path and os.environ, and leaves one import finder,
-which goes when torch (or perfagent) is imported. The file hides the user's own sitecustomize and therefore runs it last:
-Python reports an error in it as usual. The file imports nothing that the script might not want.
+Python finds this file through PYTHONPATH. It restores sys.path and os.environ, and leaves one import finder, which goes when
+torch (or perfagent) is imported. It hides the user's own sitecustomize and therefore runs it last. It imports nothing that
+the script might not want.
 """
 # ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - the user's process may not want pathlib and contextlib loaded
 
@@ -47,9 +47,8 @@ def _arm() -> None:
 
 
 def _watch(text: str) -> bool:
-    """Has a process beside this worker see how it ends, as `perfagent run` has where it becomes the trainer itself.
-    Forked here:
-    there are no threads yet, and what that process imports is imported there."""
+    """Has a process beside this worker see how it ends. Forked here: there are no threads yet, and what that process imports is
+    imported there."""
     trainer = os.getpid()
     try:
         first = os.fork()
@@ -95,14 +94,11 @@ def _descends_from(ancestor: int) -> bool:
 
 
 class _Finder:
-    """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone.
-
-    Who only looks (importlib.util.find_spec, as transformers does) gets a spec that is never executed: the next look
-    counts too.
-    """
+    """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone. A spec that is
+    never executed (of importlib.util.find_spec, as transformers calls it) changes nothing. alone: this process is the
+    whole job."""
 
     def __init__(self, text: str, *, alone: bool) -> None:
-        """alone: this process is the whole job."""
         self._text, self._alone, self._pid = text, alone, os.getpid()
         self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
 
