@@ -69,12 +69,8 @@ def named_by_launcher(env: Mapping[str, str], rank: int, size: int, before: int)
 
 
 def job_key(env: Mapping[str, str], machine: str) -> str | None:
-    """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has
-    none.
-
-    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process. machine: homes are
-    shared between nodes, and so are the locks in them.
-    """
+    """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has none. It
+    outlives a launcher's restart of its workers. machine: homes are shared between nodes, and so are the locks in them."""
     rank, _, size, _ = place(env)
     if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
         agent = owner_line(_starter(["TORCHELASTIC_RESTART_COUNT"]))
@@ -99,8 +95,7 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
 
 
 def this_node() -> str:
-    """A name for this node, different from every other's. The host name may be "localhost" on all of them, and
-    containers share the id of their host's boot."""
+    """A name for this node. The host name may be "localhost" on all of them, and containers share the id of their host's boot."""
     return f"{os.uname().nodename} {boot_id()}"
 
 
@@ -125,9 +120,8 @@ def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
 
 
 def _starter(told: list[str]) -> int:
-    """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The
-    parent will not do: a script or a program between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is
-    another for each rank."""
+    """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The parent of
+    each rank may be another one (`mpirun sh task.sh`, `timeout 1h python train.py`)."""
     names = tuple(f"{name}=".encode() for name in told)
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: no rank's own

@@ -18,11 +18,8 @@ def draw_id() -> str:
 
 
 def default_name(run: str, started: str | None = None) -> str | None:
-    """`train-2yee`: the script, or the notebook where Jupyter names it, and the head of the run's own id. None at a
-    prompt.
-
-    started: the script, where this process is not yet the one that runs it.
-    """
+    """`train-2yee`: the script, or the notebook where Jupyter names it, and the head of the run's id. None at a prompt. started:
+    the script, where this process is not yet the one that runs it."""
     script = Path(started or (sys.argv[0] if sys.argv else ""))
     if script.stem in _KERNELS:
         stem = Path(os.environ.get("JPY_SESSION_NAME") or "").stem  # "/" and "." have none

@@ -30,12 +30,9 @@ _NO_START = Start()
 
 @dataclass(slots=True, kw_only=True)
 class Identity(Member):
-    """Who this process is.
-
-    run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this
-    attempt. attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank: 0 where
-    the launcher says nothing; node_rank: None there.
-    """
+    """run: None until it is known (ranks above 0 of a job without a named run). source: this process in this attempt.
+    attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank: 0 where the launcher says nothing;
+    node_rank: None there."""
 
     project: str
     name: str | None = None
@@ -51,15 +48,14 @@ class Identity(Member):
     """A name that the ranks of this job on this node share (None where the environment has none)."""
     meeting: Meeting | None = field(default=None, repr=False)
     joining: Joining | None = field(default=None, repr=False)
-    """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is
-    none, and nothing is sent. (Killed meanwhile, it was none: what it has measured is told as theirs.)"""
+    """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is none, and
+    nothing is sent."""
     placed: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called by poll() where this process turns out to be another rank than was said first."""
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to poll for: the run is known here, and rank 0 has published it for the other
-        nodes."""
+        """Whether there is nothing left to poll for: rank 0 has published the run for the other nodes, too."""
         if self.joining is not None:
             return False
         return self.known and (self.meeting is None or self.rank != 0 or not self.meeting.publishing)
@@ -89,9 +85,8 @@ class Identity(Member):
         machine: Callable[[], str] | None = None,
     ) -> Identity:
         """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place.
-        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the
-        first. start: what `perfagent run` drew for this start of the job; an id that was given wins. machine:
-        names the node; a test has several on one."""
+        ordinal: which run of this process it is, counted when not given. start: what `perfagent run` drew for this start
+        of the job; an id that was given wins. machine: names the node; a test has several on one."""
         env = os.environ if environ is None else environ
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = place(env)
@@ -132,22 +127,19 @@ class Identity(Member):
         self.placed()
 
     def _leads_first_group(self, folder: Path, start: Start) -> bool:
-        """Whether this is rank 0 of the first group that a launched process spawned. The group is part of that
-        process's attempt; a later group is an attempt of its own, whose steps begin anew."""
+        """Whether this is rank 0 of the first group that a launched process spawned, which is part of that process's attempt; a
+        later group is an attempt of its own."""
         if self.rank != 0:
             return False
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _group_file(folder, start).touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            return False
-        except OSError:
-            pass  # no disk: the first group is the usual one
+        except OSError as error:  # without a disk: the first group is the usual one
+            return not isinstance(error, FileExistsError)
         return True
 
     def adopt(self, run: str) -> None:
-        """The training continues that run, from a checkpoint: this process is an attempt of it. The other ranks read
-        the same checkpoint; those that learn their run from rank 0 learn this one."""
+        """The training continues that run, from a checkpoint. The other ranks read the same one, or learn it from rank 0."""
         self.run = run
         if self.joining is not None:
             self.joining.named = run

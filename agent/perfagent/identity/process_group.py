@@ -1,10 +1,8 @@
-"""Waits for the process group of a process that multiprocessing started (mp.spawn) and that attaches before it joins a
-group.
+"""Waits for the process group of a process that multiprocessing started (mp.spawn) and that attaches before it joins one.
 
-Such a process has no rank yet, so it looks like a training of its own, and it may be one (a pool's worker, a trial of a
-search). Until it joins a group, ends its first step or has had `ALONE_AFTER_S` for either, what it measures waits in
-the spool. Meanwhile the spool's header names the run that this process is if it is alone: without a run, what a process
-had measured that was killed while it waited was never sent.
+It has no rank yet, and may be a training of its own (a pool's worker, a trial of a search). Until it joins a group, ends its
+first step or has had `ALONE_AFTER_S` for either, what it measures waits in the spool, whose header names the run that it is
+if it is alone: else the data of one that is killed meanwhile would never be sent.
 """
 
 from __future__ import annotations
@@ -31,11 +29,8 @@ def may_join() -> bool:
 
 
 class Joining:
-    """The wait of one run for the group that its process may join.
-
-    folder, named, started: what a job's ranks need to meet: where, the id that the user gave the run, this process's
-    start in Unix milliseconds.
-    """
+    """folder, named, started: what a job's ranks need to meet: where, the id that the user gave the run, this process's start in
+    Unix milliseconds."""
 
     def __init__(self, folder: Path, named: str | None, started: int) -> None:
         self.folder, self.named, self.started = folder, named, started

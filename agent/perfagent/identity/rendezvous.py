@@ -68,7 +68,7 @@ class Meeting:
         return not self._stored and self._store_failed < _MOST_FAILURES
 
     def publish_again(self) -> None:
-        """Rank 0 tells the run anew: it is another one than was said first."""
+        """Rank 0 has another run than it published first."""
         self._filed = self._stored = False
 
     def poll(self, mine: Member) -> bool:
@@ -130,13 +130,11 @@ class Meeting:
         return False
 
     def _has_waited(self, mine: Member) -> bool:
-        """Whether a rank that trains in no group need look no longer for the others: its variables may be those of an
-        earlier training, in the same shell."""
+        """Whether a rank in no group need look no longer for the others: its variables may be an earlier training's."""
         return mine.ended() or (mine.begun() and (self._path is None or time.monotonic() - self._since > ALONE_AFTER_S))
 
     def _fits(self, found: dict[str, Any]) -> bool:
-        """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must
-        live."""
+        """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""
         if self._elastic:
             return found.get("restart") == self._restart
         return process_start(int(found.get("pid", 0))) == found.get("pid_start") != 0
@@ -158,8 +156,7 @@ class Meeting:
             return None
 
     def _find_store(self) -> Any:
-        """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten
-        failures."""
+        """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
         if self._store is not None or self._store_failed >= _MOST_FAILURES or time.monotonic() < self._next_store:
             return self._store
         distributed = sys.modules.get("torch.distributed")

@@ -1,9 +1,8 @@
 """Keeps file descriptors by what they point to, not by their number alone.
 
-A number may become somebody else's at any time: a daemon begins with closing every descriptor there is
-(`os.closerange`), and a script that closes one of its own twice closes whatever has that number by then. Whoever goes
-on by number writes into a checkpoint, or closes it. And where a process was started without standard streams, the first
-files get their numbers: what native code writes to 1 and 2 would end up in them.
+A number may become somebody else's at any time: a daemon closes every descriptor there is, and a script that closes one of its
+own twice closes whatever has that number by then. And where a process was started without standard streams, the first files
+get their numbers: what native code writes to 1 and 2 would end up in them.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Descriptor:
 
     @property
     def is_deleted(self) -> bool | None:
-        """Whether the file was deleted meanwhile: what is written to it is lost with this process. None where it is not
-        ours."""
+        """Whether the file was deleted meanwhile. None where it is not ours."""
         try:
             found = os.fstat(self.fd)
         except OSError:
@@ -62,8 +60,7 @@ def opened(path: str | Path, flags: int) -> Descriptor:
 
 
 def above_streams(fd: int) -> int:
-    """The same with a number that no standard stream has; the old one is closed where there is another. Raises
-    OSError."""
+    """The same with a number that no standard stream has; the old one is closed. Raises OSError."""
     if fd >= _FIRST:
         return fd
     try:

@@ -168,8 +168,9 @@ def test_an_error_of_the_driver_is_an_alert_until_the_run_ends() -> None:
     evaluator.take(frame({"loss": [2.0] * 20}, range(1, 21), events=[state("starting", world_size=2)]))
     for odd in ({"what": "xid"}, {"what": "xid", "code": "x"}, {"what": "lost", "code": 79}, {}):
         assert report(**odd) == []
-    [change] = report(what="xid", code=13, index=0, meaning="Graphics Engine Exception")
+    [change] = report(what="xid", code=13, index=0)
     found = change.finding
+    assert found.evidence["meaning"] == "graphics engine exception"
     assert (found.rule, found.severity, found.cause, found.since_step) == ("xid", "warning", "the program", 20)
     evaluator = restored(evaluator)
     assert report(what="found", gpus=[]) == []

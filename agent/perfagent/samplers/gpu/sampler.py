@@ -18,7 +18,7 @@ from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.kernel_gpu import KernelGpu
 from perfagent.samplers.gpu.nvml import NO_DRIVER, Door, Library, load
 from perfagent.samplers.gpu.own import Board, Claims, own_board
-from perfagent.samplers.gpu.xid import MEANINGS, XidEvents
+from perfagent.samplers.gpu.xid import XidEvents
 
 __all__ = ["GpuSampler"]
 
@@ -110,7 +110,9 @@ class GpuSampler:
         if self._events is not None:
             self._events.watch([gpu for gpu, _ in watched if isinstance(gpu, Gpu)])
             for failed, code in self._events.poll():
-                self._tell_xid(failed, code, watched, values)
+                values.update((prefix + "xid", float(code)) for one, prefix in watched if one is failed)
+                which = {} if failed is None else {"index": failed.index, "uuid": failed.uuid}
+                self._tell({"what": "xid", "code": code, **which})
         if values:
             self._emit(values)
         return True
@@ -206,8 +208,3 @@ class GpuSampler:
         elif now - mark[0] >= ENERGY_OVER_S and step > mark[2]:
             told["energy_per_step_j"] = (energy - mark[1]) / (step - mark[2])
             self._energy_mark = now, energy, step
-
-    def _tell_xid(self, gpu: Gpu | None, code: int, watched: list[tuple[Board, str]], values: dict[str, float]) -> None:
-        told: dict[str, object] = {"what": "xid", "code": code, "meaning": MEANINGS.get(code, "")}
-        values.update((prefix + "xid", float(code)) for one, prefix in watched if one is gpu)
-        self._tell(told if gpu is None else told | {"index": gpu.index, "uuid": gpu.uuid})

@@ -1,7 +1,4 @@
-"""Xid errors: what the NVIDIA driver reports when something goes wrong with a GPU, by NVML's set of events.
-
-Codes and their meaning: NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors).
-"""
+"""Xid errors: what the NVIDIA driver reports when something goes wrong with a GPU, by NVML's set of events."""
 
 from __future__ import annotations
 
@@ -14,18 +11,8 @@ from perfagent.samplers.gpu.board import DeviceLost
 from perfagent.samplers.gpu.device import Gpu
 from perfagent.samplers.gpu.nvml import Door, Library
 
-__all__ = ["MEANINGS", "XidEvents"]
+__all__ = ["XidEvents"]
 
-MEANINGS = {
-    13: "graphics engine exception", 31: "memory page fault", 32: "invalid or corrupted push buffer",
-    43: "GPU stopped processing", 45: "preemptive cleanup after an earlier error", 48: "double-bit ECC error",
-    61: "internal micro-controller breakpoint", 62: "internal micro-controller halt",
-    63: "row remapping or page retirement", 64: "row remapping or page retirement failed",
-    68: "video processor exception", 69: "graphics engine class error", 74: "NVLink error",
-    79: "GPU has fallen off the bus", 92: "high rate of single-bit ECC errors", 94: "contained ECC error",
-    95: "uncontained ECC error", 109: "context switch timeout", 119: "GSP does not answer", 120: "GSP error",
-    121: "chip-to-chip link error", 140: "unrecovered ECC error", 149: "NVLink error",
-}  # fmt: skip
 _XID_EVENT = 0x8
 _MOST_A_POLL = 16
 

@@ -20,6 +20,17 @@ _CAUSES = {
     79: "fallen off the bus",
     **dict.fromkeys((119, 120), "GSP firmware"),
 }
+_MEANINGS = {
+    13: "graphics engine exception", 31: "memory page fault", 32: "invalid or corrupted push buffer",
+    43: "GPU stopped processing", 45: "preemptive cleanup after an earlier error", 48: "double-bit ECC error",
+    61: "internal micro-controller breakpoint", 62: "internal micro-controller halt",
+    63: "row remapping or page retirement", 64: "row remapping or page retirement failed",
+    68: "video processor exception", 69: "graphics engine class error", 74: "NVLink error",
+    79: "GPU has fallen off the bus", 92: "high rate of single-bit ECC errors", 94: "contained ECC error",
+    95: "uncontained ECC error", 109: "context switch timeout", 119: "GSP does not answer", 120: "GSP error",
+    121: "chip-to-chip link error", 140: "unrecovered ECC error", 149: "NVLink error",
+}  # fmt: skip
+"""By NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +51,14 @@ class Xid(Rule):
         if not errors:
             return None
         worst, code = next(((one, code) for one, code in errors if code not in _MILD), errors[0])
-        meaning = str(worst.data.get("meaning") or "")[:200]
         return self.found(
             "warning" if code in _MILD else "critical",
             cause=_CAUSES.get(code, ""),
             since_step=worst.step if worst.step is not None else window.step,
             ranks=sorted({one.rank for one, _ in errors}),
             evidence={
-                "code": code, "meaning": meaning, "index": whole(worst.data.get("index")), "uuid": worst.data.get("uuid"),
+                "code": code, "meaning": _MEANINGS.get(code, ""),
+                "index": whole(worst.data.get("index")), "uuid": worst.data.get("uuid"),
                 "codes": sorted({one for _, one in errors}), "more": len(errors) - 1 or None,
                 "rank": worst.rank if window.world_size > 1 else None,
             },
