@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,7 @@ _RAREST_S = 30.0
 _EARLY_S = 0.25
 """A beat that comes a little early is the beat."""
 _TIGHT = 0.8
-"""Share of the memory in use from which on it is read at every tick: whoever kills this process leaves the last
-word."""
+"""Share of the memory in use from which on it is read at every tick: this process may be killed before the next second."""
 _AHEAD_S = 2.0
 _STALLED = re.compile(rb"^some .*\btotal=(\d+)", re.MULTILINE)
 """Microseconds. The averages beside it are over spans of the kernel's own."""
@@ -39,41 +39,33 @@ _STALLED = re.compile(rb"^some .*\btotal=(\d+)", re.MULTILINE)
 Values = dict[str, float]
 
 
+@dataclass(slots=True)
 class _Part:
-    """One thing to read. every_s: how often, where it costs no more than its share; rarest_s: how rarely at most."""
+    """One thing to read. every_s: how often, where it costs no more than its share; rarest_s: how rarely at most. spent: CPU
+    seconds of the last reading."""
 
-    __slots__ = ("_spent", "due", "every_s", "rarest_s", "read")
-
-    def __init__(
-        self, read: Callable[[HostReader, Values, float], None], every_s: float, rarest_s: float = _RAREST_S
-    ) -> None:
-        self.read, self.every_s, self.rarest_s = read, every_s, rarest_s
-        self.due = self._spent = 0.0
-
-    def settle(self, now: float, spent: float) -> None:
-        """When to read it next. The lower of two costs counts: a first reading is cold."""
-        cost, self._spent = min(spent, self._spent), spent
-        self.due = now + min(self.rarest_s, max(self.every_s, cost / _SHARE))
+    read: Callable[[HostReader, Values, float], None]
+    every_s: float
+    rarest_s: float = _RAREST_S
+    due: float = 0.0
+    spent: float = 0.0
 
 
 class HostReader:
     """`read(now)` gives the `host/*` values that are due; now: monotonic seconds. counters: of this host; those of `proc` by
-    default. cost: CPU seconds of this thread so far."""
+    default."""
 
     def __init__(
         self,
         proc: Path = Path("/proc"),
         group: cgroup.ControlGroup | None = None,
-        cost: Callable[[], float] = time.thread_time,
         counters: ProcHost | PsutilCounters | None = None,
     ) -> None:
-        self._cost = cost
         self._counters = counters or ProcHost(proc)
         group = group or cgroup.find() or cgroup.ControlGroup()
         self._group = cgroup.GroupReader(group)
-        self._pressure = {
-            name: KernelFile(group.pressure.get(name, proc / "pressure" / name), 256) for name in cgroup.RESOURCES
-        }
+        pressures = {name: group.pressure.get(name, proc / "pressure" / name) for name in cgroup.RESOURCES}
+        self._pressure = {name: KernelFile(path, 256) for name, path in pressures.items()}
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self._rates = Rates()
         # no bound methods: in a cycle, files would stay open in a forked child
@@ -93,9 +85,11 @@ class HostReader:
         for part in self._parts:
             if now < part.due - _EARLY_S:
                 continue
-            begin = self._cost()
+            begin, before = time.thread_time(), part.spent
             part.read(self, values, now)
-            part.settle(now, self._cost() - begin)
+            part.spent = time.thread_time() - begin
+            cost = min(part.spent, before)  # a first reading is cold
+            part.due = now + min(part.rarest_s, max(part.every_s, cost / _SHARE))
         return values
 
     def memory(self, now: float) -> Values:

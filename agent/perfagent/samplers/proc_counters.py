@@ -30,6 +30,7 @@ InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
 _NAME = rb"(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+)"
 _LINK = re.compile(rb"^ *(" + _NAME + rb"): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
 _RESIDENT = re.compile(rb"VmRSS:\s*(\d+) kB.*RssFile:\s*(\d+) kB", re.DOTALL)
+_MOVED = re.compile(rb"\nread_bytes: (\d+)\nwrite_bytes: (\d+)")
 _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL)
 
 
@@ -118,16 +119,13 @@ class ProcProcess:
     """Counters of this process."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
-        self._statm, self._stat = KernelFile(proc / "statm", 128), KernelFile(proc / "stat", 1024)
+        self._stat = KernelFile(proc / "stat", 1024)
         self._status, self._io = KernelFile(proc / "status"), KernelFile(proc / "io")
 
     def resident(self) -> Resident | None:
-        """From status, 10 µs: statm (2 µs) does not tell files from shared memory, in which batches may be kept."""
+        """From status: statm does not tell files from shared memory, in which batches may be kept."""
         found = _RESIDENT.search(self._status.read() or b"")
-        if found is not None:
-            return Resident(1024 * int(found[1]), 1024 * int(found[2]))
-        text = self._statm.read()
-        return None if text is None else Resident(int(text.split()[1]) * _PAGE, None)
+        return None if found is None else Resident(1024 * int(found[1]), 1024 * int(found[2]))
 
     def threads(self) -> int | None:
         text = self._stat.read()
@@ -135,13 +133,8 @@ class ProcProcess:
 
     def disk(self) -> tuple[int, int] | None:
         """Bytes that it really read from disks and wrote there; hits in the page cache do not count."""
-        text = self._io.read()  # not readable in some containers
-        if text is None or b"read_bytes: " not in text:
-            return None
-        read, written = (
-            int(text.partition(name)[2].split(b"\n", 1)[0]) for name in (b"\nread_bytes: ", b"\nwrite_bytes: ")
-        )
-        return read, written
+        found = _MOVED.search(self._io.read() or b"")  # not readable in some containers
+        return None if found is None else (int(found[1]), int(found[2]))
 
 
 class ProcWorkers:
