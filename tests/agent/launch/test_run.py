@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from builders import free_port, job_environment, until
 from commands import perfagent
-from ingest_server import IngestServer, Scripted
+from ingest_server import IngestServer
 
 from perfagent.launch.run import start
 from perfagent.launch.words import as_python_takes_them
@@ -51,20 +51,9 @@ def ran(
     )  # fmt: skip
 
 
-def same_as_plain(folder: Path, server: IngestServer, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    plain = ran(folder, server, *words, command=[sys.executable], **more)
-    ours = ran(folder, server, *words, **more)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    return ours
-
-
 def ended(server: IngestServer) -> str:
     """The last state that was sent, once there is a final one."""
-    return str(
-        until(
-            lambda: next((s for s in reversed(server.states()) if s in ENDS), None), within_s=30, why="no final state"
-        )
-    )
+    return until(lambda: [one for one in server.states() if one in ENDS], within_s=30, why="no final state")[-1]
 
 
 SEES = """
@@ -101,31 +90,28 @@ SCRIPTS = {
 def test_a13_script_runs_and_ends_as_under_plain_python(case: str, tmp_path: Path, server: IngestServer) -> None:
     script, end = SCRIPTS[case]
     (tmp_path / "script.py").write_text(script)
-    same_as_plain(tmp_path, server, "script.py", "a", "--b=c")
+    plain, ours = (ran(tmp_path, server, "script.py", "a", "--b=c", command=one) for one in ([sys.executable], None))
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     assert ended(server) == end
 
 
 @REAL
 def test_module_of_a_package_runs_as_with_python_m(tmp_path: Path, server: IngestServer) -> None:
-    """With the user's own sitecustomize."""
+    """With the user's own sitecustomize, options of Python, and a local rank that a launcher puts in front."""
     for folder in ("pkg", "site"):
         (tmp_path / folder).mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import os; os.environ['SITE_RAN'] = 'yes'")
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "other.py").write_text("VALUE = 3")
     (tmp_path / "pkg" / "job.py").write_text(SEES + "\nfrom .other import VALUE; print(VALUE)")
-    done = same_as_plain(tmp_path, server, "-m", "pkg.job", "-x", "--m", PYTHONPATH=str(tmp_path / "site"))
-    assert done.returncode == 0 and '"sitecustomize": "yes"' in done.stdout
-
-
-@REAL
-def test_python_options_and_a_leading_local_rank_are_passed_on(tmp_path: Path, server: IngestServer) -> None:
-    (tmp_path / "script.py").write_text(
-        "import sys; print(sys.argv[1:], sys.flags.optimize, sys.warnoptions, sys._xoptions)"
+    python, words = [sys.executable, "-O", "-W", "ignore", "-Xdev"], ("-x", "--m")
+    ours = [*python, "-m", "perfagent", "--local_rank=1", "run", "-m", "pkg.job"]
+    done, plain = (
+        ran(tmp_path, server, *words, command=command, PYTHONPATH=str(tmp_path / "site"))
+        for command in (ours, [*python, "-m", "pkg.job", "--local_rank=1"])
     )
-    command = [sys.executable, "-O", "-W", "ignore", "-Xdev", "-m", "perfagent", "--local_rank=1", "run"]
-    done = ran(tmp_path, server, "script.py", "--lr", "1", command=command)
-    assert done.stdout == "['--local_rank=1', '--lr', '1'] 1 ['default', 'ignore'] {'dev': True}\n", done.stderr
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (0, plain.stdout), done.stderr
+    assert '"sitecustomize": "yes"' in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -252,27 +238,6 @@ def waiter_of(pid: int) -> int | None:
     return None
 
 
-LOOK = f"""
-import os, time, perfagent
-run = perfagent.attach(project="look", name="mine")
-run.log({{"x": 1.0}}, step=1)
-{KILL}"""
-
-
-@REAL
-def test_project_and_name_of_the_script_win_over_the_commands(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOOK)
-    away = [True]  # what a killed script has not sent is sent by the watcher
-    with IngestServer(rule=lambda _: Scripted(status=503) if away else None) as server:
-        ran(tmp_path, server, "--project", "vision", "--name", "first", "train.py")
-        away.clear()
-        assert ended(server) == "killed"
-        frames = sorted(server.stored.values(), key=lambda frame: frame.seq)
-    said = [any(event.data.get("name") == "mine" for event in frame.events) for frame in frames]
-    assert {(frame.project, frame.name) for frame in frames[said.index(True) :]} == {("look", "mine")}
-    assert len({frame.source for frame in frames}) == 1
-
-
 ELSEWHERE = """
 import os, time, perfagent
 first = perfagent.init()
@@ -291,13 +256,13 @@ def test_script_that_names_another_server_keeps_the_run(
     tmp_path: Path, server: IngestServer, spool: Path, more: list[str], end: str
 ) -> None:
     with IngestServer() as other:
-        (tmp_path / "train.py").write_text(ELSEWHERE.format(place=f"server={other.url!r}", end=end))
+        (tmp_path / "train.py").write_text(ELSEWHERE.format(place=f"server={other.url!r}, name='mine'", end=end))
         done = ran(tmp_path, server, *GIVEN, *more, "train.py")
         assert done.returncode == (-signal.SIGKILL if end else 0), done.stderr
         assert ended(other) == ("killed" if end else "finished")
         until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
         ((project, run, name, source),) = {(f.project, f.run, f.name, f.source) for f in other.frames}
-        assert (project, name) == ("vision", "first")
+        assert (project, name) == ("vision", "mine"), "the script's name wins over the command's"
         assert other.events("state")[0]["tags"] == ["a", "b"]
         assert other.values("x") == {1: 1.0}
     assert server.states() == ["starting", "finished"]

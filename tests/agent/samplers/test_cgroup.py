@@ -8,8 +8,6 @@ from pathlib import Path
 from perfagent.samplers import cgroup
 from perfagent.samplers.cgroup import ControlGroup, GroupReader
 
-PRESSURES = {"cpu__pressure": "", "memory__pressure": "", "io__pressure": ""}
-
 
 def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,11 +30,14 @@ def figures(group: ControlGroup) -> tuple[int | None, int | None, int | None, fl
 def test_a_group_of_version_2_has_the_limits_further_up(tmp_path: Path) -> None:
     root, line = tmp_path / "groups", "0::/job/step\n"
     write(root, cgroup__controllers="cpu memory\n")
-    write(root / "job", memory__max="8192\n")
-    step = root / "job" / "step"
+    job, step = root / "job", root / "job" / "step"
+    write(job, memory__max="8192\n", memory__pressure="", io__pressure="")
     write(step, memory__max="max\n", memory__current="100\n", memory__events="low 0\noom 2\noom_kill 1\n")
-    write(step, cpu__max="150000 100000\n")
-    assert figures(found(tmp_path, line)) == (8192, 100, 1, 1.5)
+    write(step, cpu__max="150000 100000\n", cpu__pressure="", memory__pressure="")
+    group = found(tmp_path, line)
+    assert figures(group) == (8192, 100, 1, 1.5)
+    pressure = {"cpu": step / "cpu.pressure", "memory": job / "memory.pressure", "io": job / "io.pressure"}
+    assert group.pressure == pressure, "of the groups whose limits hold"
     assert cgroup.find(root=root, proc=tmp_path / "nothing") is None
     assert cgroup.find(os.getpid()) is None or isinstance(cgroup.find(os.getpid()), ControlGroup)
 
@@ -69,17 +70,6 @@ def test_limit_of_a_parent_group_counts_what_the_group_uses(tmp_path: Path) -> N
     for folder in (job, job / "step_0"):
         write(folder, memory__max="max\n")
     assert figures(found(tmp_path, line))[:2] == (None, 2900)
-
-
-def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> None:
-    root = tmp_path / "groups"
-    write(root, cgroup__controllers="memory cpu\n", io__pressure="")
-    job, task = root / "job", root / "job" / "task"
-    write(job, cpu__max="200000 100000\n", **PRESSURES)
-    write(task, memory__max="4096\n", **PRESSURES)
-    assert found(tmp_path, "0::/job/task\n").pressure == {
-        "cpu": job / "cpu.pressure", "memory": task / "memory.pressure", "io": task / "io.pressure",
-    }  # fmt: skip
 
 
 def test_a_group_tells_kills_and_throttling_since_we_looked(tmp_path: Path) -> None:

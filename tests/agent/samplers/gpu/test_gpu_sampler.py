@@ -38,21 +38,9 @@ def test_a_second_is_told_as_mean_minimum_and_maximum() -> None:
 
 
 def test_energy_is_told_since_the_start_and_by_step() -> None:
-    gpu = FakeGpu(energy_mj=9_000_000)
-    watch = Watch(FakeNvml(gpu))
-    assert watch.poll()["gpu/energy_j"] == 0.0
-    for _ in range(12):
-        gpu.energy_mj += 350_000  # 700 W
-        watch.step += 2
-        watch.poll()
-    assert watch.values("gpu/energy_per_step_j") == [175.0]
-    assert watch.rows[-1]["gpu/energy_j"] == 12 * 350.0
-
-
-def test_what_came_before_the_first_step_is_the_energy_of_none() -> None:
     gpu = FakeGpu(energy_mj=0)
     watch = Watch(FakeNvml(gpu))
-    watch.step, watch.begun = 0, False
+    watch.step, watch.begun = 0, False  # what came before the first step is the energy of none
     watch.train(gpu, 590, 100.0)  # the data are read, the model is compiled
     watch.step = 1
     watch.train(gpu, 10, 100.0)

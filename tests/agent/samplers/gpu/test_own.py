@@ -75,7 +75,7 @@ def test_environment_names_boards_and_slices(torch: dict[str, list[Any]]) -> Non
     assert nvidia(boards[0], FakeGpu(uuid="GPU-bb", slices=[FIRST])) == FIRST.uuid
 
 
-def test_amd_board_is_found_by_address_or_by_unique_id(torch: dict[str, list[Any]], tmp_path: Path) -> None:
+def test_amd_board_is_found_unless_it_is_partitioned(torch: dict[str, list[Any]], tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.mi300x("0000:0c:00.0", unique_id="a1b2c3d4e5f60718")
     machine.mi300x("0001:1c:00.0", unique_id="b1b2c3d4e5f60718")
@@ -86,12 +86,8 @@ def test_amd_board_is_found_by_address_or_by_unique_id(torch: dict[str, list[Any
     digits = b"A1B2C3D4E5F60718".hex()
     torch["cuda"] = [SimpleNamespace(uuid=f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")]
     assert kernel(machine) == "0000:0c:00.0"
-
-
-def test_partitions_of_an_amd_board_are_no_boards_of_a_rank(torch: dict[str, list[Any]], tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.mi300x("0000:0c:00.0", partition="CPX")
-    torch["cuda"] = [SimpleNamespace(pci_domain_id=0, pci_bus_id=0x0C, pci_device_id=0)]
+    machine.mi300x("0000:0d:00.0", partition="CPX")
+    torch["cuda"] = [SimpleNamespace(pci_domain_id=0, pci_bus_id=0x0D, pci_device_id=0)]
     assert kernel(machine) is None
 
 
