@@ -50,10 +50,8 @@ class Meeting:
         self._path = folder / (f"{key}-{ordinal}.json" if ordinal else f"{key}.json") if key else None
         self._restart = number(env, "TORCHELASTIC_RESTART_COUNT") or 0
         self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
-        self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self._by_hand = not self._elastic and bool(env.get("RANK"))
         self._in_group = False  # at any time
-        self._address = env.get("MASTER_ADDR", ""), number(env, "MASTER_PORT") or 0
         self._store_key = f"{STORE_KEY}/{self._restart}/{ordinal}"
         self.started = started
         self._since = time.monotonic()
@@ -157,26 +155,14 @@ class Meeting:
 
     def _find_store(self) -> Any:
         """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
-        if self._store is not None or self._store_failed >= _MOST_FAILURES or time.monotonic() < self._next_store:
-            return self._store
-        distributed = sys.modules.get("torch.distributed")
-        # one that another thread is importing has not all of its names yet
-        if distributed is None or not hasattr(distributed, "is_initialized"):
-            return None
-        if not self._agent_store and not distributed.is_initialized():
-            return None
-        self._next_store = time.monotonic() + 1.0
-        try:
-            if self._agent_store and all(self._address):
-                from datetime import timedelta
-
-                patience = timedelta(seconds=5)
-                self._store = distributed.TCPStore(*self._address, wait_for_workers=False, timeout=patience)
-            else:
-                store = distributed.distributed_c10d._get_default_store()
+        now = time.monotonic()
+        if self._store is None and self._store_failed < _MOST_FAILURES and now >= self._next_store and in_group():
+            self._next_store = now + 1.0
+            try:
+                store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
                 self._store = store.clone()  # one connection must not be shared by two threads
-        except STORE_ERRORS:  # the store of a job that ends, or of a backend without clone()
-            self._store_failed += 1
+            except STORE_ERRORS:  # the store of a job that ends, or of a backend without clone()
+                self._store_failed += 1
         return self._store
 
     def _lose_store(self) -> None:
