@@ -21,12 +21,12 @@ __all__ = ["Polling"]
 
 _OVERHEAD = ("agent/overhead_pct",)
 _EVERY_S = 0.5
-"""One pace for all that is asked now and then: they are asked in the same tick, and most ticks ask nobody."""
+"""One pace for all, so that most ticks poll nothing."""
 _BATCHES_S = 2.0
 
 
 class Polling:
-    """Of one run. sampler: stops where this process turns out to be a launcher's, whose ranks are sampled."""
+    """sampler: stops where this process turns out to be a launcher's, whose ranks are sampled."""
 
     def __init__(
         self, progress: StepState, sender: Handoff, governor: Governor, trained: Trained, investigator: Investigator

@@ -1,10 +1,8 @@
-"""Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
-wait for the device or, without one, read single values. Now and then it asks for parameters without an optimizer
-(unoptimized.py), and reports what the loss is made of.
+"""Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that wait for
+the device or, without one, read single values.
 
-The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
-steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
-stay within a tenth of the agent's budget.
+The sender's thread decides which one is due and hands it to the training thread as a task between two steps. Only one
+measurement runs at a time. After each, the next of its kind waits so long that all stay within a tenth of the agent's budget.
 """
 
 from __future__ import annotations
@@ -30,13 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["ScheduledProbes"]
 
 FIRST_STEPS = 3
-"""Steps before the first measurement, since compiling, allocating and warming up distort the first steps."""
+"""Steps before the first measurement: compiling, allocating and warming up distort them."""
 LEAST_S = 60.0
 IDLE_S, IDLEST_S = 1.0, 30.0
-"""While no measurement is due: shortest and longest pause until the next check."""
+"""While no measurement is due: pauses until the next check."""
 _SHARE_OF_CORE = 5e-5
-"""Largest share of a core for the checks: with cold caches 0.3 ms for 100 parameters, milliseconds for
-thousands of them."""
+"""Largest share of a core for the checks: with cold caches 0.3 ms for 100 parameters."""
 _SHARE_OF_BUDGET = 0.1
 
 
@@ -44,8 +41,8 @@ Probe = FlopCount | ModuleTimes | SynchronizingLines | ValueReads
 
 
 class ScheduledProbes:
-    """The measurements of one run. model: returns the root module or None; device: returns the index of this rank's device
-    or None. cpu: returns the CPU seconds of this thread."""
+    """model: returns the root module or None; device: returns the index of this rank's device or None. cpu: returns the CPU
+    seconds of this thread."""
 
     def __init__(
         self,
@@ -70,8 +67,7 @@ class ScheduledProbes:
         self._budget = sender.config.overhead_budget_pct / 100.0
 
     def poll(self) -> float:
-        """Called a few times a second on the sender's thread. Returns the time (of its clock) before which
-        nothing is due."""
+        """On the sender's thread. Returns the time (of its clock) before which nothing is due."""
         p = self._progress
         self._tell_loss()
         unoptimized_due = self._unoptimized.poll()
@@ -82,7 +78,7 @@ class ScheduledProbes:
         return min(self._ask_at, unoptimized_due)
 
     def close(self) -> None:
-        """Ends a running measurement when the run ends. On the training thread, or the thread that ends the run."""
+        """On the thread that ends the run."""
         self._tell_loss()
         self._unoptimized.close()
         if self._running is not None:
@@ -110,8 +106,8 @@ class ScheduledProbes:
         return self._clock() >= self._due.get(kind, 0.0)
 
     def _notice_what_is_trained(self) -> None:
-        """Counts a step's operations again if layers were frozen or unfrozen, or another model is trained: the number of
-        the set of trained parameters is then another one. 20 µs for 300 of them."""
+        """Counts a step's operations again if layers were frozen or unfrozen, or another model is trained. 20 µs for 300
+        parameters."""
         optimizer = self._progress.selection.primary
         groups = [group["params"] for group in [*optimizer.param_groups]] if optimizer is not None else []
         trained = hash(tuple([id(one) for group in groups for one in [*group] if one.requires_grad]))

@@ -18,6 +18,7 @@ import sys
 import threading
 import tokenize  # noqa: F401 - linecache imports it when it reads a file
 from collections.abc import Callable
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -50,7 +51,7 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
     name = type(error).__name__
     try:
         message = text_of(error).strip()
-        ending = "oom" if _memory_ran_out(error) else "failed"
+        ending = "oom" if any(map(out_of_memory, _chain(error))) else "failed"
         first, *rest = message.splitlines() or [name]
         # of an error that torch carries over from a loader's worker the first line only says where it was caught
         first = (f"{first} {rest[-1]}" if _CARRIED in rest else first)[:500]
@@ -97,10 +98,8 @@ def _lacks_guard(error: BaseException) -> bool:
 
 def _frame_in(error: BaseException, module: str) -> FrameType | None:
     """The first of the functions of a module that an exception left."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") != module:
-        trace = trace.tb_next
-    return None if trace is None else trace.tb_frame
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return next((frame for frame in frames if frame.f_globals.get("__name__") == module), None)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -116,32 +115,23 @@ def out_of_memory(error: BaseException) -> bool:
     return any(words in text_of(error).lower() for words in _NO_MEMORY)
 
 
-def _memory_ran_out(error: BaseException | None) -> bool:
-    """Like `out_of_memory`, also for the exceptions that it came from."""
-    for _ in range(8):
-        if error is None or out_of_memory(error):
-            break
-        error = error.__cause__ or error.__context__
-    return error is not None and out_of_memory(error)
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and those that it came from."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain and len(chain) < _LONGEST_CHAIN:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return chain
 
 
 def _traceback(error: BaseException, limit: int = 50) -> str:
-    """The traceback as text, like Python's own but by hand: the traceback module imports more when it meets certain
+    """The traceback as text, like Python's own but by hand: the traceback module imports more when it formats certain
     frames."""
     parts: list[str] = []
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain and len(chain) < 8:
-        chain.append(link)
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    for one in reversed(chain):
+    for one in reversed(_chain(error)):
         lines = ["Traceback (most recent call last):"]
-        frames = []
-        trace = one.__traceback__
-        while trace is not None:
-            frames.append((trace.tb_frame.f_code, trace.tb_lineno))
-            trace = trace.tb_next
-        for code, number in frames[-limit:]:
+        for code, number in [(frame.f_code, line) for frame, line in walk_tb(one.__traceback__)][-limit:]:
             lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
             source = linecache.getline(code.co_filename, number).strip()
             if source:
@@ -230,11 +220,7 @@ def handled(error: SystemExit) -> BaseException | None:
 
 def _is_near(error: BaseException, context: BaseException) -> bool:
     """Whether the function that handles an exception is one of the innermost that raised another."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     # one that is in the midst of being raised has no more than its innermost
     outer = frames[0].f_back if frames else None
     while outer is not None and len(frames) < _NEAR:

@@ -1,7 +1,5 @@
-"""What this process itself uses of a GPU, by its open descriptors of the device: /proc/self/fdinfo.
-
-The keys are those of Documentation/gpu/drm-usage-stats.rst of the kernel. Work that ROCm gives the device by itself,
-past the kernel, is not in AMD's engine times, which are then absent; its memory is there.
+"""What this process itself uses of a GPU, by /proc/self/fdinfo, with the keys of the kernel's
+Documentation/gpu/drm-usage-stats.rst. Of ROCm's work, which does not pass through the kernel, there is no engine time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Which board is this rank's: what torch says of its device, compared with what the driver says of its boards. And which
-the other ranks report: a scheduler may show each its own GPU only.
+"""Which board is this rank's, by what torch and the driver say of it; and which the other ranks report.
 
-Where torch tells neither UUID nor PCI address (older builds for XPU), only a machine of one board leaves no doubt. Numbers in
+Where torch has neither UUID nor PCI address (older builds for XPU), only a machine of one board leaves no doubt. Numbers in
 CUDA_VISIBLE_DEVICES and the like are not followed: they count in orders that only the vendors' runtimes know.
 """
 
@@ -48,12 +47,9 @@ def own_board(
 
 def _of_torch(ordinal: int) -> tuple[str, str]:
     """UUID (of AMD the unique_id) without its "GPU-", and PCI address as `place` writes it; "" for what the runtime does
-    not tell. Properties are cached by torch: nothing is started or waited for."""
+    not have. Properties are cached by torch: nothing is started or waited for."""
     backend = accelerator()
-    return _of_properties(backend.ask("get_device_properties", ordinal)) if backend.in_use() else ("", "")
-
-
-def _of_properties(properties: object) -> tuple[str, str]:
+    properties = backend.ask("get_device_properties", ordinal) if backend.in_use() else None
     uuid, pci, raw = _tail(str(getattr(properties, "uuid", ""))), "", b""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None not in numbers:
@@ -74,8 +70,7 @@ def _tail(uuid: str) -> str:
 
 
 class Claims:
-    """The boards that the ranks of a job report: a file a board in the job's folder. key: None for a job of one process, which
-    shares with nobody."""
+    """The boards that the ranks of a job report: a file a board in the job's folder. key: None for a job of one process."""
 
     def __init__(self, folder: Path, key: str | None) -> None:
         self._folder, self._prefix = folder, f"{key}.gpu-" if key else ""
