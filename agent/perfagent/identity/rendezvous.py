@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from perfagent.identity.launchers import STORE_ERRORS, sweep
 from perfagent.identity.naming import draw_id
@@ -39,6 +40,17 @@ class Member:
     @property
     def known(self) -> bool:
         return self.run is not None and self.attempt > 0
+
+
+class _Announcement(msgspec.Struct):
+    """What rank 0 publishes. pid, pid_start: of its process; restart: how often torchrun had restarted it."""
+
+    run: str
+    attempt: int
+    start_step: int | None
+    restart: int
+    pid: int
+    pid_start: int
 
 
 class Meeting:
@@ -83,14 +95,17 @@ class Meeting:
         """Rank 0 decides. After a launcher's restart the run keeps the id of the attempt before."""
         if mine.run is None:
             earlier = self._read_file()
-            mine.run = str(earlier["run"]) if earlier and self._elastic else draw_id()
+            mine.run = earlier.run if earlier and self._elastic else draw_id()
         mine.attempt = mine.attempt or self.started
 
-    def _message(self, mine: Member) -> str:
-        told = {"run": mine.run, "attempt": mine.attempt, "start_step": mine.start_step, "restart": self._restart}
-        return json.dumps(told | {"pid": os.getpid(), "pid_start": process_start(os.getpid())})
-
     def _publish(self, mine: Member) -> None:
+        store = None if self._stored else self._find_store()
+        if store is None and (self._filed or self._path is None):
+            return
+        said = _Announcement(
+            str(mine.run), mine.attempt, mine.start_step, self._restart, os.getpid(), process_start(os.getpid())
+        )
+        message = msgspec.json.encode(said)
         if self._path is not None and not self._filed:
             self._filed = True
             temporary = self._path.with_suffix(f".{os.getpid()}")
@@ -98,29 +113,24 @@ class Meeting:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sweep(self._path.parent)
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                with os.fdopen(fd, "w", encoding="utf-8") as file:
-                    file.write(self._message(mine))
+                with os.fdopen(fd, "wb") as file:
+                    file.write(message)
                 temporary.replace(self._path)
-        if not self._stored:
-            store = self._find_store()
-            if store is not None:
-                try:
-                    store.set(self._store_key, self._message(mine))
-                    self._stored = True
-                except STORE_ERRORS:  # the file and a later try remain
-                    self._lose_store()
+        if store is not None:
+            try:
+                store.set(self._store_key, message.decode())
+                self._stored = True
+            except STORE_ERRORS:  # the file and a later try remain
+                self._lose_store()
 
     def _learn(self, mine: Member) -> bool:
         found = self._read_file()
-        if found is not None and not self._fits(found):
-            found = None
-        if found is None:
+        if found is None or not self._fits(found):
             found = self._read_store()
         if found is not None:
             # a rank that has loaded a checkpoint knows its run, whatever rank 0 said before it loaded the same one
-            mine.run, mine.attempt = mine.run or str(found["run"]), int(found["attempt"])
-            if mine.start_step is None and isinstance(found.get("start_step"), int):
-                mine.start_step = found["start_step"]
+            mine.run, mine.attempt = mine.run or found.run, found.attempt
+            mine.start_step = found.start_step if mine.start_step is None else mine.start_step
         elif self._by_hand and not self._in_group and self._has_waited(mine):
             return True
         elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
@@ -131,27 +141,23 @@ class Meeting:
         """Whether a rank in no group need look no longer for the others: its variables may be an earlier training's."""
         return mine.ended() or (mine.begun() and (self._path is None or time.monotonic() - self._since > ALONE_AFTER_S))
 
-    def _fits(self, found: dict[str, Any]) -> bool:
+    def _fits(self, found: _Announcement) -> bool:
         """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""
-        if self._elastic:
-            return found.get("restart") == self._restart
-        return process_start(int(found.get("pid", 0))) == found.get("pid_start") != 0
+        return found.restart == self._restart if self._elastic else process_start(found.pid) == found.pid_start != 0
 
-    def _read_file(self) -> dict[str, Any] | None:
-        if self._path is None:
-            return None
-        try:
-            return _message(self._path.read_text(encoding="utf-8"))
-        except OSError:
-            return None
+    def _read_file(self) -> _Announcement | None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return None if self._path is None else msgspec.json.decode(self._path.read_bytes(), type=_Announcement)
+        return None
 
-    def _read_store(self) -> dict[str, Any] | None:
+    def _read_store(self) -> _Announcement | None:
         store, key = self._find_store(), self._store_key
         try:
-            return _message(store.get(key).decode("utf-8")) if store is not None and store.check([key]) else None
+            if store is not None and store.check([key]):
+                return msgspec.json.decode(store.get(key), type=_Announcement)
         except STORE_ERRORS:  # its host is gone
             self._lose_store()
-            return None
+        return None
 
     def _find_store(self) -> Any:
         """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
@@ -168,11 +174,3 @@ class Meeting:
     def _lose_store(self) -> None:
         self._store = None
         self._store_failed += 1
-
-
-def _message(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-        return found if isinstance(found["run"], str) and found["run"] and isinstance(found["attempt"], int) else None
-    except (ValueError, KeyError, TypeError):
-        return None
