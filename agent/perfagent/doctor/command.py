@@ -15,7 +15,7 @@ from perfagent import __version__
 from perfagent.agent_config import AgentConfig
 from perfagent.command_line.option_types import add_server_options
 from perfagent.doctor import connection, machine, storage
-from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.doctor.checks import Check
 from perfagent.doctor.probes import has_driver, probe
 from perfagent.endpoint.local_server import data_folder, found_server, server_address, stopped_server
 from perfagent.errors import ConfigError
@@ -81,14 +81,15 @@ def examine(address: str | None = None) -> Iterator[Check]:
 
 def _settings(config: AgentConfig | ConfigError) -> Check:
     if isinstance(config, ConfigError):
-        return problem("settings", str(config), "mend that variable or option; docs/configuration.md has all of them")
+        step = "mend that variable or option; docs/configuration.md has all of them"
+        return Check("settings", "problem", str(config), step)
     wrong = misspelt(os.environ)
     if wrong:
-        return warning("settings", "; ".join(wrong), "rename the variable, or unset it")
+        return Check("settings", "warning", "; ".join(wrong), "rename the variable, or unset it")
     if config.disabled:
-        return warning("settings", "PERFAGENT_DISABLED is set: nothing is recorded", "unset it to record")
+        return Check("settings", "warning", "PERFAGENT_DISABLED is set: nothing is recorded", "unset it to record")
     given = sorted(name for name in os.environ if name.startswith("PERFAGENT_"))
-    return ok("settings", ", ".join(given) if given else "defaults")
+    return Check("settings", "ok", ", ".join(given) if given else "defaults")
 
 
 def _line(check: Check) -> str:

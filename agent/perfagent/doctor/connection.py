@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.doctor.checks import Check
 from perfagent.endpoint.addresses import is_on_this_machine
 
 if TYPE_CHECKING:
@@ -77,14 +77,15 @@ def server(address: str, found: ServerAnswer, ours: str, *, own: str | None = No
         )
         if own is not None:
             step = f"your server on this machine listens at {own}: unset PERFAGENT_SERVER, and jobs find it"
-        return problem("server", f"{address} does not answer ({found.error})", step)
+        return Check("server", "problem", f"{address} does not answer ({found.error})", step)
     if found.version is None:
         step = "set PERFAGENT_SERVER to the address of a perfagent server"
-        return problem("server", f"what answers at {address} is no perfagent server (status {found.status})", step)
+        text = f"what answers at {address} is no perfagent server (status {found.status})"
+        return Check("server", "problem", text, step)
     if found.version.split(".")[:2] != ours.split(".")[:2]:
         step = "install the same version on both sides, the server first"
-        return warning("server", f"{address} answers, version {found.version}; here it is {ours}", step)
-    return ok("server", f"{address} answers, version {found.version}")
+        return Check("server", "warning", f"{address} answers, version {found.version}; here it is {ours}", step)
+    return Check("server", "ok", f"{address} answers, version {found.version}")
 
 
 def key(given: bool, found: ServerAnswer) -> Check:
@@ -92,29 +93,31 @@ def key(given: bool, found: ServerAnswer) -> Check:
     make = "`perfagent keys create ingest` on the server's machine makes one; set PERFAGENT_API_KEY to it"
     if found.error or found.version is None:
         is_set = "set" if given else "not set"
-        return warning("key", f"{is_set}, and not tried: no server answers", "see the line of the server")
+        return Check("key", "warning", f"{is_set}, and not tried: no server answers", "see the line of the server")
     if found.session_status == 429:
-        return warning("key", "the server refused too many wrong keys from this address", "wait a minute and try again")
+        return Check(
+            "key", "warning", "the server refused too many wrong keys from here", "wait a minute and try again"
+        )
     if found.session_status != 200:
         text = f"PERFAGENT_API_KEY is unknown here, revoked or expired (status {found.session_status})"
-        return problem("key", text, make)
+        return Check("key", "problem", text, make)
     may = f"may {' and '.join(found.may) or 'nothing'}"
     if "ingest" not in found.may:
         text = f"{found.who}: {may}, but not send" if given else "not set, and this server asks for one"
-        return problem("key", text, make)
-    return ok("key", f"valid: {found.who}, {may}" if given else f"not set, and not needed: anyone {may}")
+        return Check("key", "problem", text, make)
+    return Check("key", "ok", f"valid: {found.who}, {may}" if given else f"not set, and not needed: anyone {may}")
 
 
 def clock(found: ServerAnswer) -> Check:
     """By the Date of the server's answer, which has whole seconds."""
     if found.date is None:
-        return warning("clock", "not compared: no server answers", "see the line of the server")
+        return Check("clock", "warning", "not compared: no server answers", "see the line of the server")
     ahead = found.asked - (found.date + 0.5)
     if abs(ahead) <= CLOCK_S:
-        return ok("clock", "agrees with the server's within 5 s")
+        return Check("clock", "ok", "agrees with the server's within 5 s")
     text = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     step = "set both clocks by NTP (timedatectl set-ntp true): charts over time and rules that wait are off by as much"
-    return (problem if abs(ahead) > CLOCK_FAR_S else warning)("clock", text, step)
+    return Check("clock", "problem" if abs(ahead) > CLOCK_FAR_S else "warning", text, step)
 
 
 def _date(header: str | None) -> float | None:

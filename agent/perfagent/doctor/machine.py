@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.doctor.checks import Check
 from perfagent.process.host_allocator import reason_against
 
 __all__ = ["allocator", "gpus", "python", "torch_build"]
@@ -18,12 +18,14 @@ def python(version: Sequence[int], executable: str, platform: str) -> Check:
     """version: the first three numbers of sys.version_info; platform: sys.platform."""
     text = f"{'.'.join(map(str, version[:3]))}, {executable}"
     if tuple(version[:2]) < OLDEST_PYTHON:
-        return problem("Python", text, "perfagent needs Python 3.11 or later: make a virtual environment with one")
+        return Check(
+            "Python", "problem", text, "make a virtual environment with Python 3.11 or later, which perfagent needs"
+        )
     if tuple(version[:2]) >= FIRST_UNKNOWN_PYTHON:
-        return warning("Python", text, "perfagent was tested with 3.11 to 3.14: use one of these if something fails")
+        return Check("Python", "warning", text, "perfagent was tested with 3.11 to 3.14: use one of these if it fails")
     if platform not in ("linux", "darwin"):
-        return problem("Python", f"{text} on {platform}", "perfagent runs on Linux and macOS; on Windows use WSL 2")
-    return ok("Python", text)
+        return Check("Python", "problem", f"{text} on {platform}", "use Linux or macOS; on Windows WSL 2")
+    return Check("Python", "ok", text)
 
 
 def torch_build(found: Mapping[str, Any], driver: bool) -> Check:
@@ -31,41 +33,42 @@ def torch_build(found: Mapping[str, Any], driver: bool) -> Check:
     here."""
     if found.get("missing"):
         step = f"metrics by log() work without it; to watch a training {_INSTALL}"
-        return warning("torch", "not installed here", step)
+        return Check("torch", "warning", "not installed here", step)
     if "error" in found:
         step = "run `python -c 'import torch'` and mend what it says"
-        return problem("torch", f"cannot be imported: {found['error']}", step)
+        return Check("torch", "problem", f"cannot be imported: {found['error']}", step)
     if found.get("cuda") is None:
         text = f"{found['version']}, built for CPU"
-        return (
-            problem("torch", f"{text}, and this machine has an NVIDIA driver", _INSTALL)
-            if driver
-            else ok("torch", text)
-        )
+        if driver:
+            return Check("torch", "problem", f"{text}, and this machine has an NVIDIA driver", _INSTALL)
+        return Check("torch", "ok", text)
     text = f"{found['version']}, built for CUDA {found['cuda']}"
     if found.get("available"):
-        return ok("torch", f"{text}; sees {', '.join(found['devices'])}")
+        return Check("torch", "ok", f"{text}; sees {', '.join(found['devices'])}")
     if not driver:
-        return ok("torch", f"{text}; trains on the CPU, as this machine has no NVIDIA driver")
+        return Check("torch", "ok", f"{text}; trains on the CPU, as this machine has no NVIDIA driver")
     step = (
         "look at the driver with nvidia-smi; it must be as new as this build's CUDA, and CUDA_VISIBLE_DEVICES not empty"
     )
-    return problem("torch", f"{text}, and it sees no GPU", step)
+    return Check("torch", "problem", f"{text}, and it sees no GPU", step)
 
 
 def gpus(found: Mapping[str, Any]) -> Check:
     """found: what the probe of NVML said, "reason" where there is none."""
     if "devices" in found:
         devices = ", ".join(found["devices"]) or "no devices"
-        return ok("GPU", f"{devices}; driver {found.get('driver', 'unknown')}")
+        return Check("GPU", "ok", f"{devices}; driver {found.get('driver', 'unknown')}")
     reason = found.get("reason", "NVML gave no answer")
     if reason == "no NVIDIA driver on this machine":
-        return ok("GPU", f"{reason}: no GPU metrics")
+        return Check("GPU", "ok", f"{reason}: no GPU metrics")
     if "nvidia-ml-py" in reason:
-        return warning("GPU", reason, "GPU metrics need it: pip install nvidia-ml-py")
+        return Check("GPU", "warning", reason, "GPU metrics need it: pip install nvidia-ml-py")
     if "not available" in reason:
-        return warning("GPU", reason, "the training's own metrics work; utilization, power and temperature are missing")
-    return problem("GPU", reason, "run nvidia-smi: an upgraded driver needs a reboot, a GPU that was lost a reset")
+        return Check(
+            "GPU", "warning", reason, "the training's own metrics work, without utilization, power and temperature"
+        )
+    step = "run nvidia-smi: an upgraded driver needs a reboot, a GPU that was lost a reset"
+    return Check("GPU", "problem", reason, step)
 
 
 def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool = True) -> Check:
@@ -75,7 +78,7 @@ def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool
     reason = reason_against(wanted, environ)
     if reason is not None and not wanted:
         step = "a CPU step may take page faults for memory that it just gave back: unset PERFAGENT_MALLOC unless you measured"
-        return warning("allocator", f"{name}, not tuned: PERFAGENT_MALLOC is off", step)
+        return Check("allocator", "warning", f"{name}, not tuned: PERFAGENT_MALLOC is off", step)
     if reason is not None or libc[0] != "glibc":
-        return ok("allocator", f"{name}, left as it is{f': {reason}' if reason else ''}")
-    return ok("allocator", f"{name}; attach() keeps it from giving memory back between steps")
+        return Check("allocator", "ok", f"{name}, left as it is{f': {reason}' if reason else ''}")
+    return Check("allocator", "ok", f"{name}; attach() keeps it from giving memory back between steps")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perfagent.delivery.records import numbered
 from perfagent.delivery.spool import folders, owner
-from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.doctor.checks import Check
 from perfagent.wire.quantities import size, some
 
 __all__ = ["disk", "spool"]
@@ -24,13 +24,13 @@ def spool(root: Path, server: str) -> Check:
     place = _existing(root)
     if not (place.is_dir() and os.access(place, os.W_OK)):
         step = f"make {place} a folder that this user may write to, or set XDG_STATE_HOME to one"
-        return problem("spool", f"{root} cannot be used", step)
+        return Check("spool", "problem", f"{root} cannot be used", step)
     left = list(_left_in(root))
     dead = [(other, kept) for other, kept, is_running in left if not is_running]
     running = len(left) - len(dead)
     at_work = f"; {some(running, 'running job')} left out" if running else ""
     if not dead:
-        return ok("spool", f"{root}: nothing undelivered{at_work}")
+        return Check("spool", "ok", f"{root}: nothing undelivered{at_work}")
     text = f"{root}: {size(sum(kept for _, kept in dead))} undelivered, of {some(len(dead), 'source')} whose process has ended"
     elsewhere = sorted({other for other, _ in dead if other is not None and other != server})
     here = any(other in (None, server) for other, _ in dead)
@@ -39,7 +39,7 @@ def spool(root: Path, server: str) -> Check:
         more = f" and {len(elsewhere) - 2} more" if len(elsewhere) > 2 else ""
         others = f"{', '.join(elsewhere[:2])}{more}"
         steps.append(f"`perfagent sync` asks before it sends what was recorded for {others} to {server}")
-    return warning("spool", text + at_work, "; ".join(steps))
+    return Check("spool", "warning", text + at_work, "; ".join(steps))
 
 
 def _left_in(root: Path) -> Iterator[tuple[str | None, int, bool]]:
@@ -59,14 +59,12 @@ def disk(name: str, folder: Path) -> Check:
         free = shutil.disk_usage(_existing(folder)).free
     except OSError as error:
         step = "choose another folder, or change its rights"
-        return problem(name, f"{folder} cannot be read ({error.strerror or error})", step)
+        return Check(name, "problem", f"{folder} cannot be read ({error.strerror or error})", step)
     text = f"{size(free)} free for {folder}"
-    if free < MIN_FREE_BYTES:
-        step = "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost"
-        return problem(name, text, step)
-    if free < LOW_FREE_BYTES:
-        return warning(name, text, "make room before a long run: a spool may take 512 MiB, and a database grows")
-    return ok(name, text)
+    if free >= LOW_FREE_BYTES:
+        return Check(name, "ok", text)
+    step = "make room: samples that no disk takes are kept in 8 MiB of memory, and the rest is lost"
+    return Check(name, "problem" if free < MIN_FREE_BYTES else "warning", text, step)
 
 
 def _existing(path: Path) -> Path:
