@@ -39,10 +39,6 @@ BODY, HEAD = 4 * (200 + 20), 4 * 100
 STATE = 2 * (BODY + HEAD) + 3 * 4  # AdamW counts the steps of each parameter
 
 
-def sgd(model, **options):
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
-
-
 def sizes(told):
     return tuple(told[column] for column in ("parameters", "gradients", "optimizer_state", "offloaded"))
 
@@ -57,8 +53,17 @@ def test_every_category_is_told_by_parameter_group(trained):
     assert (head["name"], head["lr"], head["optimizer_state"]) == ("1", 0.2, 2 * HEAD + 4)
 
 
+class Untouchable(nn.Parameter):
+    @property
+    def grad(self):
+        raise AssertionError("its gradient was asked for")
+
+
 def test_a_group_tells_what_it_trains_and_its_rate():
+    """torch's own reference counts are not safe for a gradient that backward is replacing on another thread: a training died
+    of it within a second."""
     frozen, trains = nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1)
+    trains.weight = Untouchable(torch.zeros(1, 2))
     groups = [
         {"params": [*frozen.parameters(), *trains.parameters()], "lr": 1},
         {"params": nn.Linear(4, 1).parameters()},
@@ -81,20 +86,6 @@ def test_what_is_on_the_host_beside_a_gpu_is_offloaded():
     for parameter in (words, layer):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros(parameter.numel())
     assert sizes(table([optimizer])) == (400, 400, 0, 2 * 32 + 32 + 400)
-
-
-def test_no_gradient_is_touched():
-    """torch's own reference counts are not safe for a gradient that backward is replacing on another thread: a training
-    died of it within a second."""
-
-    class Untouchable(nn.Parameter):
-        @property
-        def grad(self):
-            raise AssertionError("its gradient was asked for")
-
-    layer = nn.Linear(5, 5, bias=False)
-    layer.weight = Untouchable(torch.zeros(5, 5))
-    assert sizes(table([sgd(layer)], layer)) == (100, 100, 0, 0)
 
 
 # ---- rows and events of a run
