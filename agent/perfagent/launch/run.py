@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, ResourceError
@@ -38,57 +39,46 @@ def command(parser: argparse.ArgumentParser) -> None:
     module = "run a module, as python -m does"
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help=module)
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
-    parser.set_defaults(run=_run, usage=parser.format_help)
+    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> NoReturn:
     words = ["-m", *arguments.module] if arguments.module else list(arguments.script)
     if words[:1] == ["--"]:
         words = words[1:]
     if not words or words == ["-m"]:
-        sys.stderr.write(f"{arguments.usage()}\nperfagent run: a script, or -m and a module, must follow\n")
-        return 2
+        raise ConfigError("a script, or -m and a module, must follow: `perfagent run --help` has the options")
     local_rank = getattr(arguments, "local_rank_argument", None)
     if local_rank:  # deepspeed and torch.distributed.launch put it in front of the script's own arguments
         words.insert(2 if words[0] == "-m" else 1, local_rank)
     record = str(Path(arguments.record).expanduser().absolute()) if arguments.record else None
-    return start(
-        words, project=arguments.project, name=arguments.name, tags=tuple(arguments.tag), record=record,
-        run_id=arguments.run_id,
+    options = LaunchOptions(
+        pid=os.getpid(), python_path=os.environ.get("PYTHONPATH"), project=arguments.project, name=arguments.name,
+        tags=tuple(arguments.tag), record=record, run_id=arguments.run_id,
     )  # fmt: skip
+    start(words, options)
 
 
-def start(
-    words: list[str], *, project: str | None = None, name: str | None = None, tags: tuple[str, ...] = (),
-    record: str | None = None, run_id: str | None = None,
-) -> int:  # fmt: skip
-    """Replaces this process by `python *words` under the monitor; returns (2) only when that is impossible."""
-    try:
-        options_given, words = as_python_takes_them(words)
-    except ConfigError as error:
-        sys.stderr.write(f"perfagent run: {error}\n")
-        return 2
-    flags = [*_interpreter_flags(getattr(sys, "orig_argv", [])), *options_given]
-    ignored = any(set("IE") & set(option) for option in options_given if not option.startswith(("--", "-W", "-X")))
+def start(words: list[str], options: LaunchOptions) -> NoReturn:
+    """Replaces this process by `python *words` under the monitor. Raises ConfigError for a command that is not Python's."""
+    given, words = as_python_takes_them(words)
+    flags = [*_interpreter_flags(getattr(sys, "orig_argv", [])), *given]
+    ignored = any(set("IE") & set(option) for option in given if not option.startswith(("--", "-W", "-X")))
     if sys.flags.ignore_environment or sys.flags.isolated or ignored:
         needed = "which the start-up hook needs; use perfagent.attach() instead"
-        sys.stderr.write(f"perfagent run: python -I and -E ignore PYTHONPATH, {needed}\n")
-        return 2
-    config = AgentConfig.from_env(project=project, record=record, run_id=run_id)
+        raise ConfigError(f"python -I and -E ignore PYTHONPATH, {needed}")
+    config = AgentConfig.from_env(project=options.project, record=options.record, run_id=options.run_id)
     if config.disabled:
         os.execv(sys.executable, [sys.executable, *flags, *words])  # noqa: S606 - what the user asked for
-    launcher = is_launcher(words)
-    identity = Identity.from_environment(config, name=name, meet=False)
-    alone = identity.world_size == 1 and not launcher
-    options = LaunchOptions(
-        pid=os.getpid(), python_path=os.environ.get("PYTHONPATH"), launcher=launcher,
-        project=project, name=name, tags=tags, record=record, run_id=run_id,
-        start=Start(identity.run, identity.attempt, identity.source) if alone else Start(),
-    )  # fmt: skip
+    launcher = options.launcher = is_launcher(words)
+    identity = Identity.from_environment(config, name=options.name, meet=False)
+    if identity.world_size == 1 and not launcher:
+        options.start = Start(identity.run, identity.attempt, identity.source)
     if not launcher and (words[0] == "-m" or Path(words[0]).exists()):
         from perfagent.launch.watcher import watch
 
-        options.watched = watch(config, identity, name=name or _drawn_name(config, identity, words), tags=tags)
+        name = options.name or _drawn_name(config, identity, words)
+        options.watched = watch(config, identity, name=name, tags=options.tags)
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "startup"), options.python_path)))
     environment = {**os.environ, VARIABLE: options.text(), "PYTHONPATH": path}
     for stream in (sys.stdout, sys.stderr):

@@ -147,7 +147,7 @@ def test_script_that_is_missing_is_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     became = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda _, words, environ: became.append((words[-1], environ)))
-    start(["missing.py"])
+    start(["missing.py"], launch_options.LaunchOptions(pid=os.getpid()))
     ((script, environ),) = became
     assert script == "missing.py", "Python says that it is missing"
     assert not launch_options.read(environ[launch_options.VARIABLE]).watched
