@@ -21,19 +21,13 @@ _KINDS = (
     ("passw", r"passw(?:or)?d|passwort"),
     ("passe", r"mot[._ -]?de[._ -]?passe"),
     ("contrase", r"contrase[nñ]a"),
-    ("passphrase", r"passphrase"),
-    ("pwd", r"(?<![a-z])pwd(?![a-z])|mysql_pwd"),
-    ("passc", r"passcode"),
     (
         "pass",
         r"(?:^|[._ -])pass$|(?-i:[a-z]Pass)$"
         r"|(?:^|[._-])(?:db|my|user|ftp|smtp|imap|mail|root|admin|sudo|mysql|pg|http|proxy|ssh|vpn|ldap|redis|mongo)pass$",
     ),
     ("pw", r"(?:^|[._ -])(?:db|root|user|admin|my|sudo)?pw$"),
-    ("bearer", r"(?<![a-z])bearer(?![a-z])"),
     ("licen", r"licen[sc]e[._ -]?(?:key|code)"),
-    ("secret", r"secret"),
-    ("credential", r"credential"),
     ("conn", r"connection[._ -]?string|conn[._-]?str"),
     (
         "key",
@@ -44,17 +38,14 @@ _KINDS = (
     ("auth", r"authoriz|auth(?!or|enticated)"),
     ("cookie", r"(?<![a-z])cookie"),
     ("session", r"session[._ -]?(?:id|key|token)"),
-    ("srf", r"(?<![a-z])[cx]srf"),
-    ("jwt", r"(?<![a-z])jwt(?![a-z])"),
-    ("ssn", r"(?<![a-z])ssn(?![a-z])"),
-    ("dsn", r"(?<![a-z])dsn(?![a-z])"),
-    ("otp", r"(?<![a-z])otp(?![a-z])"),
     ("security", r"social[._ -]?security"),
     ("card", r"credit[._ -]?card"),
     ("webhook", r"webhook[._ -]?url"),
-    ("mnemonic", r"mnemonic"),
     ("phrase", r"seed[._ -]?phrase"),
     ("pat", r"(?:github|gitlab|azure|devops|databricks|(?<![a-z])ext)[._-]pat$"),
+    *((word, word) for word in ("passphrase", "passcode", "secret", "credential", "mnemonic")),
+    *((word, word) for word in ("密码", "口令", "密钥", "令牌", "パスワード", "비밀번호", "парол")),
+    *((word, rf"(?<![a-z]){word}(?![a-z])") for word in ("bearer", "csrf", "xsrf", "jwt", "ssn", "dsn", "otp", "pwd")),
     (
         "token",
         r"(?:^|[^a-z])(?:\w*[._ -])?token$"
@@ -82,11 +73,6 @@ _WEAK = r"(?i:(?:^|[._\s-])(?:key|tokens?|creds?|pat|code|sig|signature|salt|non
 _SAID_OF_A_SWEEP = (
     r"(?i)[\d.,:/]+(?:%|x|[mnu]?s|min|h)?|ok|done|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|started|finished|completed?"
 )
-_USER = r"(?:^|[._\s-])(?:user(?:[._-]?(?:name|pwd))?|login)$"
-_PROXY = r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|address|host))?$"
-_LICENCE = r"(?:^|[._\s-])licen[sc]e$"
-_WANDB = r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$"
-_NOTED = "|".join((_USER, _PROXY, _LICENCE, _WANDB))
 _EVEN_NUMBERS = r"passw|passphrase|passcode|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
 _PLACEHOLDER = r"<[^<>\s]{1,60}>|\[[A-Z]{3,8}\d*\]"
 """`<|endoftext|>`, `[CLS]`; and `<HUB_TOKEN>`, which stands in the place of one."""
@@ -94,10 +80,33 @@ _SAYS_NOTHING = frozenset((
     "none", "null", "true", "false", "yes", "no", "on", "off", "", "disabled", "enabled", "required", "optional", "missing",
     "invalid", "unset",
 ))  # fmt: skip
+HEX = r"[0-9a-fA-F]{32,}"
+"""A classic key of W&B, or a commit, or a checksum: its surroundings tell which."""
+_KNOWN_LICENCES = (
+    r"apache|mit\b|mit-|bsd|[al]?gpl|cc\d?-|mpl|epl|isc|zlib|openrail|bigscience|creativeml|llama|gemma|odc|afl|artistic|boost|bsl"
+    r"|ecl|eupl|ms-?pl|ncsa|ofl|osl|postgresql|psf|python|unlicense|wtfpl|deepseek|qwen|nvidia|intel|etalab|c-uda|cdla|gfdl|lppl"
+    r"|version|v?\d{1,2}\."
+)
+_BY_FORM = (
+    (r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$", HEX),
+    # of eight characters and more with a digit among them, and no name of a licence (`Apache-2.0`), path or server
+    (r"(?:^|[._\s-])licen[sc]e$", rf"(?!(?i:{_KNOWN_LICENCES}))(?=\D*\d)[\w+=.-]{{8,}}"),
+    # not the names of a user in a cloud or in Kubernetes, not a group of this machine (`--user root:root`), not an
+    # address or a path
+    (
+        r"(?:^|[._\s-])(?:user(?:[._-]?(?:name|pwd))?|login)$",
+        r"(?P<kept>(?!(?:arn|urn|system|file|https?):)[A-Za-z][\w.+@-]*:)"
+        r"(?!\d+$|[\\/]|(?:root|nogroup|users|staff|wheel|docker)$)\S{3,}",
+    ),
+    (
+        r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|address|host))?$",
+        r"(?P<kept>[^\s:/@]*:)(?!//)[^\s]+(?P<behind>@[\w.\[\]:-]+/?)",
+    ),
+)
+"""Name -> the form of a secret under it; what such a name holds else may stay."""
+_NOTED = "|".join(name for name, _ in _BY_FORM)
 WORDS = (
-    "pass", "pw", "secret", "credential", "key", "auth", "cookie", "session", "srf", "jwt", "ssn", "security",
-    "card", "webhook", "dsn", "otp", "mnemonic", "phrase", "token", "conn", "pat", "bearer", "basic", "code", "sig", "salt",
-    "nonce", "contrase", "user", "login", "prox", "licen", "wandb", "biases",
+    *(piece for piece, _ in _KINDS), "basic", "code", "sig", "salt", "nonce", "user", "login", "prox", "wandb", "biases",
 )  # fmt: skip
 """In lower case; a name that holds none of these is no secret. (A quick look: most lines of output hold none.)"""
 
@@ -135,45 +144,13 @@ def stands_for(key: str, value: str) -> str | None:
         return None if may_stay(key, value) else HIDDEN
     if weak_key(key) and random_looking(value):
         return HIDDEN
-    if compiled(_WANDB, re.IGNORECASE).search(key):
-        return HIDDEN if compiled(HEX).fullmatch(value) else None
-    if compiled(_LICENCE, re.IGNORECASE).search(key):
-        return HIDDEN if _is_licence_key(value) else None
-    if compiled(_USER, re.IGNORECASE).search(key):
-        return _without_password(_BESIDE_A_USER, value)
-    if compiled(_PROXY, re.IGNORECASE).search(key):
-        return _without_password(_BEFORE_A_PROXY, value)
+    for names, form in _BY_FORM:
+        if compiled(names, re.IGNORECASE).search(key):
+            match = compiled(form).fullmatch(value) if HIDDEN not in value else None
+            return (
+                f"{match.groupdict().get('kept', '')}{HIDDEN}{match.groupdict().get('behind', '')}" if match else None
+            )
     return None
-
-
-HEX = r"[0-9a-fA-F]{32,}"
-"""A classic key of W&B, or a commit, or a checksum: its surroundings tell which."""
-# Not the names of a user in a cloud or in Kubernetes, not a group of this machine (`--user root:root`), not an address
-# or a path.
-_BESIDE_A_USER = (
-    r"(?P<who>(?!(?:arn|urn|system|file|https?):)[A-Za-z][\w.+@-]*:)"
-    r"(?!\d+$|[\\/]|(?:root|nogroup|users|staff|wheel|docker)$)\S{3,}(?P<host>)"
-)
-_BEFORE_A_PROXY = r"(?P<who>[^\s:/@]*:)(?!//)[^\s]+(?P<host>@[\w.\[\]:-]+/?)"
-
-
-def _without_password(pattern: str, value: str) -> str | None:
-    match = compiled(pattern).fullmatch(value) if ":" in value and HIDDEN not in value else None
-    return f"{match['who']}{HIDDEN}{match['host']}" if match else None
-
-
-_KNOWN_LICENCES = (
-    r"(?i)apache|mit\b|mit-|bsd|[al]?gpl|cc\d?-|mpl|epl|isc|zlib|openrail|bigscience|creativeml|llama|gemma|odc|afl|artistic|boost|bsl"
-    r"|ecl|eupl|ms-?pl|ncsa|ofl|osl|postgresql|psf|python|unlicense|wtfpl|deepseek|qwen|nvidia|intel|etalab|c-uda|cdla|gfdl|lppl"
-    r"|version|v?\d{1,2}\."
-)
-
-
-def _is_licence_key(value: str) -> bool:
-    """Of eight characters and more with a digit among them, and no name of a licence (`Apache-2.0`), path or server."""
-    if not compiled(r"(?=\D*\d)[\w+=.-]{8,}").fullmatch(value):
-        return False
-    return compiled(_KNOWN_LICENCES).match(value) is None
 
 
 def may_stay(key: str, value: str) -> bool:

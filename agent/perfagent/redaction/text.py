@@ -1,106 +1,70 @@
-"""Removes secrets from text: first what looks like one (values.py) or is known to be one (remembered.py), then what is
-assigned to a secret name, and what mentions a secret in other ways (free_text.py).
+"""Removes secrets from text and from lists of words: what looks like one (values.py), what is known to be one
+(remembered.py), what is assigned to a secret name (here), and what else a text says of one (shapes.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from perfagent.redaction.free_text import hide_said, hide_short_options
-from perfagent.redaction.names import (
-    HEX,
-    HIDDEN,
-    WORDS,
-    compiled,
-    may_stay,
-    noted,
-    random_looking,
-    secret_key,
-    stands_for,
-)  # fmt: skip
-from perfagent.redaction.remembered import hide_remembered
+from perfagent.redaction.names import HIDDEN, WORDS, compiled, noted, random_looking, secret_key, stands_for
+from perfagent.redaction.remembered import hide_remembered, learn, learn_environment
+from perfagent.redaction.shapes import FIRST_SHAPES, LAST_SHAPES, SHAPES, Shape
 from perfagent.redaction.values import hide_known
 
-__all__ = ["may_begin_with_a_dash", "may_have_more", "redacted_lines", "redacted_text"]
+__all__ = ["redacted_arguments", "redacted_lines", "redacted_text", "redacted_words"]
 
 MAX_TEXT = 20_000
 MAX_LINE = 500
 MAX_VALUE, MAX_RANDOM = 5_000, 220
 MAX_READ = 200_000
 """Characters of one text that are looked at; of what is longer, the beginning and the end are."""
+BETWEEN = "\x1f"
+"""Stands before each word of a list; patterns read it as a blank."""
 
-_USERINFO = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/@:'\"]{0,200}):[^\s/'\"]+@"
-_WITH_SLASHES = (
-    r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/@:'\"]{0,200}|\[redacted\])"
-    r":(?!\d{1,5}[/?#]|\[redacted\])[^\s@:'\"]{1,200}/[^\s@:'\"]{0,200}@(?=[\w.\[-]+(?:[:/?#]|$|[\s'\"]))"
-)
-"""A password may hold a slash, as half of the keys of AWS do; what follows the colon is no port then."""
-_ALONE = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^\s/@:'\"]{20,}@"
-# The name of a user is no secret, so a short word alone is hidden only where it is usually a token: on the web.
-_ON_THE_WEB = r"(?P<scheme>(?<![a-zA-Z0-9.-])https?://)(?!git@)[^\s/@:?&=#'\"]{3,200}@(?=\w)"
-_QUERY = r"(?i)(?P<lead>[?&](?:sig|(?:q-)?signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+"
-_HEADER = (
-    r"(?i)(?P<name>(?:proxy-)?authorization|x-[a-z-]{0,60}(?:key|token)|(?:set-)?cookie)"
-    r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{0,2}['\"])?)(?P<value>Digest [^\n]+|[^\n'\"]+)"
-)
-_SCHEME = r"(?i)\b(?P<kind>bearer|basic|token)(?P<gap>\s+)(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
 _ASSIGNMENT = (
-    r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=[=>]?|!=|:=?|：)\s{0,20})(?=\S)"
+    r"(?<![\w.-])(?P<name>(?:[^\W\d]|-)[\w.-]{0,300}+)"
+    r"(?P<gap>\\?['\"]?\]?\s{0,20}(?:=[=>]?+|!=|:=?+|：)[^\S\x1f]{0,20})"
+    # `api_key: str | None = "X"` in Python, `api_key: !!str X` in YAML
+    r"(?:(?:Optional\[)?(?:\w{1,20}\.)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s{0,3}=(?!=)\s{0,3}|!!\w{1,20}\s{1,20})?(?=\S)"
 )
-_TYPE = (
-    r"(?:Optional\[)?(?:\w{1,20}\.)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s{0,3}=(?!=)\s{0,3}(?=\S)"
-    r"|!!\w{1,20}\s{1,20}(?=\S)"
-)
-"""What may stand before the value: `api_key: str | None = "X"` in Python, `api_key: !!str X` in YAML."""
-_FLAG = r"(?<![^\s'\"])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+|['\"],\s*(?=['\"]))(?=\S)"
-"""Of a command line, also as Python prints a list: `Command '['train.py', '--api-key', 'X']' returned ...`."""
-_MORE_VALUES = r"(?:,?[ \t]+(?!['\"]?-)['\"]?[^\s;&|'\",)\]]+['\"]?)*"
-_PAIR = (
-    r"(?<!\S)(?:--(?:opts?|set|overrides?|cfg-options)\s{1,20}(?P<name>[A-Za-z_][\w.-]{0,100}+)"
-    r"|(?P<path>[A-Z][A-Z0-9_]{0,60}+\.[A-Z][A-Z0-9_.]{0,100}+))[ \t]{1,20}(?=[^\s=:-])"
-)
-"""`--opts api_key X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn, and writes names
-so."""
-_SIGNS_OF_PAIRS = (r"\.[A-Z]", r"--(?:[os]|cfg)")
 _NAMED = (
     r"(?i)\b(?:name|key)['\"]?\s{0,20}[:=]\s{0,20}['\"]?(?P<name>[\w.-]{1,100}+)['\"]?\s{0,40},?\s{0,40}"
     r"['\"]?\bvalue['\"]?\s{0,20}[:=]\s{0,20}(?=\S)"
 )
 """`{"name": "HF_TOKEN", "value": X}`, as Kubernetes lists variables."""
-_VALUE = r"\\\"[^\"\n]*?\\\"|[rbfu]?'(?:[^'\\\n]|\\.)*+'|[rbfu]?\"(?:[^\"\\\n]|\\.)*+\"|[^\s;&'\"]++"
-_BRACKETED = (
-    r"[\w.]{0,200}+[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]"
-    r"|[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]|[(\[{][^\n()\[\]{}]*+[)\]}])*+[)\]}])*+[)\]}]"
+_FLAG = r"(?<![^\s'\"])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+|['\"],\s*(?=['\"]))(?=\S)"
+"""Of a command line, also as Python prints a list: `Command '['train.py', '--api-key', 'X']' returned ...`."""
+_PAIR = (
+    r"(?<!\S)(?:--(?:opts?|set|overrides?|cfg-options)\s{1,20}(?P<name>[A-Za-z_][\w.-]{0,100}+)"
+    r"|(?P<path>[A-Z][A-Z0-9_]{0,60}+\.[A-Z][A-Z0-9_.]{0,100}+))[ \t\x1f]{1,20}(?=[^\s=:-])"
 )
+"""`--opts api_key X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn, and writes names
+so."""
+_QUOTED = r"\\\"[^\"\n\x1f]*?\\\"|[rbfu]?'(?:[^'\\\n\x1f]|\\.)*+'|[rbfu]?\"(?:[^\"\\\n\x1f]|\\.)*+\""
+_WORD = r"(?P<word>(?:(?!,['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:])[^\s;&'\"])++)"  # of `api_key=x,lr=0.1` the x
+_INSIDE = r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]"
+_IN_BRACKETS = rf"[(\[{{](?:{_INSIDE}|[(\[{{][^\n()\[\]{{}}]*+[)\]}}])*+[)\]}}]"
+_BRACKETED = rf"[\w.]{{0,200}}+[(\[{{](?:{_INSIDE}|{_IN_BRACKETS})*+[)\]}}](?=[\s;&'\",)\]}}]|$)"
 """`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`: hidden up to the last bracket. With the first
 word alone the password of `auth=` stayed visible."""
+_BLOCK = "|".join(
+    rf"[|>][0-9+-]{{0,2}}[ \t]*{end}(?:[ \t]*{end})*"
+    rf"(?P<{indent}>[ \t]+){letter}*(?:{end}(?:(?P={indent}){letter}*|[ \t]*(?={end})))*"
+    for indent, end, letter in (("indent", r"\n", r"[^\n]"), ("printed", r"\\n", r"(?:(?!\\n)[^'\"\n])"))
+)
+"""A value of several lines in YAML, also as Python and JSON print it: the lines that are indented as far as the first."""
+_YAML_LIST = r"-[ \t]+[^\n]*(?:\n[ \t]*-[ \t]+[^\n]*)*"
+_SECRET_VALUE = f"{_QUOTED}|{_BLOCK}|{_YAML_LIST}|{_BRACKETED}|{_WORD}"
+_OTHER_VALUE = f"{_QUOTED}|{_WORD}"
+_MORE_VALUES = r"(?:,?[ \t\x1f]+(?!['\"]?-)['\"]?[^\s;&|'\",)\]]+['\"]?)*"
 _COMPUTED = r"[A-Za-z_]\w*(?:\.\w+)+(?:\([^'\"]*\)|\[[^'\"]*\])"
 """A call or index by a dotted path without a text in it stays visible, since tracebacks are full of them:
 `token = self.tokenizer.decode(ids)`, `token = self.vocab[word]`, `cls: torch.Size([1, 768])`."""
 _DONE = r"\[redacted(?!\][\w-])"
 """Hidden before, and not a part of it only: `https://me:[redacted]@host`."""
-_QUOTES = ("'", '"')
-_NEXT_NAME = r",['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:]"
-_BLOCK = r"[|>][0-9+-]{0,2}[ \t]*(?P<end>\n|\\n)"
-"""How a value of several lines begins in YAML, also as Python and JSON print it."""
-_LIST = r"-[ \t]+[^\n]*(?:\n[ \t]*-[ \t]+[^\n]*)*"
-"""The values of a name in YAML, a line each."""
-_TAKES_VALUE = r"(?i)passw|passphrase|pwd|secret|credential|(?:token|key)s?$|(?:^|[._-])(?:pass|pw)$"
-_LOGS_IN = (
-    r"(?:login['\"]?(?:\s+--?[\w-]+(?:[=\s]\S+)?){0,4}\s+['\"]?|login\(\s*['\"]?"
-    r"|-wandb\s+|\bwandb['\"]?\]?\s*[:=]\s*['\"]?)\Z"
-)
-_IS_KEY = r"(?<![\w-])(?:--)?(?:wandb[._-])?(?:api[._-])?(?:key|api)['\"]?\]?\s{0,5}[:=,]?\s{0,5}['\"]?\Z"
-_LOGIN = (
-    r"(?P<lead>\blogin\s+\S+\s+password\s+)\S+|"
-    r"(?P<curl>\bcurl\b[^\n|;]{0,300}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:)[^\s'\"]+"
-)
-_AS_DIGITS = bytes(ord("0" if chr(byte) in string.hexdigits else ".") for byte in range(256))
-"""Whether a text has 32 hexadecimal digits in a row is told by this translation twenty times faster than by a
-pattern."""
+_TAKES_ANY = r"(?i)passw|passphrase|pwd|secret|credential|(?:token|key)s?$|(?:^|[._-])(?:pass|pw)$"
 _WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._+/@-")
 """A text of these alone is one word: nothing in it has a value, so it can only be a secret by itself."""
 
@@ -116,8 +80,7 @@ def redacted_text(text: str) -> str:
         text, left_out = _ends(text, MAX_READ)
     text = _hide(text)  # before it is cut: half a secret is known by nothing
     if len(text) > MAX_TEXT or left_out:
-        text, more = _ends(text, MAX_TEXT)
-        left_out += more
+        text, _ = _ends(text, MAX_TEXT, left_out)
     return text
 
 
@@ -128,19 +91,42 @@ def redacted_lines(lines: Iterable[str]) -> list[str]:
     return [line[:MAX_LINE] for line in _hide(text).split("\n")]
 
 
+def redacted_arguments(arguments: Iterable[str]) -> list[str]:
+    """A command line without secrets."""
+    learn_environment()
+    return redacted_words(list(arguments))
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """The same number of words: any list may be a command line or a part of one, where a word may tell of the next."""
+    words = [_without_random(word) for word in words]
+    line = "".join(f"{BETWEEN}{word}" for word in words)
+    shown = _hide(_encodable(line)).split(BETWEEN)[1:] if len(line) <= MAX_READ else []
+    if len(shown) != len(words):  # a secret took several words, as a private key does
+        return [redacted_text(word) for word in words]
+    return [one if len(one) <= MAX_TEXT else _ends(one, MAX_TEXT)[0] for one in shown]
+
+
+def _without_random(word: str) -> str:
+    name, _, value = word.partition("=")
+    if random_looking(value):
+        return f"{name}={HIDDEN}"
+    return HIDDEN if random_looking(word) else word
+
+
 def _encodable(text: str) -> str:
     if not text.isascii():
         text = text.encode("utf-8", "replace").decode("utf-8")
     return text.replace("\0", "�") if "\0" in text else text
 
 
-def _ends(text: str, room: int) -> tuple[str, int]:
-    """Beginning and end of a text, cut between words, and how many characters are missing."""
+def _ends(text: str, room: int, missing: int = 0) -> tuple[str, int]:
+    """Beginning and end of a text, cut between words, and how many characters are missing, with those before."""
     head, tail = text[: room // 2], text[-room // 2 :]
     kept = max(head.rfind(" "), head.rfind("\n"))
     first = min((at for at in (tail.find(" "), tail.find("\n")) if at >= 0), default=0)
     head, tail = head[: kept + 1 or len(head)], tail[first:]
-    missing = len(text) - len(head) - len(tail)
+    missing += max(0, len(text) - len(head) - len(tail))
     return f"{head}\n[... {missing} characters left out ...]\n{tail}", missing
 
 
@@ -148,53 +134,21 @@ def _hide(text: str) -> str:
     text = hide_remembered(hide_known(text))  # in this order: one that is remembered may be a part of another
     if _WORD_CHARACTERS.issuperset(text):
         return text
-    if "://" in text and "@" in text:
-        text = compiled(_USERINFO).sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
-        text = compiled(_WITH_SLASHES).sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
-        text = compiled(_ALONE).sub(rf"\g<scheme>{HIDDEN}@", text)
-        text = compiled(_ON_THE_WEB).sub(rf"\g<scheme>{HIDDEN}@", text)
-    if "=" in text and ("&" in text or "?" in text):
-        text = compiled(_QUERY).sub(rf"\g<lead>{HIDDEN}", text)
-    text = hide_short_options(text)
     lower = text.lower()
+    text = _shaped(FIRST_SHAPES, text, lower)
     if any(word in lower for word in WORDS):
-        if ":" in text or "=" in text or "," in text or "：" in text:
-            if "authorization" in lower or "cookie" in lower or "x-" in lower:
-                text = compiled(_HEADER).sub(_hide_header, text)
-            text = _hide_values(_ASSIGNMENT, text)
-            if "value" in lower:
-                text = _hide_values(_NAMED, text)
-        if "-" in text:
-            text = _hide_values(_FLAG, text)
-        if any(compiled(sign).search(text) for sign in _SIGNS_OF_PAIRS):
-            text = _hide_values(_PAIR, text)
-        if "bearer" in lower or "basic" in lower or "token " in lower:
-            text = compiled(_SCHEME).sub(_hide_scheme, text)
-        text = hide_said(text, lower)
-    if "login" in lower or "curl" in lower:
-        text = compiled(_LOGIN).sub(lambda match: (match["lead"] or match["curl"]) + HIDDEN, text)
-    if ("login" in lower or "wandb" in lower) and b"0" * 32 in text.encode("ascii", "replace").translate(_AS_DIGITS):
-        text = compiled(rf"(?<![\w-]){HEX}+(?![\w-])").sub(_hide_hex, text)
+        for signs, pattern in (("=:：", _ASSIGNMENT), (("value",), _NAMED), ("-", _FLAG), ((".", "--"), _PAIR)):
+            if any(sign in lower for sign in signs):
+                text = _hide_values(pattern, text)
+        text = _shaped(SHAPES, text, lower)
+    return _shaped(LAST_SHAPES, text, lower)
+
+
+def _shaped(shapes: Sequence[Shape], text: str, lower: str) -> str:
+    for shape in shapes:
+        if not shape.signs or any(sign in lower for sign in shape.signs):
+            text = compiled(shape.pattern).sub(shape.shown, text)
     return text
-
-
-def _hide_hex(match: re.Match[str]) -> str:
-    """A key of W&B is as long as a commit; it is one where somebody logs in, and under the name of a key beside
-    that."""
-    before = match.string[max(0, match.start() - 200) : match.start()].lower()
-    if compiled(_LOGS_IN).search(before):
-        return HIDDEN
-    at = max(before.rfind("wandb"), before.rfind("login"))
-    # a call or a mapping that goes on in indented lines is one statement
-    together = all(line.startswith((" ", "\t")) for line in before[at:].split("\n")[1:])
-    return HIDDEN if at >= 0 and compiled(_IS_KEY).search(before, at) and together else match[0]
-
-
-def _hide_header(match: re.Match[str]) -> str:
-    value = match["value"].strip()
-    if may_stay(match["name"], value) or value.startswith(HIDDEN):
-        return match[0]
-    return f"{match['name']}{match['gap']}{HIDDEN}"
 
 
 def _hide_values(pattern: str, text: str) -> str:
@@ -203,96 +157,55 @@ def _hide_values(pattern: str, text: str) -> str:
     search = compiled(pattern).search
     done = at = 0
     while (match := search(text, at)) is not None:
-        at, name = match.end(), _full_name(match)
+        at, name = match.end(), (match["name"] or match["path"]).lstrip("-")
+        if name.lower() in ("pass", "token") and ":" in match[0]:  # `next token: the` is about a next token
+            before = compiled(r"\w+ +$").search(text, max(0, match.start() - 24), match.start())
+            name = f"{before[0] if before else ''}{name}"
         if not noted(name):
             continue
-        if secret_key(name) and (kind := compiled(_TYPE).match(text, at)):
-            at = kind.end()
-        value = _value_at(text, at, MAX_VALUE if secret_key(name) else MAX_RANDOM)
-        if pattern is _FLAG:
-            bare = value.strip("'\"")
-            if bare.startswith("-") and not may_begin_with_a_dash(name, bare):
-                continue
+        value = _value_at(text, match, name)
+        bare = value.strip("'\"")
+        if pattern is _FLAG and bare.startswith("-") and (
+            len(bare) < 4 or bare[1] == "-" or not compiled(_TAKES_ANY).search(name)
+        ):  # fmt: skip
+            continue  # the next option, and no `--password -abc`
         shown = _shown(name, value)
+        if shown == HIDDEN and BETWEEN in text:
+            learn(name, value, digits=False)
         if shown is not None:
             parts += (text[done:at], shown)
-            at += len(value)
-            if pattern is _FLAG and may_have_more(name) and (more := compiled(_MORE_VALUES).match(text, at)):
-                at = more.end()
-            done = at
+            at = done = at + len(value)
+            if (
+                pattern is _FLAG
+                and name.lower().endswith("s")
+                and not name.lower().endswith("pass")
+                and secret_key(name)
+            ):
+                more = compiled(_MORE_VALUES).match(text, at)  # `--passwords A B`
+                at = done = more.end() if more else at
+                parts.append(re.sub(r"[^\s,'\"]+", HIDDEN, more[0]) if more else "")
     return "".join((*parts, text[done:])) if parts else text
 
 
-def _full_name(match: re.Match[str]) -> str:
-    """The name without dashes; `forward pass: eager` is about a forward pass, `next token: the` about a next token."""
-    name = (match["name"] or match["path"]).lstrip("-")
-    if name.lower() in ("pass", "token") and ":" in match[0] and match.string[match.start() - 1 : match.start()] == " ":
-        before = match.string[max(0, match.start() - 24) : match.start()].split("\n")[-1].split()
-        if before and before[-1].isalnum():
-            return f"{before[-1]}_{name}"
-    return name
-
-
-def may_begin_with_a_dash(name: str, word: str) -> bool:
-    """Whether the word after an option of this name is its value although it looks like an option: `--password
-    -abc`."""
-    return len(word) > 3 and word[1] != "-" and compiled(_TAKES_VALUE).search(name) is not None
-
-
-def may_have_more(name: str) -> bool:
-    """Whether more than one word may follow an option of this name: `--passwords A B`."""
-    lower = name.lower()
-    return lower.endswith("s") and not lower.endswith("pass") and secret_key(name)
-
-
-def _value_at(text: str, at: int, limit: int) -> str:
-    match = compiled(_VALUE).match(text, at, at + limit)
+def _value_at(text: str, name_and_gap: re.Match[str], name: str) -> str:
+    at, before = name_and_gap.end(), name_and_gap.start()
+    if BETWEEN in (text[at - 1], text[before - 1 : before]):  # of a list: a whole word, or all behind `--name=`
+        end = text.find(BETWEEN, at)
+        return text[at : len(text) if end < 0 else end]
+    secret = secret_key(name)
+    match = compiled(_SECRET_VALUE if secret else _OTHER_VALUE).match(
+        text, at, at + (MAX_VALUE if secret else MAX_RANDOM)
+    )
     if match is None:
         return ""
-    value = match[0]
-    if value.endswith(_QUOTES):
-        return value
-    whole = compiled(_BRACKETED).match(text, at, at + limit) if limit == MAX_VALUE else None
-    if whole is not None and len(whole[0]) >= len(value.rstrip(",)]}.")):
-        return whole[0]
-    if value == "-" and limit == MAX_VALUE and (values := compiled(_LIST).match(text, at, at + limit)):
-        return values[0]
-    if value[0] in "|>" and (begins := compiled(_BLOCK).match(text, at)):
-        return _block(text[at : at + limit], begins.end() - at, begins["end"])
-    following = compiled(_NEXT_NAME).search(value)  # `api_key=x,lr=0.1`
-    return (value[: following.start()] if following else value).rstrip(",)]}.")
-
-
-def _block(text: str, begin: int, end_of_line: str) -> str:
-    """The lines of a value in YAML: those that are indented as far as the first of them."""
-    if not text.startswith((" ", end_of_line), begin):  # most often: nothing that would have to be split
-        return text[:begin].removesuffix(end_of_line)
-    shown = text[begin:] if end_of_line == "\n" else compiled(r"[^'\"\n]*").match(text, begin)[0]  # type: ignore[index]
-    lines = shown.split(end_of_line)
-    first = next((line for line in lines if line.strip()), "")
-    indent = " " * (len(first) - len(first.lstrip(" ")))
-    kept = itertools.takewhile(lambda line: not line.strip() or (indent and line.startswith(indent)), lines)
-    block = text[:begin] + end_of_line.join(kept)
-    while block.endswith(end_of_line):
-        block = block.removesuffix(end_of_line)
-    return block
+    return match[0].rstrip(",)]}.") if match.lastgroup == "word" else match[0]
 
 
 def _shown(name: str, value: str) -> str | None:
     """What stands in the text in place of this value; None where it stays."""
-    bare = value.lstrip("rbfu") if value.endswith(_QUOTES) else value
+    bare = value.lstrip("rbfu") if value.endswith(("'", '"')) else value
     bare = bare.strip("'\"\\")
     if value.startswith("//") or not bare or compiled(_DONE).match(bare) or compiled(_COMPUTED).fullmatch(bare):
         return None
     shown = stands_for(name, bare)
     return shown if shown in (None, HIDDEN) else value.replace(bare, shown)
-
-
-def _hide_scheme(match: re.Match[str]) -> str:
-    """`Bearer x`, `Basic x`, but not "basic understanding"."""
-    value = match["value"]
-    if re.search(r"\d|[a-z][A-Z]|=$", value) is None or (
-        match["kind"].lower() == "token" and not random_looking(value)
-    ):
-        return match[0]
-    return f"{match['kind']}{match['gap']}{HIDDEN}"
