@@ -52,12 +52,11 @@ class _Waiting(NamedTuple):
 
 
 class Outbox:
-    """Of one sender."""
+    """The media of one process. source: polled while there is something to do."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self.source: Source | None = None
-        """Polled while there is something to do."""
         self.waiting: deque[_Waiting] = deque()
         self._added_bytes = self._sent_bytes = 0
         """Of copies; each is counted by one thread alone."""
@@ -79,8 +78,6 @@ class Outbox:
 
     def add(self, found: dict[str, list[Media]], step: int | EarlyLog) -> None:
         """step: a number, or the call that will have it."""
-        if not found:
-            return
         rarer = 1 << max(self._taken_items // RUN_ITEMS, self._taken_bytes // RUN_BYTES)
         too_many = (
             f"this process has logged {RUN_ITEMS:,} media, or {RUN_BYTES >> 30} GiB of them: of each name, one log() in {rarer} "
@@ -100,8 +97,7 @@ class Outbox:
                 self._leave_out("call", sentence, len(media) - MOST_OF_CALL)
             for place, one in enumerate(media[:MOST_OF_CALL]):
                 self._add(_Waiting(name, place, one, step))
-        if self.source is not None:
-            self.source.due = self._sender.sources_due = 0.0
+        self._poll_again()
 
     def _add(self, item: _Waiting) -> None:
         media = item.media
@@ -111,23 +107,25 @@ class Outbox:
         if media.problem:
             self._leave_out(media.problem[:40], f"{item.name!r:.80}: {media.problem}; left out")
         elif len(self.waiting) >= WAITING_ITEMS or self._added_bytes - self._sent_bytes + media.nbytes > WAITING_BYTES:
-            self._leave_out(
-                "fast", "media come faster than they can be sent; log fewer, or smaller ones; some are left out"
-            )
+            sentence = "media come faster than they can be sent; log fewer, or smaller ones; some are left out"
+            self._leave_out("fast", sentence)
         else:
             self._added_bytes += media.nbytes
             self._taken_items += 1
             self.waiting.append(item)
 
+    def _poll_again(self) -> None:
+        if self.source is not None:
+            self.source.due = self._sender.sources_due = 0.0
+
     # ---- on the sender's thread
 
     def poll(self) -> None:
-        closing_at, now = self._sender.closing_at, self._sender.clock()
-        closing, records, spool = closing_at is not None, self._sender.config.record is not None, self._sender.spool
+        sender, closing_at, now = self._sender, self._sender.closing_at, self._sender.clock()
+        closing = closing_at is not None
+        takes_all = closing or sender.config.record is not None
         began, until = time.thread_time(), now + (TICK_S if closing_at is None else CLOSING_SHARE * (closing_at - now))
-        while (
-            self.waiting and self._sender.clock() < until and (closing or records or spool.pending_bytes < FRAME_BYTES)
-        ):
+        while self.waiting and sender.clock() < until and (takes_all or sender.spool.pending_bytes < FRAME_BYTES):
             item = self.waiting[0]
             if item.known_step is None or not item.media.ready():
                 if not closing:
@@ -140,12 +138,15 @@ class Outbox:
         if closing and self.waiting:
             self._leave_out("end", "the run ended before all its media were sent; some are left out", len(self.waiting))
             self.waiting.clear()
-        self._tell(last=closing)
+        total, now = self._total, time.monotonic()
+        if total > self._told and (closing or now >= self._tell_at):
+            self._told, self._tell_at = total, now + TELL_S
+            sender.event("media", {"left_out": total})
         if self.source is not None:
             self.source.due = math.inf
             if self.waiting or self._total > self._told:  # also what was added meanwhile
-                self.source.due = self._sender.sources_due = 0.0
-        self._sender.asked_cpu_s += time.thread_time() - began
+                self._poll_again()
+        sender.asked_cpu_s += time.thread_time() - began
 
     def _send(self, item: _Waiting) -> None:
         config, spool = self._sender.config, self._sender.spool
@@ -162,8 +163,6 @@ class Outbox:
         told |= {"caption": item.media.caption} if item.media.caption else {}
         self._sender.event("media", told, step=item.known_step)
 
-    # ---- what is left out
-
     def _leave_out(self, topic: str, sentence: str, count: int = 1) -> None:
         self._left_out[get_ident()] += count
         self._sender.counters["dropped_media"] = self._total
@@ -173,16 +172,7 @@ class Outbox:
     def _total(self) -> int:
         return sum([*self._left_out.values()])
 
-    def _tell(self, *, last: bool) -> None:
-        now = time.monotonic()
-        if self._total > self._told and (last or now >= self._tell_at):
-            self._told, self._tell_at = self._total, now + TELL_S
-            self._sender.event("media", {"left_out": self._told})
-
 
 def _media_of(value: Any) -> list[Media]:
-    if isinstance(value, Media):
-        return [value.frozen()]
-    if type(value) in (list, tuple) and value and all(isinstance(one, Media) for one in value):
-        return [one.frozen() for one in value]
-    return []
+    listed = value if type(value) in (list, tuple) else [value]
+    return [one.frozen() for one in listed] if all(isinstance(one, Media) for one in listed) else []

@@ -48,16 +48,18 @@ class Media:
     kind: ClassVar[MediaKind]
     __slots__ = ("_content", "caption", "left_out", "problem")
 
-    def __init__(self, caption: object, take: Callable[[], Snapshot | bytes], foreign: Iterable[str] = ()) -> None:
+    def __init__(self, data: Any, caption: object, foreign: dict[str, Any]) -> None:
+        for name in ("data_or_path", "value", "sequence"):  # as W&B and trackio call the data
+            data = foreign.pop(name, data) if data is None else data
         self.left_out = tuple(foreign)
         self.caption = "" if caption is None else str(caption)[: limits.MAX_CAPTION_CHARACTERS]
         self.problem = ""
         self._content: Snapshot | bytes = b""
-        self._fill(take)
+        self._make(self._take, data)
 
-    def _fill(self, take: Callable[[], Snapshot | bytes]) -> None:
+    def _make(self, take: Callable[[Any], Snapshot | bytes], data: Any) -> None:
         try:
-            self._content = take()
+            self._content = take(data)
         except RefusedError as error:
             self.problem = f"perfagent.{type(self).__name__} {error}"
         except Exception as error:
@@ -81,6 +83,9 @@ class Media:
         """On the sender's thread, once it is ready. Raises RefusedError for what cannot be sent."""
         return self._content if isinstance(self._content, bytes) else self._encode(self._content.array())
 
+    def _take(self, data: Any) -> Snapshot | bytes:
+        raise NotImplementedError
+
     def _encode(self, array: Array) -> bytes:
         raise NotImplementedError
 
@@ -96,8 +101,7 @@ class Image(Media):
     __slots__ = ()
 
     def __init__(self, data: Any = None, caption: str | None = None, **foreign: Any) -> None:
-        given = _given(data, foreign)
-        super().__init__(caption, lambda: self._take(given), foreign)
+        super().__init__(data, caption, foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
         if (file := _file("image", data)) is not None:
@@ -158,8 +162,7 @@ class Audio(Media):
         **foreign: Any,
     ) -> None:
         self._sample_rate_hz = sample_rate if sample_rate_hz is None else sample_rate_hz
-        given = _given(data, foreign)
-        super().__init__(caption, lambda: self._take(given), foreign)
+        super().__init__(data, caption, foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
         if (file := _file("audio", data)) is not None:
@@ -203,50 +206,26 @@ class Table(Media):
         dataframe: Any = None,
         **foreign: Any,
     ) -> None:
-        self.columns: list[str] = []
+        self.columns: Sequence[str] = ("Input", "Output", "Expected") if columns is None else columns  # as in W&B
         self.data: list[list[Cell]] = []
         """The rows that are kept."""
         self._count = 0
         data = rows if data is None else data
-        dataframe = data if hasattr(data, "itertuples") else dataframe
-        super().__init__(caption, lambda: self._take(columns, data, dataframe), foreign)
+        super().__init__(data if dataframe is None else dataframe, caption, foreign)
 
-    def _take(self, columns: Sequence[str] | None, rows: Any, dataframe: Any) -> bytes:
-        if dataframe is not None:
-            columns, rows = [*dataframe.columns], [*dataframe.itertuples(index=False, name=None)]
-        columns = ("Input", "Output", "Expected") if columns is None else columns  # as in W&B
-        if isinstance(columns, str) or not 0 < len(columns) <= MAX_TABLE_COLUMNS:
-            raise RefusedError(f"takes a list of 1 to {MAX_TABLE_COLUMNS} names as columns, not {columns!r:.60}")
-        self.columns = [str(name)[:_CELL_CHARACTERS] for name in columns]
-        for row in rows:
+    def _take(self, data: Any) -> bytes:
+        if hasattr(data, "itertuples"):
+            self.columns, data = [*data.columns], data.itertuples(index=False, name=None)
+        if isinstance(self.columns, str) or not 0 < len(self.columns) <= MAX_TABLE_COLUMNS:
+            raise RefusedError(f"takes a list of 1 to {MAX_TABLE_COLUMNS} names as columns, not {self.columns!r:.60}")
+        self.columns = [str(name)[:_CELL_CHARACTERS] for name in self.columns]
+        for row in data:
             self._add(row)
         return b""
 
     def add_data(self, *cells: Any) -> None:
         """Adds a row. What was logged before stays as it was."""
-        self._fill(lambda: self._add(cells))
-
-    def get_column(self, name: str, convert_to: str | None = None) -> Any:
-        """The cells that are kept; convert_to: "numpy" for an array. Raises ValueError for a name that is no column."""
-        cells = [row[self.columns.index(name)] for row in self.data]
-        return numpy().array(cells) if convert_to == "numpy" else cells
-
-    def add_column(self, name: str, data: Sequence[Any], **_: Any) -> None:
-        """Adds a cell to each row. What was logged before stays as it was."""
-        self._fill(lambda: self._add_column(str(name)[:_CELL_CHARACTERS], data))
-
-    def _add_column(self, name: str, data: Sequence[Any]) -> bytes:
-        if not self.columns:
-            self.problem, self._count = "", len(data)
-            self.data = [[] for _ in range(min(self._count, MAX_TABLE_ROWS))]
-        if len(data) != self._count or len(self.columns) >= MAX_TABLE_COLUMNS:
-            raise RefusedError(
-                f"has {self._count} rows and up to {MAX_TABLE_COLUMNS} columns, and a column of {len(data)} cells"
-            )
-        self.columns.append(name)
-        for row, cell in zip(self.data, data, strict=False):
-            row.append(_cell(cell))
-        return b""
+        self._make(self._add, cells)
 
     def _add(self, row: Iterable[Any]) -> bytes:
         self._count += 1
@@ -257,24 +236,34 @@ class Table(Media):
             self.data.append(cells)
         return b""
 
+    def add_column(self, name: str, data: Sequence[Any], **_: Any) -> None:
+        """Adds a cell to each row. What was logged before stays as it was."""
+        if not self.columns:
+            self.problem, self._count, self.data = "", len(data), [[] for _ in data[:MAX_TABLE_ROWS]]
+        if len(data) != self._count or len(self.columns) >= MAX_TABLE_COLUMNS:
+            most = f"{self._count} rows and up to {MAX_TABLE_COLUMNS} columns"
+            self.problem = f"perfagent.Table has {most}, and a column of {len(data)} cells"
+            return
+        self.columns = [*self.columns, str(name)[:_CELL_CHARACTERS]]
+        self.data = [[*row, _cell(cell)] for row, cell in zip(self.data, data, strict=False)]
+
+    def get_column(self, name: str, convert_to: str | None = None) -> Any:
+        """The cells that are kept; convert_to: "numpy" for an array. Raises ValueError for a name that is no column."""
+        cells = [row[[*self.columns].index(name)] for row in self.data]
+        return numpy().array(cells) if convert_to == "numpy" else cells
+
     def frozen(self) -> Media:
         frozen = copy.copy(self)
-        frozen._content = self._now()
+        frozen.data = [*self.data]
         return frozen
-
-    def _now(self) -> bytes:
-        return msgspec.json.encode({"columns": self.columns, "rows": self.data, "count": self._count})
 
     def encoded(self) -> bytes:
         """Without secrets: what its columns are called, and what its cells look like, tells of them."""
-        told = msgspec.json.decode(super().encoded() or self._now())
-        names, rows = told["columns"], told["rows"]
-        for at, name in enumerate(names):
-            cells = next(iter(redacted({name: [row[at] for row in rows]}).values()))
-            for place, row in enumerate(rows):
-                row[at] = cells if isinstance(cells, str) else cells[place]
+        columns = [next(iter(redacted({name: [*cells]}).values())) for name, *cells in zip(self.columns, *self.data)]  # noqa: B905
+        rows = [[cells if isinstance(cells, str) else cells[at] for cells in columns] for at in range(len(self.data))]
+        told = {"columns": self.columns, "rows": rows, "count": self._count}
         while len(data := msgspec.json.encode(told)) > MAX_MEDIA_BYTES:
-            told["rows"] = told["rows"][: len(told["rows"]) // 2]
+            told["rows"] = rows = rows[: len(rows) // 2]
         return data
 
 
@@ -282,8 +271,7 @@ class Histogram(Media):
     """How numbers are distributed, such as the weights of a layer. Of more than 2**20 numbers, evenly spaced ones are looked
     at.
 
-    values: an array or tensor of any shape. np_histogram: in its place, counts and evenly spaced edges, as
-    `numpy.histogram` returns them. num_bins: bins, as W&B calls them.
+    values: an array or tensor of any shape. num_bins: bins, as W&B calls them.
     """
 
     kind = "histogram"
@@ -295,26 +283,16 @@ class Histogram(Media):
         bins: int = 64,
         caption: str | None = None,
         *,
-        np_histogram: Any = None,
         num_bins: int | None = None,
         **foreign: Any,
     ) -> None:
         self._bins = bins if num_bins is None else num_bins
-        given = _given(values, foreign)
-        take = (lambda: self._take(given)) if np_histogram is None else (lambda: self._counted(*np_histogram))
-        super().__init__(caption, take, foreign)
+        super().__init__(values, caption, foreign)
 
-    def _counted(self, counts: Any, edges: Any) -> bytes:
-        width = numpy().diff(edges)
-        if not 0 < len(counts) <= MAX_BINS or len(width) != len(counts) or not numpy().allclose(width, width[0]):
-            raise RefusedError(f"takes the counts of 1 to {MAX_BINS} bins of one width, and their edges")
-        self._count = int(sum(counts))
-        return self._told(counts, edges, 0)
-
-    def _take(self, values: Any) -> Snapshot:
+    def _take(self, data: Any) -> Snapshot:
         if not isinstance(self._bins, int) or not 0 < self._bins <= MAX_BINS:
             raise RefusedError(f"takes 1 to {MAX_BINS} bins, not {self._bins!r:.40}")
-        flat = viewed(values).reshape(-1)
+        flat = viewed(data).reshape(-1)
         self._count = int(flat.shape[0])
         if not self._count:
             raise RefusedError("takes at least one number")
@@ -323,18 +301,9 @@ class Histogram(Media):
     def _encode(self, array: Array) -> bytes:
         np = numpy()
         finite = array[np.isfinite(array)].astype("float64")
-        counts, edges = np.histogram(finite, self._bins) if len(finite) else ([0] * self._bins, (0.0, 1.0))
-        return self._told(counts, edges, len(array) - len(finite))
-
-    def _told(self, counts: Any, edges: Any, nonfinite: int) -> bytes:
-        found = {"low": float(edges[0]), "high": float(edges[-1]), "counts": [int(count) for count in counts]}
-        return msgspec.json.encode(found | {"nonfinite": nonfinite, "count": self._count})
-
-
-def _given(data: Any, foreign: dict[str, Any]) -> Any:
-    """What it is made of, under the names of W&B and trackio as well; these are no longer among the others then."""
-    named = [foreign.pop(name) for name in ("data_or_path", "value", "sequence") if name in foreign]
-    return named[0] if data is None and named else data
+        counts, edges = np.histogram(finite, self._bins) if len(finite) else (np.zeros(self._bins, int), (0.0, 1.0))
+        found = {"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist()}
+        return msgspec.json.encode(found | {"nonfinite": len(array) - len(finite), "count": self._count})
 
 
 def _file(kind: MediaKind, data: object) -> bytes | None:

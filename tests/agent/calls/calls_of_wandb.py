@@ -57,7 +57,6 @@ run.log(
         "images": [wandb.Image(pixels, mode="RGB", caption="a"), wandb.Image(pixels)],
         "table": table,
         "histogram": wandb.Histogram([1.0, 2.0, 2.0], num_bins=4),
-        "counted": wandb.Histogram(np_histogram=(numpy.array([3, 1]), numpy.array([0.0, 1.0, 2.0]))),
         "html": wandb.Html("<b>no</b>"),
     },
     step=4,

@@ -44,14 +44,13 @@ def test_a_script_of_wandb_trains_and_says_once_what_is_lost(tmp_path: Path) -> 
     assert [value for name in ("summary/best", "summary/worst") for _, value in recording.series(name)] == [0.25, 1.0]
     media = {one["name"]: one for one in recording.events("media") if "name" in one}
     assert {name: one["what"] for name, one in media.items()} == {
-        "image": "image", "images": "image", "table": "table", "histogram": "histogram", "counted": "histogram", "sound": "audio",
+        "image": "image", "images": "image", "table": "table", "histogram": "histogram", "sound": "audio",
     }  # fmt: skip
     assert json.loads(media["table"]["payload"]) == {
         "columns": ["word", "count", "half"],
         "rows": [["one", 1, 0.5], ["two", 2, 1.0]],
         "count": 2,
     }
-    assert json.loads(media["counted"]["payload"])["counts"] == [3, 1]
     states = recording.events("state")
     assert {"first", "renamed"} <= {state.get("name") for state in states}
     assert ["a", "b", "train", "c", "d"] in [state.get("tags") for state in states]
@@ -141,7 +140,3 @@ def test_a_table_takes_a_data_frame() -> None:
 
     told = json.loads(perfagent.Table(dataframe=Frame()).frozen().encoded())
     assert (told["columns"], told["rows"], told["count"]) == (["a", "b"], [[1, "x"], [2, "y"]], 2)
-
-
-def test_bins_of_several_widths_are_no_histogram() -> None:
-    assert "one width" in perfagent.Histogram(np_histogram=([1, 2], [0.0, 1.0, 5.0])).problem
