@@ -11,11 +11,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.guard import guarded
-from perfagent.context.environment import environment
+from perfagent.context.environment import environment, packages
 from perfagent.context.hyperparameters import Hyperparameters
 from perfagent.integrations.configurations import OF_A_MODEL
 from perfagent.integrations.techniques import elements, of_model, of_process
@@ -33,7 +31,7 @@ __all__ = ["Context"]
 WAIT_S = 10.0
 AGAIN_S = 5.0
 """Between two looks whether anything has changed, once all is told that was there at the start."""
-_IMPORTED_LATER = ["perfagent.context.git", "perfagent.context.packages", "perfagent.redaction"]
+_IMPORTED_LATER = ["perfagent.context.git", "perfagent.redaction"]
 PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
 
@@ -75,14 +73,14 @@ class Context:
             return
         self._work, self._complete = self._gather(), False
         self.hyperparameters.watch_argparse()
-        _look(self.hyperparameters, sys._getframe(1))
+        self.hyperparameters.look(sys._getframe(1))
         self._sender.imports += _IMPORTED_LATER
         self._source = self._sender.add_source(self.poll, every_s=0.25)
 
     def first_step(self) -> None:
         """On the training thread, when the first step is over: looks once more, about 0.1 ms."""
         if self._sender.identity.rank == 0:
-            _look(self.hyperparameters, sys._getframe(1))
+            self.hyperparameters.look(sys._getframe(1))
         self._stepped = True
 
     def close(self) -> None:
@@ -110,7 +108,6 @@ class Context:
     def _gather(self) -> Iterator[bool]:
         """Yields after each piece: True when the next one has to wait for something."""
         from perfagent.context.git import ChangedFiles, find
-        from perfagent.context.packages import installed
 
         begun = self._clock()
         repository = find()
@@ -121,27 +118,23 @@ class Context:
             tell = self._sender.event
             self._asked = ChangedFiles(repository.root, lambda dirty: tell("context", {"git": git | {"dirty": dirty}}))
             self._sender.add_slow_source(self._asked.poll)
-        packages: dict[str, str] = {}
-        for packages in installed():  # noqa: B007 - each time as many as are known so far
+        found: dict[str, str] = {}
+        for found in packages():  # noqa: B007 - each time as many as are known so far
             yield False
         self._complete = True
-        self._tell(packages=Versions(sorted(packages.items())))
-        while not (self._stepped or (self._sender.closing_at is not None) or self._clock() - begun > WAIT_S):
+        self._tell(packages=Versions(sorted(found.items())))
+        while not (self._stepped or self._sender.closing_at is not None or self._clock() - begun > WAIT_S):
             yield True
         due = self._clock()
-        while not (self._sender.closing_at is not None):
+        while self._sender.closing_at is None:
             if self._clock() >= due:
                 due = self._clock() + AGAIN_S
-                self._tell_if_changed()
+                if self._state() != self._told:
+                    self._tell()
             yield True
-        if not self._tell_if_changed() and self._model() is not None and self._techniques() != self._told_techniques:
-            self._tell()  # the model was changed in the course of the training: pruned, wrapped, quantised
-
-    def _tell_if_changed(self) -> bool:
-        changed = self._state() != self._told
-        if changed:
+        # and techniques, as the model may have been changed in the course of the training: pruned, wrapped, quantised
+        if self._state() != self._told or self._techniques() != self._told_techniques:
             self._tell()
-        return changed
 
     def _state(self) -> tuple[object, ...]:
         """What has to be sent again when it has changed."""
@@ -184,11 +177,6 @@ class Context:
             self.hyperparameters.settle()
         self._told = self._state()
         self._sender.event("context", {name: value for name, value in told.items() if value})
-
-
-@guarded
-def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
-    hyperparameters.look(frame)
 
 
 def _of_model(model: nn.Module) -> dict[str, object]:

@@ -1,5 +1,5 @@
-"""Describes a process: host, command line, versions, and the environment variables that say how a job was placed and
-tuned: a list of what may leave, never of what may not. The values are redacted all the same.
+"""Describes a process: host, command line, versions, installed packages, and the environment variables that say how a job
+was placed and tuned: a list of what may leave, never of what may not. The values are redacted all the same.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["describe", "environment"]
+__all__ = ["describe", "environment", "packages"]
 
 _NAMES = frozenset((
     "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "CONDA_DEFAULT_ENV",
@@ -56,3 +57,21 @@ def describe() -> dict[str, object]:
         found["torch"] = str(getattr(torch, "__version__", ""))
         found["cuda"] = getattr(getattr(torch, "version", None), "cuda", None)
     return {key: value for key, value in found.items() if value not in (None, "", [])}
+
+
+_FOLDER = r"(?P<name>[A-Za-z0-9._-]+?)-(?P<version>[0-9][^-]*)(?:-py[0-9.]+)?\.(?:dist-info|egg-info)"
+
+
+def packages(path: Sequence[str] | None = None) -> Iterator[dict[str, str]]:
+    """name -> version of the packages on the import path, as one more folder of it has been read. Names as on PyPI, in
+    lower case with hyphens; the first of a name is the one that is imported.
+
+    Read from the names of the metadata folders alone: `importlib.metadata` opens a file for each package, which takes a
+    thousand times as long. An old editable install, whose folder has no version in its name, is left out.
+    """
+    found: dict[str, str] = {}
+    for folder in dict.fromkeys(sys.path if path is None else path):
+        with contextlib.suppress(OSError):  # a zip file, or nothing at all
+            for match in filter(None, (re.fullmatch(_FOLDER, name) for name in sorted(os.listdir(folder or ".")))):  # noqa: PTH208
+                found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
+        yield found

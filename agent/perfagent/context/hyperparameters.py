@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.causes.stack_variables import variables_of
 from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
@@ -56,6 +57,7 @@ class Hyperparameters:
 
     # ---- on the training thread
 
+    @guarded
     def look(self, frame: FrameType | None) -> None:
         """Looks through the variables of this frame and of its callers. Once or twice a run, about 0.1 ms."""
         for _ in range(MAX_FRAMES):
@@ -74,7 +76,7 @@ class Hyperparameters:
         kind = type(value)
         if kind.__module__ == "builtins":
             if script and kind in (dict, type) and _NAMED.fullmatch(name):
-                self._keep(name, _settings(value) if kind is dict else _constants(value))
+                self._keep(name, _settings(value) if kind is dict else _settings_of(value))
             return
         for base in kind.__mro__[:-1]:
             if base.__name__ in OF_A_MODEL:
@@ -89,7 +91,7 @@ class Hyperparameters:
         if script:
             self.techniques |= of_variable(name, value)
         if script and _NAMED.fullmatch(name):
-            self._keep(name, value if _is_record(kind) else _settings_of(value, kind))
+            self._keep(name, value if _is_record(kind) else _settings_of(value))
 
     def _keep(self, name: str, settings: object) -> None:
         if settings is not None:
@@ -179,20 +181,21 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or kind is SimpleNamespace or named_tuple or validated
 
 
-def _settings_of(value: Any, kind: type) -> dict[object, object] | None:
-    """Of an object that is configuration by its name alone: a dict with attributes, or what the script's own class
-    holds."""
-    if issubclass(kind, dict):
+def _settings_of(value: Any) -> dict[object, object] | None:
+    """Of what is configuration by its name alone: a dict with attributes, a class of the script's that is only there to
+    hold settings (`class CFG: lr = 1e-3`; its methods do not count), or an object of one."""
+    kind: type = value if isinstance(value, type) else type(value)
+    if kind is not value and issubclass(kind, dict):
         return _settings(dict(dict.items(value)))
-    if not _is_of_script(kind) or any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
+    of_torch = any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__)
+    if of_torch or _is_record(kind) or not _is_of_script(kind):
         return None
-    try:
-        own = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # slots
-        own = {}
-    return _settings(
-        {**(_constants(kind) or {}), **{name: item for name, item in own.items() if not name.startswith("_")}}
-    )
+    constants = [item for base in reversed(kind.__mro__[:-1]) for item in vars(base).items()]
+    held = {name: item for name, item in constants if not (callable(item) or hasattr(type(item), "__get__"))}
+    if kind is not value:
+        with contextlib.suppress(AttributeError):  # slots
+            held |= object.__getattribute__(value, "__dict__")
+    return _settings({name: item for name, item in held.items() if not name.startswith("_")})
 
 
 def _is_of_script(kind: type) -> bool:
@@ -201,18 +204,3 @@ def _is_of_script(kind: type) -> bool:
         return True
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and is_script(file)
-
-
-def _constants(kind: type) -> dict[object, object] | None:
-    """What a class is made of that is only there to hold settings, `class CFG: lr = 1e-3`; its methods do not count."""
-    if not _is_of_script(kind) or _is_record(kind):
-        return None
-    held = {
-        name: item
-        for base in reversed(kind.__mro__[:-1])
-        for name, item in vars(base).items()
-        if not name.startswith("_")
-    }
-    return _settings(
-        {name: item for name, item in held.items() if not callable(item) and not hasattr(type(item), "__get__")}
-    )
