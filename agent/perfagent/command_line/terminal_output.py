@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
 
 __all__ = ["CONTROL", "Line", "Screen", "Table", "agreed", "is_terminal", "plain_table", "somebody_can_answer"]
 
@@ -68,14 +68,13 @@ def agreed(question: str) -> bool:
 
 
 class Screen:
-    """width: of the terminal; None where lines stay whole."""
+    """width: of the terminal; None where lines stay whole. console: rich's, None without rich or a terminal."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self.terminal = is_terminal(self.stream)
         self.width = shutil.get_terminal_size().columns if self.terminal else None
         self.console = _console(self.stream, self.width) if self.terminal else None
-        """rich's, None without rich or a terminal."""
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line, never folded: `wrapped` does that, where a text may be longer than the terminal is wide."""
@@ -103,40 +102,33 @@ class Screen:
         return folded
 
     def table(self, table: Table) -> None:
-        if self.console is None:
-            self.lines(Line(text) for text in plain_table(table, self.width))
-        else:
-            self.console.print(_drawn(table, self.width))
+        self.parts([table])
 
     def parts(self, parts: Iterable[Line | Table]) -> None:
         """A page of lines and tables, below each other. Lines are cut at the width of the terminal, so that none takes
         two."""
-        for part in parts:
-            if isinstance(part, Table):
-                self.table(part)
-            else:
-                self.line(self._cut(part.text), part.style)
+        self.lines(self._fitting(parts))
 
-    def drawn(self, parts: Iterable[Line | Table]) -> Any:
+    def drawn(self, parts: Iterable[Line | Table]) -> Group:
         """The same page as one of rich's renderables, for what is drawn again and again."""
         from rich.console import Group
         from rich.text import Text
 
-        return Group(
-            *(
-                _drawn(part, self.width) if isinstance(part, Table) else Text(self._cut(part.text), style=part.style)
-                for part in parts
-            )
-        )
+        return Group(*(Text(line.text.translate(CONTROL), style=line.style) for line in self._fitting(parts)))
 
-    def _cut(self, text: str) -> str:
-        short = text if self.width is None or len(text) < self.width else text[: self.width - 2] + "…"
-        return short.translate(CONTROL)
+    def _fitting(self, parts: Iterable[Line | Table]) -> Iterator[Line]:
+        for part in parts:
+            if isinstance(part, Table):
+                head, *rows = plain_table(part, self.width)
+                yield Line(head, "bold")
+                yield from map(Line, rows)
+            else:
+                yield Line(part.text if self.width is None else _cut(part.text, self.width - 1), part.style)
 
     @contextmanager
     def progress(self, label: str, total: int) -> Iterator[_Bar]:
         """A bar that `move` fills; in a pipe a line for each tenth of the way."""
-        bar = _Bar(self, label, total)
+        bar = _Bar(self, label, max(1, total))
         try:
             yield bar
         finally:
@@ -145,49 +137,24 @@ class Screen:
 
 class _Bar:
     def __init__(self, screen: Screen, label: str, total: int) -> None:
-        self._screen, self._label, self._total = screen, label, max(1, total)
+        self._screen, self._label, self._total = screen, label, total
         self._tenth = -1
-        self._drawn = self._task = None
-        if screen.console is not None:
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            )
-            self._drawn = Progress(*columns, TextColumn("{task.fields[words]}"), console=screen.console, transient=True)
-            self._drawn.start()
-            self._task = self._drawn.add_task(label, total=self._total, words="")
 
     def move(self, done: int, words: str = "") -> None:
         """done: of the total. words: what stands behind the bar."""
         done = min(done, self._total)
-        if self._drawn is not None and self._task is not None:
-            self._drawn.update(self._task, completed=done, words=words)
-            return
-        tenth = 10 * done // self._total
-        if tenth > self._tenth:
+        tenth, text = 10 * done // self._total, f"{done:,}/{self._total:,}  {words}".rstrip()
+        if self._screen.width is not None and self._screen.console is not None:
+            bar = _cut(f"{self._label} {'━' * tenth:<10} {text}".translate(CONTROL), self._screen.width - 1)
+            self._screen.stream.write(f"\r{bar}\x1b[K")
+            self._screen.stream.flush()
+        elif tenth > self._tenth:
             self._tenth = tenth
-            self._screen.line(f"{self._label} {done:,}/{self._total:,}  {words}".rstrip())
+            self._screen.line(f"{self._label} {text}")
 
     def close(self) -> None:
-        if self._drawn is not None:
-            self._drawn.stop()
-
-
-def _drawn(table: Table, width: int | None) -> Any:
-    """rich's table, with our widths: its own would cut all columns alike."""
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
-    drawn = Drawn(box=None, pad_edge=False, padding=0, collapse_padding=True, header_style="bold", show_edge=False)
-    rows = _cells(table, width)
-    for column, head in enumerate(rows[0]):
-        drawn.add_column(Text(head), justify="right" if column in table.right else "left", no_wrap=True)
-    for row in rows[1:]:
-        drawn.add_row(*(Text(cell) for cell in row))
-    return drawn
+        if self._screen.console is not None:
+            self._screen.stream.write("\r\x1b[K")
 
 
 def plain_table(table: Table, width: int | None = None) -> list[str]:
@@ -220,8 +187,12 @@ def _cells(table: Table, width: int | None) -> list[list[str]]:
 
 
 def _fitted(cell: str, width: int, *, right: bool) -> str:
-    cut = (cell if len(cell) <= width else cell[: width - 1] + "…").translate(CONTROL)
+    cut = _cut(cell, width).translate(CONTROL)
     return cut.rjust(width) if right else cut.ljust(width)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _console(stream: IO[str], width: int | None) -> Console | None:
