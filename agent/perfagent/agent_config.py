@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,9 +119,6 @@ class AgentConfig:
     def from_env(cls, **overrides: Any) -> AgentConfig:
         """Settings from the environment; an override that is not None wins. Raises ConfigError for what cannot be
         used."""
-        known = sorted(item.name for item in fields(cls))
-        if unknown := sorted(set(overrides) - {*known}):
-            raise ConfigError(f"unknown setting {unknown}; known are {known}")
         values: dict[str, Any] = {}
         for name, variable in _VARIABLES.items():
             text = os.environ.get(variable, "")
@@ -148,19 +145,14 @@ class AgentConfig:
             raise ConfigError(f"server must be an address such as {DEFAULT_SERVER}, not {values['server']!r:.80}")
         try:
             return cls(**values)
-        except ConfigError:
+        except ConfigError:  # say where the setting comes from: whoever reads it may not have set it
             for name, variable in _VARIABLES.items():
                 if name in values and overrides.get(name) is None:
-                    cls._check_variable(name, variable, values)
+                    try:
+                        cls(**{name: values[name], "disabled": values.get("disabled", False)})
+                    except ConfigError as error:
+                        raise ConfigError(f"{variable}: {error}") from None
             raise
-
-    @classmethod
-    def _check_variable(cls, name: str, variable: str, values: dict[str, Any]) -> None:
-        """Says of a setting that cannot be used where it comes from: whoever reads it may not have set it."""
-        try:
-            cls(**{name: values[name], "disabled": values.get("disabled", False)})
-        except ConfigError as error:
-            raise ConfigError(f"{variable}: {error}") from None
 
 
 _VARIABLES = {

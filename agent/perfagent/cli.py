@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
 
 from perfagent import __version__
 from perfagent.command_line.any_console import print_on_any_console
@@ -142,20 +143,11 @@ def _other_way(error: PerfagentError, options: Namespace) -> str:
     return " (PERFAGENT_API_KEY is set, so that key was used; unset it to act as this server's administrator)"
 
 
-_LISTED_BY = {
-    "runs": "runs", "alerts": "alerts list", "silences": "silences list", "channels": "channels list",
-    "keys": "keys list", "users": "users list", "prices": "prices list", "retention": "retention list",
-}  # fmt: skip
-"""What `GET /api/v1/NAME` answers -> the command that prints it."""
-
-
 def _in_one_line(message: str) -> str:
     """For a person at a shell: what a database says has many lines, and a server advises requests."""
-
-    def command(found: re.Match[str]) -> str:
-        return f"`perfagent {_LISTED_BY[found[1]]}`" if found[1] in _LISTED_BY else found[0]
-
-    return re.sub(r"GET /api/v1/(\w+)", command, " ".join(message.split()))
+    listed = r"GET /api/v1/(?:(runs)|(alerts|silences|channels|keys|users|prices|retention))\b"
+    advised = re.sub(listed, lambda found: f"`perfagent {found[1] or f'{found[2]} list'}`", message)
+    return " ".join(advised.split())
 
 
 def _unknown(name: str, found: dict[str, metadata.EntryPoint]) -> str:
@@ -203,9 +195,4 @@ def _cure(value: str) -> str:
 
 def _installed(entry: metadata.EntryPoint) -> bool:
     """Whether the packages of a command's extra are there, without importing anything."""
-    for distribution in _needs(entry.value)[1]:
-        try:
-            metadata.distribution(distribution)
-        except metadata.PackageNotFoundError:
-            return False
-    return True
+    return all(find_spec(package) is not None for package in _needs(entry.value)[1])

@@ -56,12 +56,11 @@ class Run(Lifecycle):
 
     # ---- copies of what holds it: a trainer, a module, a dataset
 
-    def __copy__(self) -> Run:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Run:
+    def __deepcopy__(self, _memo: object = None) -> Run:
         """A copy of a run is the run itself."""
         return self
+
+    __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (self._identity.source,)
@@ -209,7 +208,7 @@ class Run(Lifecycle):
         """What the server says about this run, also after its end; what was measured so far is sent before, in at most
         1 s. None where nothing goes to a server (a recording, a forked child, PERFAGENT_DISABLED) and, with a warning,
         when the server does not answer within 2 s, does not know the run yet, or the key may not read."""
-        if self.settings.disabled or self.inherited or self.settings.record is not None or not self.id:
+        if self.id is None or self.inherited or self.url is None:
             return None
         self._sender.flush(1.0)
         return verdict.ask(self.id, self._sender.config, self._sender.tell)
@@ -237,7 +236,7 @@ class Run(Lifecycle):
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: with the server's verdict and the curve of the loss, where it has them."""
-        if self.settings.disabled or self.inherited or self.settings.record is not None or not self.id:
+        if self.id is None or self.inherited or self.url is None:
             return self._shown().html()
         return self._shown().html(*verdict.with_losses(self.id, self._sender.config))
 
@@ -252,11 +251,8 @@ class Run(Lifecycle):
         if self.settings.disabled:
             return Shown(name, "disabled", None, None, None)
         running = "running" if self._progress.last is not None or self._has_logged() else "starting"
-        how = (
-            "forked child"
-            if self.inherited
-            else self._sender.final or ("given up" if self._sender.disabled else running)
-        )
+        ended = self._sender.final or ("given up" if self._sender.disabled else running)
+        how = "forked child" if self.inherited else ended
         return Shown(name, how, self._progress.done_at() or None, self._sender.newest_loss, place)
 
     def _has_logged(self) -> bool:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,15 +92,22 @@ def attach(
     by itself, any other by perfagent.Stopped. Raises ConfigError for an argument that cannot be used; never for trouble
     of its own, such as a server that is away.
     """
+    global _named
     check_arguments(
         model, optimizer, start_step, stoppable, name=(name, 256), group=(group, 256), notes=(notes, 100_000)
     )
     entries, labels = as_dict(config), as_tags(tags)
     if _is_inert():
+        if _inert is not None:
+            logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
         return silent(entries, labels)
     run = current()
     if run is not None and run.inherited:
-        _say_inherited()
+        say_once(
+            "inherited",
+            "attach() records nothing in a child that was forked from a process with a run; attach in the children only, or "
+            "start them with 'spawn'",
+        )
         return run  # in a forked child: the parent's run, which is silent here
     job = _is_hydras_next_job(run_id)
     run_id, start_step = _where_resumed(run_id, start_step)
@@ -113,7 +120,8 @@ def attach(
         run.warn_of_next_training(model)
         run.take_up(model, optimizer, entries, labels, project=project, name=name, group=group, notes=notes)
         run.change(tensorboard=tensorboard, tune_malloc=tune_malloc, capture_logs=capture_logs, stoppable=stoppable)
-        return _take_name(run, bool(name or project))
+        _named = _named or bool(name or project)
+        return run
     settings = AgentConfig.from_env(
         project=options.project if project is None else project, server=server, record=record or options.record,
         tensorboard=tensorboard,
@@ -233,16 +241,11 @@ def start_from_launcher(**options: Any) -> Run:
 
 
 def _is_inert() -> bool:
-    if _inert is not None:
-        logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
-    return _inert is not None or _is_imported_by_a_worker()
-
-
-def _is_imported_by_a_worker() -> bool:
-    """Whether multiprocessing, which starts workers by `spawn`, is importing the script anew in one: it holds no
+    """Also where multiprocessing, which starts workers by `spawn`, is importing the script anew in one: it holds no
     training."""
     processes = sys.modules.get("multiprocessing.process")
-    return processes is not None and getattr(processes.current_process(), "_inheriting", False)
+    spawned = processes is not None and getattr(processes.current_process(), "_inheriting", False)
+    return _inert is not None or spawned
 
 
 def silent(config: dict[str, Any], tags: list[str]) -> Run:
@@ -312,12 +315,6 @@ def _start_of(run: Run | None, options: launched.LaunchOptions, *, job: bool) ->
     return launched.Start()
 
 
-def _take_name(run: Run, named: bool) -> Run:
-    global _named
-    _named = _named or named
-    return run
-
-
 def _begin(run: Run, stoppable: bool) -> Run:
     global _current
     if stoppable:
@@ -325,7 +322,6 @@ def _begin(run: Run, stoppable: bool) -> Run:
     if not run.settings.disabled:
         warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
         _watch_process()
-        _warn_of_green_threads()
     run.start()
     end_with_task(run.finish)
     _current = run
@@ -334,7 +330,7 @@ def _begin(run: Run, stoppable: bool) -> Run:
 
 def _no_run(function: str) -> None:
     with contextlib.suppress(ConfigError):  # attach() raises it; a call of log() must not
-        if _inert is None and not _is_imported_by_a_worker() and not AgentConfig.from_env().disabled:
+        if not _is_inert() and not AgentConfig.from_env().disabled:
             say_once(function, f"{function}() was called before attach() or init(); left out")
 
 
@@ -350,75 +346,43 @@ def _end_for(run: Run, settings: AgentConfig, *, expected: bool) -> None:
     run.end_for(settings)
 
 
-def _say_inherited() -> None:
-    say_once(
-        "inherited",
-        "attach() records nothing in a child that was forked from a process with a run; attach in the children only, or "
-        "start them with 'spawn'",
-    )
-
-
-def _warn_of_green_threads() -> None:
-    """gevent and eventlet replace what starts a thread: the agent's share one with the training then, and work when it
-    rests."""
-    library = str(getattr(getattr(threading, "_start_new_thread", None), "__module__", "")).partition(".")[0]
-    if library in ("gevent", "eventlet"):
-        logger.warning(
-            "perfagent: %s has replaced Python's threads, so that what is recorded is written down and sent only while the "
-            "training sleeps or waits; until then it looks as if it stood still, and a kill loses it. Keep real threads: %s",
-            library,
-            "monkey.patch_all(thread=False)" if library == "gevent" else "monkey_patch(thread=False)",
-        )
-
-
 # ---- forks and the end of the process --------------------------------------------------------------------------------
 
 
 def _watch_process() -> None:
-    global _watched
+    """Once a process. One of multiprocessing leaves by os._exit, past atexit, but runs its own finalizers: ours as the last
+    of them."""
+    global _watched, _watched_worker
     if not _watched:
         _watched = True
         os.register_at_fork(after_in_child=partial(setattr, state, "current", None))
         atexit.register(_at_exit)
         _leaving.watch()
-        _watch_threads()
-    _watch_worker()
+        threading.excepthook = partial(_thread_ended, threading.excepthook)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None and _watched_worker != os.getpid():
+        _watched_worker = os.getpid()
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _at_worker_end, exitpriority=-1000)
 
 
-def _watch_threads() -> None:
-    """Reports each thread of the script that ends with an exception: Python only prints the traceback. Always calls the hook
-    that was installed before."""
-    before = threading.excepthook
-
-    def excepthook(told: threading.ExceptHookArgs, /) -> None:
-        try:
-            _thread_ended(told)
-        finally:
-            before(told)
-
-    threading.excepthook = excepthook
+def _thread_ended(before: Callable[[threading.ExceptHookArgs], object], told: threading.ExceptHookArgs, /) -> None:
+    """Reports a thread of the script that ends with an exception, which Python only prints; the hook that was installed
+    before prints it."""
+    try:
+        _report_thread(told)
+    finally:
+        before(told)
 
 
 @guarded
-def _thread_ended(told: threading.ExceptHookArgs) -> None:
-    run, error = current(), told.exc_value
+def _report_thread(told: threading.ExceptHookArgs) -> None:
+    run, error, thread = current(), told.exc_value, told.thread
     if run is None or error is None or isinstance(error, SystemExit):
         return
-    if told.thread is not None and not told.thread.name.startswith("perfagent-"):
-        run.thread_ended(told.thread, error)
-
-
-def _watch_worker() -> None:
-    """A process of multiprocessing leaves by os._exit, past atexit, but runs its own finalizers: ours as the last of
-    them."""
-    global _watched_worker
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is None or processes.parent_process() is None or _watched_worker == os.getpid():
-        return
-    _watched_worker = os.getpid()
-    from multiprocessing.util import Finalize
-
-    Finalize(None, _at_worker_end, exitpriority=-1000)
+    if thread is not None and not thread.name.startswith("perfagent-"):
+        run.thread_ended(thread, error)
 
 
 def _at_worker_end() -> None:

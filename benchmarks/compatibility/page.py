@@ -234,7 +234,7 @@ Known limits:
   checkpoint. A second training in the same process continues to count where the first ended.
 - **Searches before the training.** The steps of Lightning's `lr_find` and `scale_batch_size`, of fastai's `lr_find` and of torch-lr-finder's
   `range_test` are not recorded: they belong to no training, and their loss diverges on purpose.
-- **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits, and it prints that. With
+- **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits. With
   `monkey.patch_all(thread=False)` it works as usual.
 - **One process is one run**, however many trainings it does, until `finish()`, an `attach()` with another
   name, or an `attach()` with a name and another model than the one that it has trained. Each job of Hydra's

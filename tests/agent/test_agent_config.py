@@ -31,7 +31,6 @@ def test_an_argument_wins_over_the_environment_over_the_default(monkeypatch):
         ({"run_id": "x" * 300}, "run_id"),
         ({"record": 3}, "folder"),
         ({"flush_s": 0}, "above 0"),
-        ({"colour": "red"}, "unknown setting"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(options, word):
