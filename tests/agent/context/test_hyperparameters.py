@@ -59,7 +59,17 @@ def watched() -> Iterator[Hyperparameters]:
     assert argparse.ArgumentParser.parse_known_args is original
 
 
-def test_the_last_result_of_argparse_counts(watched: Hyperparameters) -> None:
+def test_the_last_result_of_the_scripts_own_argparse_counts(
+    watched: Hyperparameters, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside: dict[str, Any] = {}
+    library = "def parse(parser): return parser.parse_args(['--lr', '9'])\n"
+    exec(compile(library, "/usr/lib/python3/site-packages/library.py", "exec"), inside)
+    assert inside["parse"](parser()).lr == 9
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--lr", "x"])
+    assert "invalid float value" in capsys.readouterr().err
+    assert watched.found() == {}
     parser().parse_args(["--lr", "1"])
     arguments, rest = parser().parse_known_args(["--lr", "2", "--other"])
     assert rest == ["--other"]
@@ -69,17 +79,6 @@ def test_the_last_result_of_argparse_counts(watched: Hyperparameters) -> None:
     train.add_argument("--epochs", type=int, default=3)
     outer.parse_args(["--lr", "2", "train"])
     assert vars(watched.found()["argparse"]) == {"lr": 2.0, "deepspeed_config": None, "what": "train", "epochs": 3}
-
-
-def test_only_the_scripts_own_parsers_count(watched: Hyperparameters, capsys: pytest.CaptureFixture[str]) -> None:
-    inside: dict[str, Any] = {}
-    library = "def parse(parser): return parser.parse_args(['--lr', '9'])\n"
-    exec(compile(library, "/usr/lib/python3/site-packages/library.py", "exec"), inside)
-    assert inside["parse"](parser()).lr == 9
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--lr", "x"])
-    assert "invalid float value" in capsys.readouterr().err
-    assert watched.found() == {}
 
 
 # ---- variables
@@ -122,23 +121,19 @@ def test_configuration_is_found_by_name_and_kind() -> None:
 
 
 @pytest.mark.frameworks
-def test_training_arguments_are_found_under_any_name() -> None:
-    from transformers import TrainingArguments
-
-    arguments = TrainingArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
-    assert of_variables(anything=arguments)["huggingface"] is arguments
-
-
-@pytest.mark.frameworks
-def test_hparams_of_a_lightning_module_are_found() -> None:
+def test_settings_of_trainers_are_found_under_any_name() -> None:
     from lightning import LightningModule
+    from transformers import TrainingArguments
 
     class Mine(LightningModule):
         def __init__(self, lr: float, width: int) -> None:
             super().__init__()
             self.save_hyperparameters()
 
-    assert dict(of_variables(anything=Mine(0.1, width=3))["lightning"]) == {"lr": 0.1, "width": 3}
+    arguments = TrainingArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
+    found = of_variables(anything=arguments, other=Mine(0.1, width=3))
+    assert found["huggingface"] is arguments
+    assert dict(found["lightning"]) == {"lr": 0.1, "width": 3}
 
 
 def test_options_of_click_are_found_in_the_running_command() -> None:
