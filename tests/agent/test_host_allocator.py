@@ -1,7 +1,4 @@
-"""glibc's thresholds: really raised where nobody has set them, left alone elsewhere, and the run says which of the two.
-
-Every case is a process of its own, all of them at the same time; a process answers several questions.
-"""
+"""glibc's thresholds: really raised where nobody has set them, left alone elsewhere, and the run says which of the two."""
 
 from __future__ import annotations
 
@@ -55,36 +52,6 @@ INIT = """
     print(json.dumps(told))
 """
 OFF = "left alone: switched off"
-CASES: dict[str, tuple[str, dict[str, str], str]] = {
-    # name -> argument of the script, environment, what the run says
-    "init": ("init", {}, TUNED),
-    "argument": ("attach", {}, OFF),
-    "MALLOC_": ("init", {"MALLOC_TRIM_THRESHOLD_": "131072"}, "left alone: MALLOC_TRIM_THRESHOLD_ is set"),
-}
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each case's process said, and under "malloc" what the run's environment says."""
-    folder = tmp_path_factory.mktemp("malloc")
-    (folder / "script.py").write_text(textwrap.dedent(MEASURE) + textwrap.dedent(INIT), "utf-8")
-    started = {}
-    for number, (case, (argument, variables, _)) in enumerate(CASES.items()):
-        record = folder / f"record-{number}"
-        process = subprocess.Popen(
-            [sys.executable, str(folder / "script.py"), argument],
-            env=job_environment(folder, PERFAGENT_RECORD=str(record), **variables),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started[case] = (record, process)
-    said = {}
-    for case, (record, process) in started.items():
-        out, error = process.communicate(timeout=120)
-        assert process.returncode == 0, f"{case}: {error[-2000:]}"
-        said[case] = json.loads(out) | {"malloc": _malloc(record)}
-    for case, number in (("init", 0), ("argument", 1)):
-        said[case]["second run"] = _malloc(folder / f"record-{number}-second")
-    return said
 
 
 def _malloc(record: Path) -> str | None:
@@ -95,18 +62,24 @@ def _malloc(record: Path) -> str | None:
     return word
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_thresholds_are_raised_unless_the_allocator_was_set(answers, case):
-    said, expected = answers[case], CASES[case][2]
-    assert said["malloc"] == expected
-    assert said["environment kept"]
-    if expected == TUNED:
+def test_thresholds_are_raised_unless_that_is_switched_off(tmp_path: Path) -> None:
+    """They stay after a run, and a later one may raise them."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(MEASURE) + textwrap.dedent(INIT), "utf-8")
+    started = {
+        call: subprocess.Popen(
+            [sys.executable, str(script), call], env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / call)),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for call in ("init", "attach")
+    }  # fmt: skip
+    for call, expected in (("init", TUNED), ("attach", OFF)):
+        out, error = started[call].communicate(timeout=120)
+        assert started[call].returncode == 0, error[-2000:]
+        said: dict[str, Any] = json.loads(out)
         assert said["before"] > 2000, "nothing to win here: the case shows nothing"
-        assert said["after"] < 100
-    else:
-        assert said["after"] > 2000
-    if "second run" in said:  # they stay after a run, and a later one may raise them
-        assert (said["second"] < 100, said["second run"]) == (True, TUNED)
+        assert (said["environment kept"], said["after"] < 100, said["second"] < 100) == (True, expected == TUNED, True)
+        assert (_malloc(tmp_path / call), _malloc(tmp_path / f"{call}-second")) == (expected, TUNED)
 
 
 def test_variables_that_glibc_reads_stop_us_and_no_others():

@@ -84,11 +84,8 @@ def test_what_could_run_in_a_browser_is_refused_with_a_reason(given: bytes, tmp_
     for image in (perfagent.Image(given), perfagent.Image(file), perfagent.Image(str(file))):
         assert "takes PNG, JPEG, WebP or GIF" in image.problem
     assert "takes WAV, MP3 or OGG" in perfagent.Audio(given).problem
-
-
-def test_nothing_raises_for_what_is_no_image() -> None:
     arrays = np.zeros((2, 5, 5)), np.zeros((0, 4, 3)), torch.zeros(3, 4, dtype=torch.complex64)
-    assert all(perfagent.Image(given).problem for given in (None, "no-such-file.png", object(), *arrays))
+    assert all(perfagent.Image(none).problem for none in (None, "no-such-file.png", object(), *arrays))
 
 
 def test_a_large_image_is_made_smaller_until_it_fits() -> None:
