@@ -65,87 +65,42 @@ class Console:
         """On the sender thread, at the tick after something was printed and while a line has no end: lines become
         events."""
         closed, now = self._closed, self._clock()
-        if not any(
-            stream.written.pieces or stream.screen.open or (closed and any(stream.left_out)) for stream in self._streams
-        ):
+        if not any(one.pieces or one.screen.open or (closed and any(one.left_out)) for one in self._streams):
             return
         if self._source is not None:  # before the pieces are taken: what is printed after that makes it due at once
             self._source.due = time.monotonic() + STATE_S
         self._budget = min(LINES_PER_S, self._budget + LINES_PER_S * (now - self._refilled))
         self._refilled = now
         for stream in self._streams:
-            text, torn, lost = stream.written.take()
-            lines = stream.screen.lines(text, now, torn=torn, last=closed)
-            left_out, stream.screen.left_out = stream.screen.left_out, 0
-            room = int(self._budget)
-            if len(lines) > room:
-                left_out += len(lines) - room
-                lines = lines[-room:] if room else []
+            lines = stream.lines(now, int(self._budget), last=closed)
             self._budget -= len(lines)
-            stream.left_out[0] += left_out
-            stream.left_out[1] += lost
             if (lines or closed) and any(stream.left_out):
-                lines = [self._gap(stream), *lines]
+                gone, characters = stream.left_out
+                stream.left_out = [0, 0]
+                self._sender.counters["log_lines_left_out"] += gone
+                self._sender.counters["log_characters_left_out"] += characters
+                told = [some(number, thing) for number, thing in ((gone, "line"), (characters, "character")) if number]
+                lines = [f"[perfagent: {' and '.join(told)} left out here]", *lines]
             if lines:
                 self._sender.event("log", {"lines": lines, "stream": stream.name})
 
-    def _gap(self, stream: _Stream) -> str:
-        """The line that stands where others are missing."""
-        gone, characters = stream.left_out
-        stream.left_out = [0, 0]
-        self._sender.counters["log_lines_left_out"] += gone
-        self._sender.counters["log_characters_left_out"] += characters
-        told = [some(number, thing) for number, thing in ((gone, "line"), (characters, "character")) if number]
-        return f"[perfagent: {' and '.join(told)} left out here]"
 
-
-class _Written:
-    """The newest text that was written to a stream, as it came. The oldest is dropped where there is more than will be
-    read.
+class _Stream:
+    """One of sys.stdout and sys.stderr, and the newest text that was written to it, in pieces as it came. The oldest are
+    dropped where there is more than will be read.
 
     The limit counts characters: a limit on writes took 1.8 GB and three quarters of a core for a script that prints 100
     MB/s. Lines that are lost are not counted on the training thread: that takes 0.3 ms a megabyte.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, target: Any) -> None:
+        self.name, self._target = name, target
+        self.screen = Screen(most_lines=LINES_PER_S)
         self.pieces: deque[str] = deque()
         self.characters = 0
         """Of the pieces, about: it is counted on two threads without a lock, and anew after each tick."""
         self._lost = 0
         self._torn = False
-
-    def thin(self) -> None:
-        """On the thread that writes. A single piece stays whole: it is the script's own text, and is held, not
-        copied."""
-        with contextlib.suppress(IndexError):  # the other thread takes them all at this moment
-            while self.characters > MOST_CHARACTERS and len(self.pieces) > 1:
-                self._torn = True  # before: the other thread may come in between
-                gone = len(self.pieces.popleft())
-                self.characters -= gone + PIECE_CHARACTERS
-                self._lost += gone
-
-    def take(self) -> tuple[str, bool, int]:
-        """The text, whether something is missing before it, and how many characters of that were given up here."""
-        torn, parts = False, list[str]()
-        while self.pieces:
-            piece = self.pieces.popleft()
-            if self._torn:  # what was taken before is not what stood before this
-                self._torn, torn, parts = False, True, []
-            parts.append(piece)
-        text, lost = "".join(parts), self._lost
-        self.characters = self._lost = 0
-        gone = max(0, len(text) - MOST_CHARACTERS)
-        return text[gone:], torn or gone > 0, lost + gone
-
-
-class _Stream:
-    """One of sys.stdout and sys.stderr. What is written is kept in pieces; lines are made of them later, on another
-    thread."""
-
-    def __init__(self, name: str, target: Any) -> None:
-        self.name, self._target = name, target
-        self.written = _Written()
-        self.screen = Screen(most_lines=LINES_PER_S)
         self.left_out = [0, 0]
         """Lines and characters since a line of it was told."""
         self._own: dict[str, Any] = {}
@@ -171,7 +126,7 @@ class _Stream:
         return False
 
     def _watched(self, write: Callable[..., Any], sender: Handoff, source: Source) -> Callable[..., Any]:
-        written, pieces, inside = self.written, self.written.pieces, 0
+        pieces, inside = self.pieces, 0
 
         def seen(*args: Any, **named: Any) -> Any:
             nonlocal inside
@@ -186,15 +141,43 @@ class _Stream:
             try:
                 if not sender.disabled and isinstance(text := args[0], str):
                     pieces.append(text)
-                    written.characters += len(text) + PIECE_CHARACTERS
-                    if written.characters > MOST_CHARACTERS:
-                        written.thin()
+                    self.characters += len(text) + PIECE_CHARACTERS
+                    if self.characters > MOST_CHARACTERS:
+                        self._thin()
                     source.due = sender.sources_due = 0.0
             except Exception:  # noqa: BLE001, S110 - no text, no memory, no stack left: it was printed all the same
                 pass
             return result
 
         return seen
+
+    def _thin(self) -> None:
+        """On the thread that writes. A single piece stays whole: it is the script's own text, and is held, not
+        copied."""
+        with contextlib.suppress(IndexError):  # the other thread takes them all at this moment
+            while self.characters > MOST_CHARACTERS and len(self.pieces) > 1:
+                self._torn = True  # before: the other thread may come in between
+                gone = len(self.pieces.popleft())
+                self.characters -= gone + PIECE_CHARACTERS
+                self._lost += gone
+
+    def lines(self, now: float, most: int, *, last: bool) -> list[str]:
+        """The newest lines that are complete; what is left out is counted. last: what is not complete is a line too."""
+        torn, parts = False, list[str]()
+        while self.pieces:
+            piece = self.pieces.popleft()
+            if self._torn:  # what was taken before is not what stood before this
+                self._torn, torn, parts = False, True, []
+            parts.append(piece)
+        text, lost = "".join(parts), self._lost
+        self.characters = self._lost = 0
+        gone = max(0, len(text) - MOST_CHARACTERS)
+        lines = self.screen.lines(text[gone:], now, torn=torn or gone > 0, last=last)
+        over = max(0, len(lines) - most)
+        self.left_out[0] += self.screen.left_out + over
+        self.left_out[1] += lost + gone
+        self.screen.left_out = 0
+        return lines[over:]
 
     def release(self) -> None:
         """Puts back what was there before us."""
