@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from perfagent.context.environment import environment, packages
+from perfagent.context.environment import environment as variables
+from perfagent.context.environment import packages
 from perfagent.context.hyperparameters import Hyperparameters
 from perfagent.integrations.configurations import OF_A_MODEL
 from perfagent.integrations.techniques import elements, of_model, of_process
@@ -55,7 +56,6 @@ class Context:
         self._model, self._optimizer = model, optimizer
         self.malloc: str | None = None
         """What was done about the host's allocator (process/host_allocator.py); None as long as nothing was decided."""
-        self._told_malloc: str | None = None
         self._variables: dict[str, str] = {}
         self._stepped = False
         self.hyperparameters = Hyperparameters()
@@ -64,6 +64,7 @@ class Context:
         self._source: Source | None = None
         self._asked: ChangedFiles | None = None
         self._told: tuple[object, ...] = ()
+        self._told_environment: dict[str, str] = {}
         self._told_techniques: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -112,15 +113,14 @@ class Context:
         begun = self._clock()
         repository = find()
         git: dict[str, object] = dict(repository.describe()) if repository is not None else {}
-        self._variables = environment()
-        self._tell(git=git, environment=self._environment())
+        self._variables = variables()
+        self._tell(git=git)
         if repository is not None:
             tell = self._sender.event
             self._asked = ChangedFiles(repository.root, lambda dirty: tell("context", {"git": git | {"dirty": dirty}}))
             self._sender.add_slow_source(self._asked.poll)
-        found: dict[str, str] = {}
-        for found in packages():  # noqa: B007 - each time as many as are known so far
-            yield False
+        yield False
+        found = packages()
         self._complete = True
         self._tell(packages=Versions(sorted(found.items())))
         while not (self._stepped or self._sender.closing_at is not None or self._clock() - begun > WAIT_S):
@@ -155,10 +155,6 @@ class Context:
             found["techniques"] = techniques
         return found | self._config
 
-    def _environment(self) -> dict[str, str]:
-        self._told_malloc = self.malloc
-        return self._variables | ({} if self.malloc is None else {"malloc": self.malloc})
-
     def _techniques(self) -> dict[str, Any]:
         """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are
         merged."""
@@ -170,8 +166,9 @@ class Context:
         return techniques
 
     def _tell(self, **context: object) -> None:
-        if self.malloc != self._told_malloc:
-            context["environment"] = self._environment()
+        environment = self._variables | ({} if self.malloc is None else {"malloc": self.malloc})
+        if environment != self._told_environment:
+            context["environment"] = self._told_environment = environment
         told = {"config": redacted(self._everything()), **context}
         if self._stepped:
             self.hyperparameters.settle()

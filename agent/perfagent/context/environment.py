@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["describe", "environment", "packages"]
@@ -62,16 +62,16 @@ def describe() -> dict[str, object]:
 _FOLDER = r"(?P<name>[A-Za-z0-9._-]+?)-(?P<version>[0-9][^-]*)(?:-py[0-9.]+)?\.(?:dist-info|egg-info)"
 
 
-def packages(path: Sequence[str] | None = None) -> Iterator[dict[str, str]]:
-    """name -> version of the packages on the import path, as one more folder of it has been read. Names as on PyPI, in
-    lower case with hyphens; the first of a name is the one that is imported.
+def packages() -> dict[str, str]:
+    """name -> version of the packages on the import path. Names as on PyPI, in lower case with hyphens; the first of a name
+    is the one that is imported.
 
     Read from the names of the metadata folders alone: `importlib.metadata` opens a file for each package, which takes a
     thousand times as long. An old editable install, whose folder has no version in its name, is left out.
     """
     found: dict[str, str] = {}
-    for folder in dict.fromkeys(sys.path if path is None else path):
+    for folder in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):  # a zip file, or nothing at all
             for match in filter(None, (re.fullmatch(_FOLDER, name) for name in sorted(os.listdir(folder or ".")))):  # noqa: PTH208
                 found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
-        yield found
+    return found

@@ -31,23 +31,14 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 def find(start: Path | None = None) -> Repository | None:
     """The repository of a folder or of its parents; by default of the script's. None where there is none."""
     folder = start or _folder_of_script()
-    if folder is None:
-        return None
     with contextlib.suppress(OSError, ValueError):
-        return next(filter(None, map(_at, (folder, *folder.parents))), None)
+        for root in () if folder is None else (folder, *folder.parents):
+            git = root / ".git"
+            if git.is_file():  # a worktree or submodule: "gitdir: <path>"
+                git = (root / git.read_text("utf-8").partition(":")[2].strip()).resolve()
+            if (git / "HEAD").is_file():
+                return Repository(root, git, (git / _read(git / "commondir")).resolve())
     return None
-
-
-def _at(folder: Path) -> Repository | None:
-    """The repository whose working tree begins with this folder."""
-    git = folder / ".git"
-    if git.is_file():  # a worktree or submodule: "gitdir: <path>"
-        git = (folder / git.read_text("utf-8").partition(":")[2].strip()).resolve()
-    if not (git / "HEAD").is_file():
-        return None
-    shared = git / "commondir"
-    common = (git / shared.read_text("utf-8").strip()).resolve() if shared.is_file() else git
-    return Repository(folder, git, common)
 
 
 def _folder_of_script() -> Path | None:
