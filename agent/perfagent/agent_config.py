@@ -25,7 +25,7 @@ __all__ = ["AgentConfig"]
 
 def _default_state_dir() -> Path:
     try:
-        return Path("~/.local/state/perfagent").expanduser()
+        return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "perfagent"
     except RuntimeError:
         return _homeless_state_dir()
 
@@ -127,13 +127,9 @@ class AgentConfig:
         for name, variable in _SWITCHES.items():
             if (text := os.environ.get(variable, "")).strip():
                 values[name] = _truth(variable, text)
-        state_home = os.environ.get("XDG_STATE_HOME")
-        if state_home:
-            try:
-                values["state_dir"] = Path(state_home).expanduser() / "perfagent"
-            except RuntimeError:  # "~" of somebody who has no home
-                values["state_dir"] = _homeless_state_dir()
         values.update((name, value) for name, value in overrides.items() if value is not None)
+        if "state_dir" not in values:
+            values["state_dir"] = _default_state_dir()
         if values.get("server") is None:
             values |= {"server": server_address(), "is_server_given": False}
         # a secret from a file ends with a line break
