@@ -250,16 +250,12 @@ class Run(Lifecycle):
         place = self.url or (f"recorded in {self.settings.record}" if self.settings.record is not None else None)
         if self.settings.disabled:
             return Shown(name, "disabled", None, None, None)
-        running = "running" if self._progress.last is not None or self._has_logged() else "starting"
+        p = self._progress
+        logged = self._given_step >= 0 or p.logs.first_logged >= 0 or p.early or self._sender.logged[0] > 0
+        running = "running" if p.last is not None or logged else "starting"
         ended = self._sender.final or ("given up" if self._sender.disabled else running)
         how = "forked child" if self.inherited else ended
-        return Shown(name, how, self._progress.done_at() or None, self._sender.newest_loss, place)
-
-    def _has_logged(self) -> bool:
-        """Whether log() was called, drained or not: its calls leave these traces."""
-        p = self._progress
-        by_calls = self._given_step >= 0 or p.logs.first_logged >= 0 or p.logs.early_step > (self.start_step or 0)
-        return by_calls or bool(p.early) or self._sender.logged[0] > 0
+        return Shown(name, how, p.done_at() or None, self._sender.newest_loss, place)
 
     def __enter__(self) -> Run:
         return self
