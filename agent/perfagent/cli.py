@@ -5,6 +5,7 @@ as a default."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -14,7 +15,6 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from perfagent import __version__
-from perfagent.command_line.any_console import print_on_any_console
 from perfagent.command_line.parser import CommandParser, closest
 from perfagent.errors import PerfagentError, ServerUnreachable, how_to_install
 
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from perfagent.command_line.completion import complete
 
         complete(_commands(), SUMMARIES)
-    print_on_any_console()
+    for stream in (sys.stdout, sys.stderr):  # a console without UTF-8 shows ? for what it lacks
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
+            stream.reconfigure(errors="replace")
     sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -54,7 +54,7 @@ def test_a_command_prints_and_ends_well(
     code, text = printed(encoding, tmp_path, *words, PERFAGENT_SERVER=server.url)
     assert (code, "Traceback" in text) == (0, False), text
     if words[0] in ("runs", "show"):
-        assert {"ascii": "laufer ? u-1", "latin-1": "läufer ? µ-1", "utf-8": NAME}[encoding] in text
+        assert {"ascii": "l?ufer ? ?-1", "latin-1": "läufer ? µ-1", "utf-8": NAME}[encoding] in text
         code, text = printed(encoding, tmp_path, *words, "--json", PERFAGENT_SERVER=server.url)
         found = json.loads(text)
         assert (code, found.get("name") or found["runs"][0]["name"]) == (0, NAME)
