@@ -37,37 +37,27 @@ def table_of(drawn: Screenful) -> list[str]:
     return table
 
 
-def test_a_pipe_gets_whole_lines_of_plain_text() -> None:
+def test_a_pipe_gets_whole_lines_and_nothing_that_steers_a_terminal() -> None:
     stream = io.StringIO()
     screen = Screen(stream)
     screen.line("TITLE", "bold red")
     screen.table(TABLE)
+    screen.line("a\x1b[2Jb\x9bc\td")
+    screen.table(Table(("\x1b]0;x\x07",), [("\x1b[31m",)]))
+    with screen.progress("step", 1000) as bar:
+        for done in range(0, 1501, 50):
+            bar.move(done, "running")
     assert screen.width is None and screen.console is None
-    assert stream.getvalue().splitlines() == [
+    lines, unknown = stream.getvalue().splitlines(), "\N{REPLACEMENT CHARACTER}"
+    assert lines[:5] == [
         "TITLE",
         "RUN  NAME                   STEP",
         "r1   a name that is long       7",
         "r2   b                    12,000",
+        f"a{unknown}[2Jb{unknown}c\td",
     ]
-
-
-def test_what_a_training_logged_cannot_steer_the_terminal() -> None:
-    stream = io.StringIO()
-    screen = Screen(stream)
-    screen.line("a\x1b[2Jb\x9bc\td")
-    screen.table(Table(("\x1b]0;x\x07",), [("\x1b[31m",)]))
     assert not {"\x1b", "\x9b", "\x07"} & set(stream.getvalue())
-    assert stream.getvalue().startswith("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c\td\n")
-
-
-def test_a_pipe_gets_a_line_for_each_tenth_of_the_way() -> None:
-    stream = io.StringIO()
-    with Screen(stream).progress("step", 1000) as bar:
-        for done in range(0, 1501, 50):
-            bar.move(done, "running")
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "step 0/1,000  running" and lines[-1] == "step 1,000/1,000  running"
-    assert len(lines) == 11
+    assert lines[7:] == [f"step {done:,}/1,000  running" for done in range(0, 1001, 100)]
 
 
 def test_a_table_is_no_wider_than_the_terminal() -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,10 +65,6 @@ def test_command_says_where_the_server_was_that_was_killed(
     assert named.code == 1 and killed not in named.err
 
 
-def gone(local: LocalServer) -> None:
-    (local.data / "address").unlink()
-
-
 def test_the_server_that_runs_is_found_on_any_port(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert AgentConfig.from_env().server == DEFAULT
     local.announce("http://127.0.0.1:8720")
@@ -82,46 +77,39 @@ def test_the_server_that_runs_is_found_on_any_port(local: LocalServer, monkeypat
     assert AgentConfig.from_env().server == DEFAULT, "another folder is another server's"
 
 
-@pytest.mark.parametrize(
-    ("what", "instead"),
-    [("process", "999999"), ("start", "1"), ("boot", "6e5c2ab2-0000-4000-8000-000000000000"), ("namespace", "1")],
-)
-def test_server_that_is_gone_or_elsewhere_is_not_found(local: LocalServer, what: str, instead: str) -> None:
+def test_server_that_is_gone_or_elsewhere_is_not_found(local: LocalServer) -> None:
     local.announce("http://127.0.0.1:8720")
-    assert (local.data / "address").stat().st_mode & 0o777 == 0o600
-    address, process = (local.data / "address").read_text().splitlines()
-    words = process.split()
-    words[["process", "start", "boot", "namespace"].index(what)] = instead
-    (local.data / "address").write_text(f"{address}\n{' '.join(words)}\n")
-    assert local.address is None
-    assert AgentConfig.from_env().server == DEFAULT
+    file = local.data / "address"
+    assert file.stat().st_mode & 0o777 == 0o600
+    address, process = file.read_text().splitlines()
+    # another process, start of it, boot, namespace
+    for at, instead in enumerate(("999999", "1", "6e5c2ab2-0000-4000-8000-000000000000", "1")):
+        words = process.split()
+        words[at] = instead
+        file.write_text(f"{address}\n{' '.join(words)}\n")
+        assert local.address is None
+        assert AgentConfig.from_env().server == DEFAULT
 
 
-@pytest.fixture
-def sender(local: LocalServer, tmp_path: Path) -> Iterator[Sender]:
+def test_job_follows_its_server_and_no_stranger_gets_a_sample(local: LocalServer) -> None:
     """Of a job that began while no server ran."""
-    made = Sender(AgentConfig.from_env(), Identity(project="p", run="r", attempt=1))
-    yield made
-    made.close("finished", timeout_s=20.0)
-
-
-def log(sender: Sender, step: int) -> None:
-    sender.rows.append((step, time.time(), time.monotonic(), {"loss": 0.5}))
-
-
-def test_job_follows_its_server_and_no_stranger_gets_a_sample(sender: Sender, local: LocalServer) -> None:
+    sender = Sender(AgentConfig.from_env(), Identity(project="p", run="r", attempt=1))
     dead: list[bool] = []
+
+    def log(step: int) -> None:
+        sender.rows.append((step, time.time(), time.monotonic(), {"loss": 0.5}))
+
     with IngestServer(rule=lambda _: Scripted(cut=True) if dead else None) as first:
         assert sender.config.server == DEFAULT
         sender.start()
         local.announce(first.url)
-        log(sender, 1)
+        log(1)
         until(lambda: sender.config.server == first.url)
-        gone(local)
+        (local.data / "address").unlink()
         dead.append(True)
         port = first.port
     with IngestServer(port=port) as stranger:
-        log(sender, 2)
+        log(2)
         until(lambda: sender.counters["failed"])
         with IngestServer() as second:
             local.announce(second.url)
@@ -129,6 +117,7 @@ def test_job_follows_its_server_and_no_stranger_gets_a_sample(sender: Sender, lo
             assert second.values("loss")
             header = owner(sender.folder)
             assert header is not None and header.server == second.url, "what is left is for the second one"
+            sender.close("finished", timeout_s=20.0)
         assert stranger.connections == 0
 
 
