@@ -122,15 +122,6 @@ def test_names_of_other_trackers_are_not_offered_at_a_prompt() -> None:
 # ---- media
 
 
-def test_a_table_that_was_logged_stays_as_it_was() -> None:
-    table = perfagent.Table(columns=["a"], data=[[1]])
-    logged = table.frozen()
-    table.add_data(2)
-    assert [json.loads(one.encoded())["rows"] for one in (logged, table.frozen())] == [[[1]], [[1], [2]]]
-    table.add_data(1, 2)
-    assert "a row of 2 cells" in table.problem
-
-
 def test_a_table_takes_a_data_frame() -> None:
     class Frame:
         columns = ("a", "b")

@@ -133,13 +133,17 @@ def test_an_image_is_taken_while_another_thread_imports_torch(monkeypatch: pytes
         perfagent.attach(object())
 
 
-def test_columns_are_added_to_a_table() -> None:
+def test_rows_and_columns_are_added_to_a_table_that_was_logged() -> None:
     table = perfagent.Table(columns=[], data=[])
     assert "1 to" in table.problem
     table.add_column("a", [1, 2])
     table.add_column("b", np.array([0.5, 1.5]))
-    assert (table.problem, table.columns, table.data) == ("", ["a", "b"], [[1, 0.5], [2, 1.5]])
+    assert (table.problem, table.columns, table.get_column("b")) == ("", ["a", "b"], [0.5, 1.5])
     logged = table.frozen()
+    table.add_data(3, 2.5)
+    assert json.loads(sent(table.frozen()))["rows"] == [[1, 0.5], [2, 1.5], [3, 2.5]]
     table.add_column("c", [1])
-    assert "2 rows" in table.problem and "a column of 1 cells" in table.problem
+    assert "3 rows" in table.problem and "a column of 1 cells" in table.problem
     assert json.loads(sent(logged))["rows"] == [[1, 0.5], [2, 1.5]]
+    table.add_data(1)
+    assert "a row of 1 cells" in table.problem
