@@ -121,7 +121,7 @@ IN_TEXT = [
     ('{{"user": "me", "password": "{}"}}', 'with \\" a quote'),
     ('"{{\\"password\\": \\"{}\\"}}"', "escaped-json-secret"),
     ("password: {}", "correct-horse"),
-    ("machine api.wandb.ai login user password {}", HEX40),
+    ("machine api.wandb.ai login user password {}", "plainwordplainword"),
     ("set-cookie: session={}; Path=/", "abcdefabcdefabcdef"),
     ("key={}", BASE62),
     ("signature: {}", BASE62),

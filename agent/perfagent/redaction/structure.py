@@ -129,24 +129,32 @@ class _Walk:
 
     def _items(self, value: Iterable[Any], above: tuple[str, ...]) -> list[Any]:
         everything = list(value)
-        kept = everything[: min(MAX_ITEMS, max(0, self.room))]
+        kept, within = everything[: min(MAX_ITEMS, max(0, self.room))], (*above, "")
+        if any(isinstance(item, str) for item in kept):
+            pairs = len(everything) == 2 or not _OF_PAIRS.isdisjoint(above[-1:])
+            items = self._words(kept, within, pairs=pairs)
+        else:
+            items = [self.value(item, within) for item in kept if self.room > 0]
+        return items if len(items) == len(everything) else [*items, f"{len(everything) - len(items)} more"]
+
+    def _words(self, listed: list[Any], above: tuple[str, ...], *, pairs: bool) -> list[Any]:
+        """Any list with texts may be a command line or a part of one. pairs: names and values take turns."""
         words = [
             str.__str__(item) if isinstance(item, str) else str(item) if type(item) in (int, float) else "\x02"
-            for item in kept
+            for item in listed
         ]
-        shown = redacted_words(words) if any(type(item) is str for item in kept) else words
-        pairs = not _OF_PAIRS.isdisjoint(above[-1:]) or (len(everything) == 2 and not words[0].startswith("-"))
         items: list[Any] = []
-        for at, (item, after) in enumerate(zip(kept, shown, strict=True)):
-            named = pairs and at and "=" not in words[at - 1] and _hides(words[at - 1], item)
-            if named or (after == HIDDEN and not isinstance(item, str)):  # as headers are; --password 4711
+        before = ""
+        for item, word, shown in zip(listed, words, redacted_words(words), strict=True):
+            if (pairs and _hides(before, item)) or (shown == HIDDEN and not isinstance(item, str)):  # --password 4711
                 items.append(HIDDEN)
             elif type(item) is str:
                 self.room -= 1
-                items.append(after)
+                items.append(shown)
             elif self.room > 0:
-                items.append(self.value(item, (*above, "")))
-        return items if len(items) == len(everything) else [*items, f"{len(everything) - len(items)} more"]
+                items.append(self.value(item, above))
+            before = "" if "=" in word or word.startswith("-") else word
+        return items
 
     def _object(self, value: Any, above: tuple[str, ...]) -> Any:
         """What has fields becomes a dict of them; of all else only the name of the type stays."""

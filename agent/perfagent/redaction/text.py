@@ -99,7 +99,7 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
 
 def redacted_words(words: Sequence[str]) -> list[str]:
     """The same number of words: any list may be a command line or a part of one, where a word may tell of the next."""
-    words = [_without_random(word) for word in words]
+    words = [word if len(word) < 20 else _without_random(word) for word in words]
     line = "".join(f"{BETWEEN}{word}" for word in words)
     shown = _hide(_encodable(line)).split(BETWEEN)[1:] if len(line) <= MAX_READ else []
     if len(shown) != len(words):  # a secret took several words, as a private key does
