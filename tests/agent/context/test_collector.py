@@ -128,7 +128,9 @@ def test_techniques_are_told_and_those_of_later_at_the_end(gather: Gather) -> No
     told = train()
     assert (told["frozen"]["trainable_pct"], told["distillation"]["teacher"]) == (20.0, "Sequential")
     prune.l1_unstructured(gathered.model, "weight", amount=0.25)
-    assert gathered.at_end()["config"]["techniques"]["pruning"]["pruned_pct"] == pytest.approx(25.0)
+    pruning = gathered.at_end()["config"]["techniques"]["pruning"]
+    told = {"methods": ["L1Unstructured"], "tensors": 1, "pruned_pct": 25.0, "saved_bytes": 0}
+    assert pruning.items() >= told.items()
 
 
 @pytest.mark.fault

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 import webdataset
-from torch.nn.utils import prune
 
 from perfagent.integrations.techniques import elements, of_model, of_variable
 
@@ -43,17 +42,6 @@ def test_weights_in_four_bits_count_as_what_they_stand_for() -> None:
     told = of_model(model)["quantization"]
     assert (told["library"], told["bits"], told["type"]) == ("bitsandbytes", 4, "nf4")
     assert told["saved_bytes"] == 2 * 64 * 128 - 64 * 128 // 2
-
-
-def test_pruned_weights_are_told_with_the_share_of_zeros() -> None:
-    model = network()
-    assert of_model(model) == {}, "a model that trains everything uses no technique"
-    prune.l1_unstructured(model[0], "weight", amount=0.25)
-    told = of_model(model)["pruning"]
-    assert (told["methods"], told["tensors"]) == (["L1Unstructured"], 1)
-    assert (told["pruned_pct"], told["saved_bytes"]) == (25.0, 0)
-    prune.remove(model[0], "weight")
-    assert of_model(model) == {}
 
 
 def test_teachers_and_loaders_are_known_by_the_scripts_variables() -> None:
