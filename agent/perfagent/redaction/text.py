@@ -72,16 +72,8 @@ _WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._+/@-")
 def redacted_text(text: str) -> str:
     """Text without what looks like a secret, by its value or by the name that it is assigned to; in the middle of what
     is longer than 20,000 characters something is left out."""
-    text = _encodable(text)
-    if len(text) < 6:
-        return text
-    left_out = 0
-    if len(text) > MAX_READ:
-        text, left_out = _ends(text, MAX_READ)
-    text = _hide(text)  # before it is cut: half a secret is known by nothing
-    if len(text) > MAX_TEXT or left_out:
-        text, _ = _ends(text, MAX_TEXT, left_out)
-    return text
+    text, missing = _ends(_encodable(text), MAX_READ)
+    return _ends(_hide(text), MAX_TEXT, missing)[0] if len(text) >= 6 else text  # half a secret is known by nothing
 
 
 def redacted_lines(lines: Iterable[str]) -> list[str]:
@@ -104,7 +96,7 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     shown = _hide(_encodable(line)).split(BETWEEN)[1:] if len(line) <= MAX_READ else []
     if len(shown) != len(words):  # a secret took several words, as a private key does
         return [redacted_text(word) for word in words]
-    return [one if len(one) <= MAX_TEXT else _ends(one, MAX_TEXT)[0] for one in shown]
+    return [_ends(one, MAX_TEXT)[0] for one in shown]
 
 
 def _without_random(word: str) -> str:
@@ -122,6 +114,8 @@ def _encodable(text: str) -> str:
 
 def _ends(text: str, room: int, missing: int = 0) -> tuple[str, int]:
     """Beginning and end of a text, cut between words, and how many characters are missing, with those before."""
+    if len(text) <= room and not missing:
+        return text, 0
     head, tail = text[: room // 2], text[-room // 2 :]
     kept = max(head.rfind(" "), head.rfind("\n"))
     first = min((at for at in (tail.find(" "), tail.find("\n")) if at >= 0), default=0)
