@@ -18,6 +18,7 @@ from builders import sync, until
 from faults.accounts import Accounts, left_in, row
 from faults.proxy import Proxy
 from ingest_server import IngestServer
+from ticks import tick_of
 
 from perfagent.delivery import records
 from perfagent.delivery.spool import Header, Spool
@@ -169,7 +170,7 @@ def damaged(folder: Path, kind: str) -> Path:
         group = Group(
             step=steps, time=[float(s) for s in steps], monotonic=[float(s) for s in steps], values={"x": [0.1] * 3}
         )
-        kept.append([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})], now=0.0)
+        kept.append(tick_of([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})]), now=0.0)
         if kind == "frames":
             kept.hold(now=0.0, force=True)
     kept.abandon()
@@ -224,7 +225,7 @@ def orphan(state: Path, name: str, server: str) -> None:
     kept = Spool(state / "spool" / name, Header(source=name, project="p", rank=0, server=server, run="dead", attempt=1))
     for step in range(5):
         column = [float(step)]
-        kept.append([Group(step=[step], time=column, monotonic=column, values={"loss": column})], [], now=0.0)
+        kept.append(tick_of([Group(step=[step], time=column, monotonic=column, values={"loss": column})]), now=0.0)
     kept.abandon()
 
 

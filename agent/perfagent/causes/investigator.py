@@ -176,7 +176,7 @@ class Investigator(Watch):
         guard left out."""
         from perfagent.delivery.row_packing import is_finite, rows_in
 
-        rows = chain(taken.rows, *(rows_in(block) for block in taken.packed if not is_finite(block)))
+        rows = chain.from_iterable(rows_in(block) for block in taken.packed if not is_finite(block))
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
             self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 

@@ -1,14 +1,13 @@
 """Keeps whole frames while the server is away: compressed, on disk, or in memory while the disk is full, within their
 caps.
 
-On disk: above 80 % of the cap the oldest samples are thinned, then they go, and events go last. In memory: the oldest
-samples go first, events last. A frame that was sent before keeps its content, since the server may have it already.
+On disk above 80 % of the cap, and in memory above its own, the samples of the oldest frames go first, events and losses
+that are not finite last. A frame that was sent before keeps its content, since the server may have it already.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,22 +20,32 @@ from perfagent.delivery.records import BAD_RECORD, FRAME, FRAMING, MAGIC, framed
 from perfagent.delivery.segments import Segments
 from perfagent.wire import Event, Group
 
-__all__ = ["Backlog", "Kept", "Part", "events_only", "frames_in", "halves", "nothing", "squeezed", "thin"]
+__all__ = ["Backlog", "Kept", "Outgoing", "frames_in", "halves", "squeezed"]
 
-THIN_ROWS = 16
-Content = tuple[list[Group], list[Event]]
-Part = tuple[int, int, bool, list[Group], list[Event]]
-"""seq, last tick in it, thinned, groups, events."""
+
+class Outgoing(msgspec.Struct):
+    """One frame: number and content never change once it was handed out. upto: the last tick in it."""
+
+    seq: int
+    groups: list[Group]
+    events: list[Event]
+    upto: int = 0
+
+    @property
+    def samples(self) -> int:
+        return sum(group.samples for group in self.groups)
+
 
 _encoder = msgspec.msgpack.Encoder()
-# (number of the frame that these replace or 0, parts): a frame is one of one, the halves of one that was too large
-# stand in one record, so that either both of them or the whole one is read back; events are compressed
-_decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, bool, bytes, bytes]]])
+# (number of the frame that these replace or 0, frames): the halves of one that was too large stand in one record, so that
+# either both of them or the whole one is read back; events are compressed
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, bytes, bytes]]])
 _events_decoder = msgspec.msgpack.Decoder(list[Event])
 
 
 class Kept(msgspec.Struct):
-    """A whole frame that waits: in memory as `blob`, else part `part` of the record at `offset`."""
+    """A whole frame that waits: in memory as `blob`, else part `part` of the record at `offset`. reduced: its samples were
+    taken out, to keep within a cap."""
 
     seq: int
     upto: int
@@ -48,7 +57,7 @@ class Kept(msgspec.Struct):
     part: int = 0
     blob: bytes | None = None
     sent: bool = False
-    thinned: bool = False
+    reduced: bool = False
 
 
 class Backlog:
@@ -64,34 +73,30 @@ class Backlog:
 
     # ---- putting in and taking out
 
-    def hold(self, parts: list[Part], *, replaces: int = 0) -> list[Kept]:
+    def hold(self, frames: list[Outgoing], *, replaces: int = 0) -> list[Kept]:
         """Keeps whole frames, in one record if the disk takes it, else in memory."""
-        record = squeezed(replaces, parts)
+        record = squeezed(frames, replaces)
         place = self._files.write("frames", framed(FRAME, record))
         kept = []
-        for index, part in enumerate(parts):
-            one = _kept(part, len(record))
+        for index, frame in enumerate(frames):
+            one = _kept(frame, len(record))
             kept.append(one)
             if place:
                 one.path, one.offset, one.part = self._files.growing("frames"), place - 1, index
             else:
-                self._keep_in_memory(one, part)
+                self._keep_in_memory(one, frame)
         self.kept.extend(kept)
         if not place:
             self._enforce_memory()
         return kept
 
-    def _keep_in_memory(self, kept: Kept, part: Part) -> None:
-        kept.path, kept.part, kept.blob = None, 0, squeezed(0, [part])
+    def _keep_in_memory(self, kept: Kept, frame: Outgoing) -> None:
+        kept.blob = squeezed([frame])
         kept.size = len(kept.blob)
         self.memory += kept.size
 
-    def put_down(self, part: Part) -> None:
-        """Writes down a sent frame of a recording that was made of ticks: the next server gets it, too."""
-        self._files.write("frames", framed(FRAME, squeezed(0, [part])))
-
-    def load(self, kept: Kept) -> Content | None:
-        """What is in a frame; None when its file became unreadable."""
+    def load(self, kept: Kept) -> Outgoing | None:
+        """A frame; None when its file became unreadable."""
         with contextlib.suppress(OSError, IndexError, StopIteration, *BAD_RECORD):
             blob = kept.blob
             if blob is None:
@@ -99,8 +104,7 @@ class Backlog:
                 with kept.path.open("rb") as file:
                     file.seek(kept.offset)
                     *_, blob = next(records_in(file.read(FRAMING.size + kept.size), start=0))
-            *_, groups, events = _unsqueezed(blob)[1][kept.part]
-            return groups, events
+            return _unsqueezed(blob)[1][kept.part]
         return None
 
     def lose(self, kept: Kept) -> None:
@@ -122,17 +126,6 @@ class Backlog:
         if all(other.path != path for other in self.kept):
             self._files.delete(path)
 
-    def notice_deleted(self, carried: Content | None) -> None:
-        """Somebody has deleted files. The frame on its way is still in memory (`carried`) and goes to the disk again; what
-        was in the others is counted as lost."""
-        for kept in [*self.kept]:
-            if kept.path is None or not _is_gone(kept.path):
-                continue
-            if kept is self.carried and carried is not None:
-                self._keep_in_memory(kept, (kept.seq, kept.upto, kept.thinned, *carried))
-            else:
-                self.lose(kept)
-
     def settle(self) -> None:
         """Moves frames from memory to the disk, as far as it takes them."""
         for kept in self.kept if self.memory else ():
@@ -147,102 +140,96 @@ class Backlog:
     # ---- keeping within bounds
 
     def _enforce_memory(self) -> None:
-        for keep_events in (True, False):
+        for left_of in (_pressing_of, _nothing_of):
             for kept in [*self.kept]:
                 if self.memory <= self._max_memory_bytes:
                     return
-                if kept.blob is None or kept is self.carried or (keep_events and (kept.sent or not kept.samples)):
+                keeps = left_of is _pressing_of and (kept.sent or kept.reduced)
+                if kept.blob is None or kept is self.carried or keeps or (frame := self.load(kept)) is None:
                     continue
-                content = self.load(kept)
-                events = content[1] if content and keep_events else []
-                self._counters["dropped"] += kept.samples
-                self._counters["dropped_events"] += kept.events - len(events)
+                left = left_of(frame)
+                self._reduce(kept, left)
                 self.memory -= len(kept.blob)
-                kept.samples, kept.thinned = 0, True
-                if events:
-                    self._keep_in_memory(kept, (kept.seq, kept.upto, True, [], events))
+                if left.groups or left.events:
+                    self._keep_in_memory(kept, left)
                 else:
                     self.kept.remove(kept)
 
     def enforce_cap(self) -> None:
-        """Above 80 % of the cap: thins the oldest files, then takes their samples, then their events."""
         growing = self._files.growing("frames")
-        for rewrite in (thin, events_only, nothing):
+        for left_of in (_pressing_of, _nothing_of):
             for path in dict.fromkeys(kept.path for kept in self.kept):
                 if self._files.on_disk <= 0.8 * self._max_bytes:
                     return
                 if path not in (None, growing):
-                    self._rewrite(path, rewrite)
+                    self._rewrite(path, left_of)
 
-    def _rewrite(self, path: Path, rewrite: Callable[[list[Group], list[Event]], Content]) -> None:
-        """Puts thinner frames of the same numbers in place of a file's own."""
+    def _rewrite(self, path: Path, left_of: Callable[[Outgoing], Outgoing]) -> None:
+        """Puts what is left of its frames in a file's place."""
         members = [kept for kept in self.kept if kept.path == path]
-        if all(kept.sent or (kept.thinned and rewrite is thin) for kept in members):
+        if all(kept.sent or (kept.reduced and left_of is _pressing_of) for kept in members):
             return
         out = bytearray(MAGIC + self._files.header_record())
-        thinner: list[tuple[Kept, Kept]] = []
+        found: list[tuple[Kept, Outgoing, int, int]] = []
         for kept in members:
-            content = self.load(kept)
-            if content is None:
+            frame = self.load(kept)
+            if frame is None:
                 self.lose(kept)
                 continue
-            part = kept.seq, kept.upto, kept.thinned or not kept.sent, *(content if kept.sent else rewrite(*content))
-            blob = squeezed(0, [part])
-            new = _kept(part, len(blob))
-            new.offset = len(out)
-            thinner.append((kept, new))
+            left = frame if kept.sent else left_of(frame)
+            blob = squeezed([left])
+            found.append((kept, left, len(out), len(blob)))
             out += framed(FRAME, blob)
-        if not thinner:
+        if not found:
             return
         try:
             before = path.stat().st_size
             replace_file(path, bytes(out))
         except OSError as error:
             self._files.failed(error)
-            for kept, _ in thinner if rewrite is nothing else ():  # no room even for that
+            for kept, *_ in found if left_of is _nothing_of else ():  # no room even for that
                 self.lose(kept)
             return
         self._files.on_disk += len(out) - before
-        for kept, new in thinner:
-            self._counters["thinned" if rewrite is thin else "dropped"] += kept.samples - new.samples
-            self._counters["dropped_events"] += kept.events - new.events
-            kept.offset, kept.part, kept.size, kept.thinned = new.offset, 0, new.size, new.thinned
-            kept.samples, kept.events = new.samples, new.events
+        for kept, left, kept.offset, kept.size in found:
+            kept.part = 0
+            self._reduce(kept, left)
             if not kept.samples and not kept.events and not kept.sent:
                 self.kept.remove(kept)
         self._delete_unless_needed(path)
 
-
-def _kept(part: Part, size: int) -> Kept:
-    seq, upto, thinned, groups, events = part
-    return Kept(seq, upto, sum(group.samples for group in groups), len(events), size, thinned=thinned)
-
-
-def _is_gone(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:  # of a disk that may be well again
-        return False
-    return False
+    def _reduce(self, kept: Kept, left: Outgoing) -> None:
+        self._counters["dropped"] += kept.samples - left.samples
+        self._counters["dropped_events"] += kept.events - len(left.events)
+        kept.samples, kept.events, kept.reduced = left.samples, len(left.events), True
 
 
-def squeezed(replaces: int, parts: list[Part]) -> bytes:
+def _kept(frame: Outgoing, size: int) -> Kept:
+    return Kept(frame.seq, frame.upto, frame.samples, len(frame.events), size)
+
+
+def _pressing_of(frame: Outgoing) -> Outgoing:
+    """The events, and the groups that hold a non-finite loss or gradient."""
+    return Outgoing(frame.seq, [group for group in frame.groups if is_urgent(group)], frame.events, frame.upto)
+
+
+def _nothing_of(frame: Outgoing) -> Outgoing:
+    """For when even the events do not fit."""
+    return Outgoing(frame.seq, [], [], frame.upto)
+
+
+def squeezed(frames: Sequence[Outgoing], replaces: int = 0) -> bytes:
     """A record's payload. replaces: the number of the frame of which these are halves; 0: of none."""
-    written = [
-        (seq, upto, thinned, planes(groups), deflated(_encoder.encode(events)))
-        for seq, upto, thinned, groups, events in parts
-    ]
+    written = [(one.seq, one.upto, planes(one.groups), deflated(_encoder.encode(one.events))) for one in frames]
     return _encoder.encode((replaces, written))
 
 
-def _unsqueezed(payload: bytes) -> tuple[int, list[Part]]:
+def _unsqueezed(payload: bytes) -> tuple[int, list[Outgoing]]:
     """What `squeezed` made a payload of. Raises one of BAD_RECORD."""
     replaces, parts = _decoder.decode(payload)
     return replaces, [
-        (seq, upto, thinned, columns(groups), _events_decoder.decode(inflated(events)))
-        for seq, upto, thinned, groups, events in parts
+        Outgoing(seq, columns(groups), _events_decoder.decode(inflated(events)), upto)
+        for seq, upto, groups, events in parts
     ]
 
 
@@ -255,77 +242,34 @@ def frames_in(payload: bytes, path: Path, offset: int) -> tuple[int, list[Kept]]
     return replaced, frames
 
 
-# ---- less of a frame
+def halves(frame: Outgoing) -> tuple[Outgoing, Outgoing] | None:
+    """Two frames, still without numbers, with half of the groups each, of a single group half of its rows, of a single row
+    half of its values. Events go with the first half, and apart from a single row; of events alone half of them. None for a
+    single value or event, which cannot be split."""
+    groups, events = [group for group in frame.groups if group.rows], frame.events
+    if len(groups) == 1 and (not events or groups[0].rows > 1):
+        groups = _halves_of(groups[0])
+    first: tuple[list[Group], list[Event]] = groups[: len(groups) // 2], events
+    second: tuple[list[Group], list[Event]] = groups[len(groups) // 2 :], []
+    if len(groups) == 1:
+        first, second = (groups, []), ([], events)
+    elif not groups:
+        first, second = ([], events[: len(events) // 2]), ([], events[len(events) // 2 :])
+    return (Outgoing(0, *first, frame.upto), Outgoing(0, *second, frame.upto)) if any(first) else None
 
 
-def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, Content] | None:
-    """Splits the content of a frame into two parts.
+def _halves_of(group: Group) -> list[Group]:
+    def rows(begin: int, end: int) -> Group:
+        def cut(column: bytes) -> bytes:
+            width = len(column) // group.rows
+            return column[begin * width : end * width]
 
-    Several rows: half of the rows with all events, and the other half. A single row with events: the row, and the
-    events. A single row alone: half of its columns, and the other half. Events alone: half of them, and the other half.
-    None for a single value or event, which cannot be split.
-    """
-    groups = [group for group in groups if group.rows]
-    rows = sum(group.rows for group in groups)
-    if rows == 0:
-        middle = len(events) // 2
-        return (([], [*events[:middle]]), ([], [*events[middle:]])) if middle else None
-    if rows == 1 and events:
-        return (groups, []), ([], [*events])
-    if rows == 1:
-        (row,) = groups
-        names = [*row.values]
-        middle = len(names) // 2
-        left, right = (
-            Group(row.step, row.time, row.monotonic, {name: row.values[name] for name in half})
-            for half in (names[:middle], names[middle:])
-        )
-        return (([left], []), ([right], [])) if middle else None
-    first: list[Group] = []
-    second: list[Group] = []
-    goal = rows // 2
-    for group in groups:
-        taken = min(goal, group.rows)
-        goal -= taken
-        first.append(_rows(group, range(taken)))
-        second.append(_rows(group, range(taken, group.rows)))
-    return ([group for group in first if group.rows], [*events]), ([group for group in second if group.rows], [])
+        values = {name: cut(column) for name, column in group.values.items()}
+        return Group(cut(group.step), cut(group.time), cut(group.monotonic), values)
 
-
-def thin(groups: list[Group], events: list[Event]) -> Content:
-    """Keeps a few of every 16 rows: the first, the two with the lowest and the highest finite loss (or first column, in
-    a group without a loss), and every row that holds a NaN or an infinity."""
-    thinned = []
-    for group in groups:
-        lead = group.column("loss" if "loss" in group.values else next(iter(group.values)))
-        keep = {*range(0, group.rows, THIN_ROWS)}
-        for start in range(0, group.rows, THIN_ROWS):
-            # a NaN would be both extremes: nothing is less than it
-            finite = [row for row in range(start, min(start + THIN_ROWS, group.rows)) if math.isfinite(lead[row])]
-            if finite:
-                keep |= {min(finite, key=lead.__getitem__), max(finite, key=lead.__getitem__)}
-        for name in group.values:
-            column = group.column(name)
-            if not math.isfinite(sum(column)):
-                keep |= {row for row, value in enumerate(column) if not math.isfinite(value)}
-        thinned.append(_rows(group, sorted(keep)))
-    return thinned, events
-
-
-def events_only(groups: list[Group], events: list[Event]) -> Content:
-    """The events, and the groups that hold a non-finite loss or gradient."""
-    return [group for group in groups if is_urgent(group)], events
-
-
-def nothing(groups: list[Group], events: list[Event]) -> Content:  # noqa: ARG001
-    """For when even the events do not fit."""
-    return [], []
-
-
-def _rows(group: Group, rows: Sequence[int]) -> Group:
-    def pick(column: bytes) -> bytes:
-        width = len(column) // group.rows
-        return b"".join(column[row * width : (row + 1) * width] for row in rows)
-
-    values = {name: pick(column) for name, column in group.values.items()}
-    return Group(pick(group.step), pick(group.time), pick(group.monotonic), values)
+    if middle := group.rows // 2:
+        return [rows(0, middle), rows(middle, group.rows)]
+    names = [*group.values]
+    parts = names[: len(names) // 2], names[len(names) // 2 :]
+    values = [{name: group.values[name] for name in part} for part in parts if len(names) > 1]
+    return [Group(group.step, group.time, group.monotonic, part) for part in values]

@@ -14,7 +14,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfagent.delivery.columns import Columns, clean_name, number
 from perfagent.delivery.row_packing import Packed, Packer
@@ -49,88 +49,62 @@ class CapturedRows:
     def __init__(self, handoff: Handoff, columns: Columns) -> None:
         self._handoff, self._columns = handoff, columns
         self._packer = Packer(columns)
-        self._delivered: set[str] = set()
+        self.delivered: set[str] = set()
         """Names of the agent's own series so far, those of steps aside."""
-        self._names: dict[str, str] = {}
-        """Name -> that under which it is written, as far as that follows from what the agent has delivered so far."""
-        self._series = 0
-        self._on_device: list[CapturedLog] = []
+        self.arriving: list[CapturedLog] = []
         self._undecided: list[_Row] = []
         self._written: dict[str, tuple[int, float | None]] = {}
         """Name -> step and value that were written last."""
 
     @property
     def waits(self) -> bool:
-        return bool(self._on_device or self._undecided)
+        return bool(self.arriving or self._undecided)
 
-    def delivers(self, names: Iterable[object]) -> None:
-        """The agent has series of these names."""
-        self._delivered.update(name for name in names if isinstance(name, str))
-
-    def add(self, log: CapturedLog) -> None:
-        self._on_device.append(log)
-
-    def take(self, rows: list[Any], read_steps: Callable[[], None], *, last: bool) -> list[Packed]:
-        """What can be written down, packed or among the rows. read_steps: has all steps read that were taken so far, so
-        that their names are known. last: nothing is waited for."""
+    def take(self, read_steps: Callable[[], None], *, last: bool) -> list[Packed]:
+        """What can be written down. read_steps: has all steps read that were taken so far, so that their names are known.
+        last: nothing is waited for."""
         if not self.waits:
             return []
         now, reader, p = time.monotonic(), self._handoff.reader, self._handoff.progress
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
         if waiting and p is not None and p.last is not None and reader.steps < _DECISIVE_STEPS:
             read_steps()
-        series = len(self._delivered) + len(reader.delivered)
-        if series != self._series or len(self._names) > 2 * self._columns.max_series:
-            self._series = series
-            self._names.clear()
         for step, wall, monotonic, metrics in waiting:
             age_s = now - monotonic
-            if self._runs_ahead(step, age_s, last=last):
-                self._undecided.append((step, wall, monotonic, metrics))
-                continue
+            ahead = self._runs_ahead(step, age_s, last=last)
             named: dict[str, float] = {}
             later: dict[str, float] = {}
             for name, value in metrics.items():
-                written_name = self._names.get(name) or self._name(name, age_s, last=last)
+                written_name = None if ahead else self._name(name, age_s, last=last)
                 if written_name is None:
                     later[name] = value
-                    continue
-                self._names[name] = written_name
-                if self._is_new(written_name, step, value):
+                elif self._is_new(written_name, step, value):
                     named[written_name] = value
             if later:
                 self._undecided.append((step, wall, monotonic, later))
             if named:
-                self._write((step, wall, monotonic, named), rows)
+                if p is not None and p.last is None and step > p.logs.captured_step:
+                    p.logs.captured_step = step
+                self._packer.add(step, wall, monotonic, (*named,), named.values())
         return self._packer.take()
 
     def _arrived(self, now: float, *, last: bool) -> Iterable[_Row]:
-        logs, self._on_device = self._on_device, []
+        logs, self.arriving = self.arriving, []
         for log in logs:
             with contextlib.suppress(Exception):  # a device that was lost answers every query with its own error
                 if log.ready():
                     step, wall, monotonic, metrics = log.row()
-                    yield step, wall, monotonic, self._numbers(metrics.items())
+                    yield step, wall, monotonic, _numbers(metrics.items())
                     continue
                 if log.age_s(now) < DEFERRED_S and not last:
-                    self._on_device.append(log)
+                    self.arriving.append(log)
                     continue
             self._handoff.counters["dropped"] += 1
-
-    def _numbers(self, metrics: Iterable[tuple[object, object]]) -> dict[str, float]:
-        """What can be stored, under names that can be; all else is no scalar of ours to count."""
-        found: dict[str, float] = {}
-        for key, value in metrics:
-            converted = value if type(value) is float else number(value)
-            name = key if key in self._names else clean_name(key)
-            if converted is not None and name is not None:
-                found[name] = converted
-        return found
 
     def _name(self, name: str, age_s: float, *, last: bool) -> str | None:
         """The name under which it is written; None while that is not known."""
         reader, p = self._handoff.reader, self._handoff.progress
-        if name in self._delivered or name in reader.delivered or name.startswith(_SAMPLED):
+        if name in self.delivered or name in reader.delivered or name.startswith(_SAMPLED):
             return LOGGED + name
         if name not in CATALOGUE and name.partition("/")[0] + "/" not in FAMILIES:
             return name
@@ -162,13 +136,8 @@ class CapturedRows:
             self._written[name] = written
         return True
 
-    def _write(self, row: _Row, rows: list[Any]) -> None:
-        step, wall, monotonic, metrics = row
-        p = self._handoff.progress
-        if p is not None and p.last is None and step > p.logs.captured_step:
-            p.logs.captured_step = step
-        if self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
-            return
-        checked = self._columns.checked(row)  # more series than a run may have: what there is room for
-        if checked is not None:
-            rows.append(checked)
+
+def _numbers(metrics: Iterable[tuple[object, object]]) -> dict[str, float]:
+    """What can be stored, under names that can be; all else is no scalar of ours to count."""
+    found = ((clean_name(key), value if type(value) is float else number(value)) for key, value in metrics)
+    return {name: value for name, value in found if name is not None and value is not None}

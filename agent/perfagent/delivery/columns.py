@@ -1,34 +1,17 @@
-"""Turns rows into columns: the one place where values from outside are checked before they are stored or sent.
-
-Runs on the sender thread. The training thread appends rows as they are; here they are grouped by the names they hold,
-converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.
-"""
+"""Checks names and values from outside before they are stored or sent, on the sender thread; what may not be stored is
+counted."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from struct import Struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
 from perfagent.wire.limits import MAX_NAMES_PER_RUN, MOST_LEFT_OUT, room_of
 
-__all__ = [
-    "DROPPED",
-    "INT64",
-    "AnyRow",
-    "Columns",
-    "Row",
-    "clean_name",
-    "is_urgent",
-    "merge",
-    "must_be_finite",
-    "number",
-    "pack",
-]
+__all__ = ["DROPPED", "INT64", "AnyRow", "Columns", "Row", "clean_name", "is_urgent", "must_be_finite", "number"]
 
 Row = tuple[int, float, float, Mapping[str, Any]]
 """step, Unix time, monotonic, values by name"""
@@ -36,16 +19,14 @@ AnyRow = Row | tuple[int, float, float, tuple[str, ...], Sequence[float]]
 """As it is handed in: names and values may stand apart."""
 
 INT64 = 2**63
-_FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 DROPPED = "agent/dropped"
 _MOST_NAMED = 10
 """Of the names that are left out; thousands may be."""
 _MOST_SHAPES = 4096
-_NUMBERS = frozenset((float, int, bool))
 
 
 class Columns:
-    """Turns rows into groups and remembers which series the run has.
+    """Remembers which series the run has, and checks rows.
 
     max_series: how many names one run may have in each room but the catalogue's (wire/limits.py); samples of further
     names are counted in `refused["series"]` and left out. left_out: the first of those names; left_out_count: how many
@@ -69,22 +50,6 @@ class Columns:
     @property
     def left_out_count(self) -> int:
         return len(self._left_out)
-
-    def groups(self, rows: Iterable[Row]) -> list[Group]:
-        """The groups of some rows, in the order in which each shape of row first appeared."""
-        shapes: dict[tuple[str, ...], list[Row]] = {}
-        for row in rows:
-            step, values = row[0], row[3]
-            names = (*values,)
-            same = shapes.get(names)
-            usual = type(step) is int and -INT64 <= step < INT64 and _NUMBERS.issuperset(map(type, values.values()))
-            if same is None or not usual:
-                checked = row if usual and self.knows(names) else self.checked(row)
-                if checked is None:
-                    continue
-                same, row = shapes.setdefault((*checked[3],), []), checked  # noqa: PLW2901
-            same.append(row)
-        return [_group(names, same) for names, same in shapes.items()]
 
     def checked(self, row: Row) -> Row | None:
         """What of a row may be stored, as plain data; None where nothing may. The rest is counted."""
@@ -209,42 +174,6 @@ def _float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _group(names: tuple[str, ...], rows: Sequence[Row]) -> Group:
-    """Of rows that are checked."""
-    steps, times, monotonics, values = zip(*rows, strict=True)
-    columns = zip(*(row.values() for row in values), strict=True)
-    return Group(
-        step=array("q", steps).tobytes(),
-        time=array("d", times).tobytes(),
-        monotonic=array("d", monotonics).tobytes(),
-        values={name: pack(column) for name, column in zip(names, columns, strict=True)},
-    )
-
-
-def pack(values: Iterable[float]) -> bytes:
-    """Little-endian bytes: float32 where every value is exactly a float32 (NaN payloads included), else float64."""
-    try:
-        return narrowed(array("d", values).tobytes())
-    except OverflowError:  # a whole number beyond a float's range
-        return narrowed(array("d", map(_float, values)).tobytes())
-
-
-def narrowed(wide: bytes) -> bytes:
-    """Little-endian float64 as float32 where every value is exactly one."""
-    # a column of durations shows it at once, and is spared conversions
-    if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):
-        return wide
-    narrow = array("f", array("d", wide))
-    return narrow.tobytes() if array("d", narrow).tobytes() == wide else wide
-
-
-def _fits(value: float) -> bool:
-    try:
-        return value != value or _FLOAT.unpack(_FLOAT.pack(value))[0] == value
-    except OverflowError:
-        return False
-
-
 def must_be_finite(name: object) -> bool:
     """Whether a value that is not finite means harm under this name: a loss that is trained on, or gradients."""
     return isinstance(name, str) and (name.startswith("grad/") or loss_kind(name) == "whole")
@@ -256,26 +185,3 @@ def is_urgent(group: Group) -> bool:
         return True
     # a sum is finite only if every term is; an overflow of finite terms only costs an early flush
     return any(must_be_finite(name) and not math.isfinite(sum(group.column(name))) for name in group.values)
-
-
-def merge(groups: Iterable[Group]) -> list[Group]:
-    """The same rows in as few groups as possible; rows keep their order within a group."""
-    shapes: dict[tuple[str, ...], list[Group]] = {}
-    for group in groups:
-        shapes.setdefault((*group.values,), []).append(group)
-    return [same[0] if len(same) == 1 else _joined(names, same) for names, same in shapes.items()]
-
-
-def _joined(names: tuple[str, ...], groups: list[Group]) -> Group:
-    def joined(name: str) -> bytes:
-        widths = {len(group.values[name]) // group.rows for group in groups if group.rows}
-        if len(widths) <= 1:
-            return b"".join(group.values[name] for group in groups)
-        return b"".join(array("d", group.column(name)).tobytes() for group in groups)
-
-    return Group(
-        step=b"".join(group.step for group in groups),
-        time=b"".join(group.time for group in groups),
-        monotonic=b"".join(group.monotonic for group in groups),
-        values={name: joined(name) for name in names},
-    )

@@ -1,4 +1,4 @@
-"""Drafts: rows as they were noted, on the disk within 200 ms and made into columns once a second.
+"""Drafts: what a tick noted, on the disk within 200 ms and made into columns once a second.
 
 Making columns of twenty rows costs half of what it costs for a hundred, and the interpreter finds its caches cold every
 time: so a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What was written is
@@ -9,16 +9,17 @@ the drafts of a killed process reads them in the same way.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.columns import Columns, Row, merge, must_be_finite
-from perfagent.delivery.row_packing import Packed, grouped, is_finite, rows_in
+from perfagent.delivery.columns import Columns, Row, must_be_finite
+from perfagent.delivery.row_packing import Packed, Packer, grouped, is_finite, merge, rows_in
 from perfagent.step.row import Note
 from perfagent.step.trace import BACKWARD, entries_of
-from perfagent.wire import Group
+from perfagent.wire import Event, Group
 
 __all__ = ["Draft", "Read", "is_pressing", "is_pressing_block", "left_behind", "pieces", "read", "rows_of"]
 
@@ -26,68 +27,63 @@ PIECE_ROWS = 80
 """Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
 PIECE_BYTES = 2**16
 """Of packed rows, likewise: 0.3 ms for 600 rows of 10 values."""
-_NOTE = len(Note._fields)
 _as_note = tuple.__new__
 
 
 class Draft(NamedTuple):
-    """What one tick noted. From a file, all of it as lists.
+    """What one tick noted.
 
-    context: what a reader in another process must know besides (`StepReader.context`). rows: notes of steps, and other
-    rows that cannot be packed. packed: rows with their names, and users' rows.
+    context: what a reader in another process must know of the notes (`StepReader.context`). notes: of steps; from a file
+    as lists. packed: all other rows.
     """
 
-    context: list[Any]
-    rows: list[Any]
+    context: list[Any] = []  # noqa: RUF012 - a NamedTuple; nobody changes it
+    notes: list[Any] = []  # noqa: RUF012
     packed: Sequence[Packed] = ()
+    events: Sequence[Event] = ()
 
 
 Read = Callable[[Iterable[Draft]], list[Group]]
 
 
-def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[object], None]) -> list[Row]:
-    """The rows with their notes read. lost: is called with a note that cannot be read."""
+def rows_of(notes: Iterable[Any], reader: StepReader, lost: Callable[[object], None]) -> list[Row]:
+    """The notes, read. lost: is called with one that cannot be read."""
     found: list[Row] = []
-    for row in rows:
-        if len(row) != _NOTE:
-            # names and values stand apart in what earlier agents left
-            found.append(row if len(row) == 4 else (*row[:3], dict(zip(row[3], row[4], strict=False))))
-            continue
+    for note in notes:
         try:
-            found.append(reader.row(_as_note(Note, row)))
+            found.append(reader.row(_as_note(Note, note)))
         except Exception:  # noqa: BLE001 - one damaged note must not take the others with it
-            lost(row)
+            lost(note)
     return found
 
 
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
-    rows: list[Any] = []
+    notes: list[Any] = []
     blocks: list[Packed] = []
     for draft in drafts:
         blocks += draft.packed
-        rows += draft.rows
+        notes += draft.notes
         del draft
-        while len(rows) >= PIECE_ROWS:
-            yield Draft([], rows[:PIECE_ROWS])
-            del rows[:PIECE_ROWS]
+        while len(notes) >= PIECE_ROWS:
+            yield Draft([], notes[:PIECE_ROWS])
+            del notes[:PIECE_ROWS]
         if sum(len(block.data) for block in blocks) >= PIECE_BYTES:
             yield Draft([], [], blocks)
             blocks = []
-    if rows or blocks:
-        yield Draft([], rows, blocks)
+    if notes or blocks:
+        yield Draft([], notes, blocks)
 
 
 def read(draft: Draft, reader: StepReader, columns: Columns, lost: Callable[[object], None]) -> list[Group]:
-    """The columns of a draft. lost: is called with a row that cannot be read."""
-    blocks: list[Packed] = []
-    rows: list[Row] = []
-    for block in draft.packed:
-        if columns.knows(block.names):
-            blocks.append(block)
-        else:  # from another process, or the run has had as many series since
-            rows += rows_in(block)
-    return grouped(blocks) + columns.groups(rows + rows_of(draft.rows, reader, lost))
+    """The columns of a draft. lost: is called with a note that cannot be read."""
+    packer = Packer(columns)
+    known = [block for block in draft.packed if columns.knows(block.names)]
+    # from another process, or the run has had as many series since
+    others = itertools.chain.from_iterable(rows_in(block) for block in draft.packed if block not in known)
+    for row in itertools.chain(others, rows_of(draft.notes, reader, lost)):
+        packer.add(*row[:3], (*row[3],), row[3].values())
+    return grouped([*known, *packer.take()])
 
 
 def left_behind(drafts: Iterable[Draft]) -> list[Group]:
@@ -96,7 +92,8 @@ def left_behind(drafts: Iterable[Draft]) -> list[Group]:
     columns = Columns()
     groups: list[Group] = []
     for draft in drafts:
-        reader.restore(draft.context)
+        if draft.notes:
+            reader.restore(draft.context)
         groups += read(draft, reader, columns, lambda _: None)
     return merge(groups)
 

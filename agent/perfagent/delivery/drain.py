@@ -1,9 +1,8 @@
 """Takes rows out of the training thread's deque and turns each into what can be written down.
 
-This runs seven times a second with cold caches, and each object was written by another core: each look at a row costs
-more than what is done with it. So rows are packed as they come (row_packing.py), usual steps stay the notes that they
-are, and all other rows are asked one by one. What was taken is written down (drafts.py) and let go of, since objects
-that live on make the garbage collector run. (Taking all rows at once took no less CPU in eight interleaved pairs.)
+Runs seven times a second with cold caches. So rows are packed as they come (row_packing.py), usual steps stay the notes
+that they are, and all other rows are asked one by one. What was taken is written down (drafts.py) and let go of, since
+objects that live on make the garbage collector run.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ _OURS = 5
 
 
 class Drained(NamedTuple):
-    """What one tick found. rows: notes of steps, and what else cannot be packed."""
+    """What one tick found: notes of steps, and all other rows."""
 
-    rows: list[Any]
+    notes: list[Any]
     packed: list[Packed]
 
     @property
     def total(self) -> int:
-        return len(self.rows) + sum(block.rows for block in self.packed)
+        return len(self.notes) + sum(block.rows for block in self.packed)
 
 
 _NOTHING = Drained([], [])
@@ -72,10 +71,10 @@ class Collector:
     def __init__(
         self, handoff: Handoff, columns: Columns, before_row: Callable[[], None], lost: Callable[[object], None]
     ) -> None:
-        self._handoff, self._columns, self._before_row, self._lost = handoff, columns, before_row, lost
+        self._handoff, self._before_row, self._lost = handoff, before_row, lost
         self._captured = CapturedRows(handoff, columns)
-        self._packer = Packer(columns, self._captured.delivers)
-        self._rows: list[Any] = []
+        self._packer = Packer(columns, self._captured.delivered.update)
+        self._notes: list[Any] = []
         self._held: deque[tuple[float, Any]] = deque()
         """Rows that wait for their device, and since when; of those behind them only steps and user logs wait, too."""
         self._holds_logs = False
@@ -113,7 +112,7 @@ class Collector:
         settled = p.completed + p.opened if p is not None else 0
         losses = p.losses.user_losses if p is not None else {}
         self._epoch = time.time() - time.monotonic()
-        self._rows = rows = []
+        self._notes = notes = []
         self._release(now, last=last)
         while taken < most and waiting:
             row = waiting[0]
@@ -135,7 +134,7 @@ class Collector:
                 stepped[0] += 1
                 stepped[1] += entry_count(row[7])
                 newest = row[0]
-                rows.append(with_user_loss(p, row) if losses and p is not None else row)
+                notes.append(with_user_loss(p, row) if losses and p is not None else row)
             elif kind in _EARLY and not row.settled and not last:
                 self.aside.append(row)
             elif (self._held and kind is not CapturedLog) or not self._ask(row, now, now, last=last):
@@ -153,9 +152,10 @@ class Collector:
             for step in [*losses]:  # a copy: the training thread may be adding to them
                 if step < self.newest:
                     losses.pop(step, None)
-        packed = self._packer.take() + self._captured.take(rows, self._read_now, last=last)
+        captured = self._captured.take(self._read_now, last=last)
+        packed = self._packer.take() + captured
         self.pressing = self.pressing or any(map(is_pressing_block, packed))
-        return Drained(rows, packed)
+        return Drained(notes, packed)
 
     def _release(self, now: float, *, last: bool) -> None:
         """Takes those that waited for their device and are there by now, and those that have their step."""
@@ -174,7 +174,7 @@ class Collector:
             if type(row) is CapturedLog:  # it is written down when its names are known
                 self._handoff.logged[0] += 1
                 self._handoff.logged[1] += row.size
-                self._captured.add(row)
+                self._captured.arriving.append(row)
                 return True
             if isinstance(row, StepRow) and p is not None:
                 if is_ready(p, row):
@@ -195,7 +195,7 @@ class Collector:
             note = note_of(p, step)
             self.newest = max(self.newest, step.step)
             self.pressing = self.pressing or is_pressing(note)
-            self._rows.append(note)
+            self._notes.append(note)
             return
         self._read_now()
         row = row_of(p, step)
@@ -203,7 +203,7 @@ class Collector:
         self._add((*row[:3], (*row[3],), [*row[3].values()]))
 
     def _add(self, row: AnyRow) -> None:
-        """Packs a row of names and numbers, or keeps what may be stored of it."""
+        """Packs what may be stored of a row."""
         if len(row) == 5:
             step, wall, monotonic, names, values = row
         else:
@@ -217,21 +217,16 @@ class Collector:
         try:
             if self.newest < step < INT64:  # one beyond is refused, and so would be what is told under it
                 self.newest = step
-            if self._packer.add(step, wall, monotonic, names, values):
-                return
-            checked = self._columns.checked((step, wall, monotonic, dict(zip(names, values, strict=False))))
+            self._packer.add(step, wall, monotonic, names, values)
         except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
             self._handoff.counters["dropped"] += 1
-            return
-        if checked is not None:
-            self.pressing = self.pressing or is_pressing(checked)
-            self._captured.delivers(checked[3])
-            self._rows.append(checked)
 
     def _read_now(self) -> None:
         """Reads the steps that were taken so far, in place of their notes."""
         self._before_row()  # notes are read in the order of their steps
-        self._rows[:] = rows_of(self._rows, self._handoff.reader, self._lost)
+        notes, self._notes[:] = [*self._notes], []
+        for row in rows_of(notes, self._handoff.reader, self._lost):
+            self._add((*row[:3], (*row[3],), [*row[3].values()]))
 
     def _compare(self, mark: OverflowMark, taken: int) -> None:
         """What was handed in before the mark with what was taken of it; the difference was dropped."""

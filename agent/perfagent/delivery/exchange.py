@@ -132,7 +132,7 @@ class Exchange:
         known = header.run, header.attempt, header.name, header.project, header.rank
         if (run, attempt, name, project, who.rank) == known:
             return
-        if who.known and self.moves.told_another_run(run):
+        if who.known and self.moves.run not in (None, run):  # the server knows this source as another run's
             self._move()
             return
         header.rank = who.rank  # of a process that has joined its group only now
@@ -146,7 +146,7 @@ class Exchange:
             self.identify()
 
     def _move(self) -> None:
-        """The training continues another run than the server knows this source by: a new source says all again."""
+        """A new source says all again, under the run that the training continues."""
         handoff, before = self._handoff, self.spool
         before.read_drafts()
         handoff.identity.source = uuid.uuid4().hex
@@ -173,7 +173,8 @@ class Exchange:
             if outgoing is not None:
                 self._send(outgoing, self.moves.left, now)
                 return
-            self.moves.over()
+            self.moves.left.remove()
+            self.moves.left = None
         closing = handoff.closing_at is not None
         pause_s = handoff.config.flush_s * (1 if self._watched or self._is_stoppable() else UNWATCHED)
         due = self.urgent or handoff.flushes or closing or now - self._last_cut >= pause_s
@@ -315,7 +316,7 @@ class Exchange:
         counters["acked"] += answer.stored + answer.duplicate
         counters["duplicate"] += answer.duplicate
         for item in answer.rejected:
-            counters["rejected"] += item["count"] if ours else 0
+            counters["rejected"] += item.count if ours else 0
             self._messages.rejected(item, ours=ours)
         if job.spool is not None:
             job.spool.ack(job.outgoing.seq)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from perfagent.delivery.drafts import Draft
 from perfagent.wire import Event
 
 if TYPE_CHECKING:
@@ -22,18 +23,18 @@ MOST_BYTES = 8 * 2**20
 
 
 class Moves:
-    """left: the spool of the source that was left, until its last word is delivered. run: under which the source was
-    used before this process had it."""
+    """left: the spool of the source that was left, until its last word is delivered. run: as whose source the server knows
+    this one; None: of no run yet."""
 
     def __init__(self, run: str | None) -> None:
         self.left: Spool | None = None
-        self._run = run
+        self.run = run
         self._said: list[Outgoing] = []
         self._size = 0
 
     def keep(self, outgoing: Outgoing, run: str | None, size: int, *, begun: bool) -> None:
         """A frame goes out under this run. begun: the first step is over, so that nothing moves any more."""
-        self._run = run
+        self.run = run
         self._size += size
         if begun or self._size > MOST_BYTES:
             self._said.clear()
@@ -41,27 +42,17 @@ class Moves:
         elif (outgoing.groups or outgoing.events) and outgoing not in self._said[-1:]:
             self._said.append(outgoing)
 
-    def told_another_run(self, run: str | None) -> bool:
-        """Whether the server may know this source as another run's."""
-        return self._run not in (None, run)
-
     def move(self, before: Spool, after: Spool) -> None:
         """Written down there before it goes here: killed in between, it is told twice, in two runs."""
-        now, seqs = time.monotonic(), {frame.seq for frame in self._said}
-        for frame in self._said:
-            after.append(frame.groups, frame.events, now=now)
         while (waiting := before.next()) is not None:  # what is not delivered yet need not be
-            if waiting.seq not in seqs:
-                after.append(waiting.groups, waiting.events, now=now)
+            if waiting not in self._said[-1:]:
+                self._said.append(waiting)
             before.ack(waiting.seq)
+        for frame in self._said:
+            after.keep(frame.groups, frame.events)
         data = {"state": "finished", "reason": f"continues run {after.header.run}"}
         if self._size <= MOST_BYTES:
             data["continues"] = after.header.run or ""
-        before.append([], [Event(kind="state", time=time.time(), monotonic=now, data=data)], now=now)
-        self.left, self._said, self._run = before, [], None
-
-    def over(self) -> None:
-        """The last word is delivered."""
-        if self.left is not None:
-            self.left.remove()
-        self.left = None
+        now = time.monotonic()
+        before.append(Draft(events=[Event(kind="state", time=time.time(), monotonic=now, data=data)]), now=now)
+        self.left, self._said, self.run = before, [], None

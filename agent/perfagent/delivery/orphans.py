@@ -6,7 +6,7 @@ A day's outage takes half a second to open. On the sender's thread the spool's n
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from perfagent.delivery.spool import Spool
 __all__ = ["Orphans"]
 
 MAX_AGE_S = 7 * 86400.0
-AT_A_TIME_S = 0.1
-"""How long to look through what was meant for other servers (0.3 ms each) between two requests."""
 
 
 class Orphans:
@@ -47,31 +45,27 @@ class Orphans:
         return self.look
 
     def look(self) -> None:
-        """Opens the next one that is worth sending, if it is found soon; else it is looked for again."""
-        until = time.monotonic() + AT_A_TIME_S
+        """Opens the next one, if it is worth sending; between two requests there may be time for that (0.3 ms)."""
         try:
             if self._folders is None:
                 self._folders = [folder for folder in folders(self._root, max_age_s=MAX_AGE_S) if folder != self.own]
-            while self._folders and self.current is None and not self._closed:
+            if self._folders and not self._closed:
                 self.current = self._opened(self._folders[0])
                 self._folders.pop(0)
-                if time.monotonic() >= until:
-                    break
         finally:
             self._looking = False
         if self._closed:
             self.close()
 
     def _opened(self, folder: Path) -> Spool | None:
-        try:
+        with contextlib.suppress(SpoolBusyError, OSError):
             header = owner(folder)
-            spool = Spool.open(folder) if header is None or header.server == self._server else None
-        except (SpoolBusyError, OSError):
-            return None
-        if spool is not None and (spool.header.server != self._server or not spool.header.run):
-            spool.close()
-            return None
-        return spool
+            if header is None or header.server == self._server:
+                spool = Spool.open(folder)
+                if spool.header.server == self._server and spool.header.run:
+                    return spool
+                spool.close()
+        return None
 
     def sent(self) -> None:
         """Nothing is left of the current one."""

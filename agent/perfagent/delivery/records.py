@@ -26,18 +26,18 @@ import msgspec
 from perfagent.process.descriptors import opened
 
 __all__ = [
-    "BAD_RECORD", "DRAFT", "FRAME", "FRAMING", "HEADER", "MAGIC", "MAX_RECORD", "TICK", "Header", "SpoolVersionError",
+    "BAD_RECORD", "FRAME", "FRAMING", "HEADER", "MAGIC", "MAX_RECORD", "TICK", "Header", "SpoolVersionError",
     "decode_header", "folders", "framed", "must_be_known", "number_of", "numbered", "owner", "records_in", "replace_file",
     "torn", "write_whole",
 ]  # fmt: skip
 
-VERSION = 2
-"""The CRC of a record begins with it. It was not so in version 1, which was never released and is not read."""
+VERSION = 3
+"""The CRC of a record begins with it. Earlier versions were never released, and are not read."""
 MAGIC = b"perfagent spool %d\n" % VERSION
 _HEAD_BYTES = 2**16
 _ANY_MAGIC = re.compile(rb"perfagent spool (\d{1,9})\n")
 FRAMING = struct.Struct("<IIc")  # length of the payload, CRC-32 of kind and payload, kind
-HEADER, TICK, DRAFT, FRAME = b"H", b"T", b"D", b"F"
+HEADER, TICK, FRAME = b"H", b"T", b"F"
 MAX_RECORD = 64 * 2**20
 BAD_RECORD = (msgspec.DecodeError, ValueError, RecursionError, zlib.error)
 
@@ -81,8 +81,8 @@ def decode_header(payload: bytes) -> Header:
     return _header_decoder.decode(payload)
 
 
-def _crc(kind: bytes, payload: bytes, version: int = VERSION) -> int:
-    return zlib.crc32(payload, zlib.crc32(kind, version if version > 1 else 0))
+def _crc(kind: bytes, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(kind, VERSION))
 
 
 def framed(kind: bytes, payload: bytes) -> bytes:
@@ -90,14 +90,14 @@ def framed(kind: bytes, payload: bytes) -> bytes:
     return FRAMING.pack(len(payload), _crc(kind, payload), kind) + payload
 
 
-def records_in(data: bytes, *, start: int | None = None, version: int = VERSION) -> Iterator[tuple[int, bytes, bytes]]:
+def records_in(data: bytes, *, start: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
     """(offset, kind, payload) of the whole records, up to a broken one: its length cannot be trusted."""
     offset = (len(MAGIC) if data.startswith(MAGIC) else len(data)) if start is None else start
     while offset + FRAMING.size <= len(data):
         length, crc, kind = FRAMING.unpack_from(data, offset)
         end = offset + FRAMING.size + length
         payload = data[offset + FRAMING.size : end]
-        if length > MAX_RECORD or end > len(data) or _crc(kind, payload, version) != crc:
+        if length > MAX_RECORD or end > len(data) or _crc(kind, payload) != crc:
             return
         yield offset, kind, payload
         offset = end
@@ -111,7 +111,7 @@ def torn(data: bytes, end: int) -> bool:
     if rest < FRAMING.size:
         return True
     length, _, kind = FRAMING.unpack_from(data, end)
-    return kind in (HEADER, TICK, DRAFT, FRAME) and length <= MAX_RECORD and end + FRAMING.size + length > len(data)
+    return kind in (HEADER, TICK, FRAME) and length <= MAX_RECORD and end + FRAMING.size + length > len(data)
 
 
 def write_whole(fd: int, size: int, data: bytes) -> None:
@@ -165,20 +165,14 @@ def _head(path: Path, size: int = _HEAD_BYTES) -> bytes:
 
 def must_be_known(folder: Path) -> None:
     """Raises SpoolVersionError where a file is of another version, as that of another environment with the same home
-    may be: it is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so
-    that no damaged digit passes for one."""
+    may be: it is no damage, and whoever wrote it can read it. Where only the digit is damaged, the records are ours."""
     for path in numbered(folder, "ticks", "frames"):
         head = _head(path)
         found = _ANY_MAGIC.match(head)
-        version = int(found[1]) if found is not None else VERSION
-        if (
-            found is not None
-            and version != VERSION
-            and next(records_in(head, start=found.end(), version=version), None)
-        ):
+        if found is not None and int(found[1]) != VERSION and not any(records_in(head, start=found.end())):
             raise SpoolVersionError(
-                f"{path.name} is of version {version} of the spool, and this perfagent reads version {VERSION}: nothing "
-                "was sent or changed; use `perfagent sync` of the installation that recorded it"
+                f"{path.name} is of version {int(found[1])} of the spool, and this perfagent reads version {VERSION}: "
+                "nothing was sent or changed; use `perfagent sync` of the installation that recorded it"
             )
 
 

@@ -23,20 +23,19 @@ __all__ = ["Recovered", "drafted"]
 Tick = tuple[int, list[Group], list[Event]]
 """What was drained at once, with its number."""
 
-_tick_decoder = msgspec.msgpack.Decoder(Tick)
-_draft_decoder = msgspec.msgpack.Decoder(tuple[int, list[Any], list[Any], list[Packed]])
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[Any], list[Any], list[Packed], list[Event]])
 
 
 def drafted(payload: bytes) -> tuple[int, Draft]:
     """A tick's number, and the draft that it is. Raises msgspec.DecodeError."""
-    number, *draft = _draft_decoder.decode(payload)
+    number, *draft = _decoder.decode(payload)
     return number, Draft(*draft)
 
 
 class Recovered:
     """Read from the files in their order. Their header learns what they say of the source.
 
-    ticks: all that are there, also those that a frame holds; of drafts those that may not have been sent. frames: by
+    ticks: all that are there, also those that a frame holds; with groups where they may not have been sent. frames: by
     their numbers. replaced: numbers of those that were written anew in other frames.
     """
 
@@ -97,8 +96,6 @@ class Recovered:
                 ours.run, ours.attempt = header.run, header.attempt
             ours.closed = ours.closed or header.closed
         elif kind == records.TICK:
-            self.ticks.append(_tick_decoder.decode(payload))
-        elif kind == records.DRAFT:
             number, draft = drafted(payload)
             groups: list[Group] = []
             if number > self._files.state.mark_from:
@@ -106,7 +103,7 @@ class Recovered:
                     groups = self._read([draft])
                 except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
                     self._files.counters["corrupt"] += 1
-            self.ticks.append((number, groups, []))
+            self.ticks.append((number, groups, [*draft.events]))
         elif kind == records.FRAME:
             old, kept = frames_in(payload, path, offset)
             self.replaced.add(old)

@@ -60,8 +60,8 @@ class _Growing(msgspec.Struct):
 class Segments:
     """The folder of one source. `kind` is "ticks" or "frames" throughout.
 
-    error: why the last write failed, None once one succeeded. on_disk: bytes in the files. deleted: somebody has deleted
-    files since it was last asked. old_ticks: files of ticks that no longer grow, with the last tick in each.
+    error: why the last write failed, None once one succeeded. on_disk: bytes in the files. old_ticks: files of ticks that
+    no longer grow, with the last tick in each.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class Segments:
         self.error: OSError | None = None
         self.on_disk = 0
         self.retry_at = 0.0
-        self.deleted = False
         self.number = 0
         self.old_ticks: list[tuple[Path, int]] = []
         self._ready = False
@@ -187,7 +186,6 @@ class Segments:
         """The disk itself is well: nothing has to be waited for."""
         self._let_go()
         self.failed(error)
-        self.deleted = True
         self.retry_at = 0.0
         self.on_disk = 0
         for path in numbered(self.folder, "ticks", "frames"):

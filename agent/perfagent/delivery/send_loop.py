@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from perfagent.delivery.columns import DROPPED, Columns, merge
+from perfagent.delivery.columns import DROPPED, Columns
 from perfagent.delivery.drafts import Draft, pieces, read
-from perfagent.delivery.drain import Collector, Drained
+from perfagent.delivery.drain import Collector
 from perfagent.delivery.exchange import Exchange, jittered
+from perfagent.delivery.row_packing import merge
 from perfagent.delivery.user_messages import Messages
 from perfagent.delivery.wakeup import yield_gil
 from perfagent.device import listen_here
@@ -38,7 +39,7 @@ URGENT = ("alert", "collectives", "command", "finding", "stacks", "state")
 FIRST_PAUSE_S, CALM_S = 0.25, 60.0
 """How long a value that stays NaN does not press again. Five frames a second took 0.7 % of the training."""
 GONE = (
-    "overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step",
+    "overflows", "dropped", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step",
     "event_overflows", "dropped_events", "rejected_events",
 )  # fmt: skip
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
@@ -170,11 +171,11 @@ class SendLoop:
         try:
             if events:  # of a later attach(), maybe: what it changed has to be on the disk before
                 exchange.identify()
-            written = self._write(drained, events, now)
+            draft = Draft(self._handoff.reader.context(), drained.notes, drained.packed, events)
+            written = self.spool.append(draft, now=now)
             self._messages.alarms(events)
         except BaseException:
-            lost = self._read([Draft([], drained.rows, drained.packed)])
-            counters["lost_samples"] += sum(group.samples for group in lost)
+            counters["dropped"] += total
             counters["dropped_events"] += len(events)
             raise
         if not written and self.spool.error is not None:
@@ -225,20 +226,6 @@ class SendLoop:
         self._press_due = now + self._press_pause
         return True
 
-    def _write(self, drained: Drained, events: list[Event], now: float) -> bool:
-        """One tick. Rows wait as a draft until the next frame is cut."""
-        draft = Draft(self._handoff.reader.context(), drained.rows, drained.packed)
-        groups: list[Group] = []
-        written = True
-        try:
-            written = not drained.total or self.spool.draft(draft, now=now)
-        except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits
-            self._read_drafts()
-            groups = self._read([draft])
-        if events or groups:
-            written = self.spool.append(groups, events, now=now) and written
-        return written
-
     def _read(self, drafts: Iterable[Draft]) -> list[Group]:
         """Makes columns of drafts, and counts."""
         handoff, counters = self._handoff, self._handoff.counters
@@ -278,7 +265,7 @@ class SendLoop:
         """Hands in how many samples (or whole rows, while they are that) and events will never be stored."""
         self._tell_gone_at = now + TELL_GONE_S
         ours, spools = self._handoff.counters, self.spool.counters
-        gone = sum(ours[name] for name in GONE) + spools["dropped"] + spools["thinned"] + spools["dropped_events"]
+        gone = sum(ours[name] for name in GONE) + spools["dropped"] + spools["dropped_events"]
         if gone != self._told_gone:
             self._told_gone = gone
             row = self._collector.newest, time.time(), time.monotonic(), (DROPPED,), (float(gone),)

@@ -26,11 +26,11 @@ from pathlib import Path
 import msgspec
 
 from perfagent.delivery import records
-from perfagent.delivery.backlog import Backlog, Part, halves, squeezed
-from perfagent.delivery.columns import merge
+from perfagent.delivery.backlog import Backlog, Outgoing, halves, squeezed
 from perfagent.delivery.drafts import Draft, Read, left_behind
 from perfagent.delivery.records import Header, folders, owner
 from perfagent.delivery.recovery import Recovered, drafted
+from perfagent.delivery.row_packing import merge
 from perfagent.delivery.segments import SEGMENT_BYTES, Segments, SpoolBusyError, State
 from perfagent.wire import Event, Frame, Group
 
@@ -45,24 +45,6 @@ REASON = b"R"
 """The kind of a record in the quarantine that says why the frame behind it was refused."""
 
 
-class Outgoing(msgspec.Struct):
-    """One frame on its way: number and content never change once it was handed out."""
-
-    seq: int
-    groups: list[Group]
-    events: list[Event]
-    upto: int = 0
-    """The last tick in it."""
-
-    @property
-    def samples(self) -> int:
-        return sum(group.samples for group in self.groups)
-
-    @property
-    def part(self) -> Part:
-        return self.seq, self.upto, False, self.groups, self.events
-
-
 class _Pending(msgspec.Struct):
     """Ticks that belong to no frame yet. drafts: encoded, and not read yet. last: the number of the last; 0: none."""
 
@@ -73,11 +55,6 @@ class _Pending(msgspec.Struct):
     last: int = 0
     since: float = math.inf
 
-    def add(self, number: int, size: int, now: float) -> None:
-        self.last = number
-        self.size += size
-        self.since = min(self.since, now)
-
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -86,9 +63,9 @@ class Spool(Segments):
     """The unacknowledged frames of one source.
 
     `Spool(folder, header)` starts one (and never fails: without a usable disk it works in memory); `Spool.open(folder)`
-    takes over what a dead process left. counters: "dropped" samples that no longer fit anywhere, "thinned" samples left
-    out of old full-resolution data to keep within the cap, "dropped_events", "corrupt" files set aside, "torn_bytes"
-    cut from ends that were written in part, "unreadable" files that the disk did not give, "disk_errors".
+    takes over what a dead process left. counters: "dropped" samples that no longer fit anywhere, "dropped_events",
+    "corrupt" files set aside, "torn_bytes" cut from ends that were written in part, "unreadable" files that the disk did
+    not give, "disk_errors".
     """
 
     def __init__(
@@ -120,14 +97,14 @@ class Spool(Segments):
     # ---- opening
 
     @classmethod
-    def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
+    def open(cls, folder: Path, *, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError
         when the folder holds no source, and SpoolVersionError when it is one of another version."""
         if not records.numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
         records.must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
-        spool = cls(folder, unknown, max_bytes=max_bytes, recording=recording)
+        spool = cls(folder, unknown, recording=recording)
         with contextlib.ExitStack() as stack:
             stack.callback(spool.abandon)
             spool._take_lock()
@@ -155,9 +132,12 @@ class Spool(Segments):
             groups = merge(group for _, groups, _ in held for group in groups)
             self._inflight = Outgoing(state.marked, groups, [e for *_, events in held for e in events], state.mark_upto)
         covered = max(state.mark_upto, *(frame.upto for frame in frames.values()), 0)
+        pending = self._pending
         for number, groups, events in found.ticks:
             if number > covered:
-                self._add_pending(groups, events, number)
+                pending.groups += groups
+                pending.events += events
+                pending.last, pending.since = number, -math.inf
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
         header.next_tick = max(header.next_tick, covered + 1, *(number + 1 for number, *_ in found.ticks))
 
@@ -168,43 +148,34 @@ class Spool(Segments):
         self.header.run, self.header.attempt, self.header.name, self.header.project = run, attempt, name, project
         self.write_header()
 
-    def append(self, groups: list[Group], events: list[Event], *, now: float) -> bool:
-        """Takes what one tick drained. True when it is on the disk; it is kept in memory for sending in either case."""
-        number = self.header.next_tick
-        written = self._write_tick(records.TICK, _encoder.encode((number, groups, events)))
-        self._add_pending(groups, events, number, now)
-        return written
-
-    def draft(self, draft: Draft, *, now: float) -> bool:
-        """Takes what was noted in one tick; it is read when a frame is cut. True when it is on the disk.
+    def append(self, draft: Draft, *, now: float) -> bool:
+        """Takes what was noted in one tick; it is read when a frame is cut. True when it is on the disk; it is kept in
+        memory for sending in either case.
 
         Raises TypeError, ValueError or OverflowError for what is no plain data; nothing is kept of it then.
         """
-        number = self.header.next_tick
-        payload = _encoder.encode((number, *draft))
-        written = self._write_tick(records.DRAFT, payload)
-        self._pending.drafts.append(payload)
-        self._pending.add(number, len(payload), now)
+        payload, pending = _encoder.encode((self.header.next_tick, *draft)), self._pending
+        pending.last = self.header.next_tick
+        self.header.next_tick += 1
+        written = self.write("ticks", records.framed(records.TICK, payload)) > 0
+        if not written:
+            self._not_on_disk = pending.last
+        pending.drafts.append(payload)
+        pending.size += len(payload)
+        pending.since = min(pending.since, now)
         return written
 
-    def _write_tick(self, kind: bytes, payload: bytes) -> bool:
-        self.header.next_tick += 1
-        written = self.write("ticks", records.framed(kind, payload)) > 0
-        if not written:
-            self._not_on_disk = self.header.next_tick - 1
-        return written
+    def keep(self, groups: list[Group], events: list[Event]) -> None:
+        """Takes a whole frame."""
+        self._backlog.hold([Outgoing(self._take_seq(), groups, events)])
 
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
-        if self._pending.drafts:
-            self._pending.groups += self._read(drafted(payload)[1] for payload in self._pending.drafts)
-            self._pending.drafts = []
-
-    def _add_pending(self, groups: list[Group], events: list[Event], number: int, now: float = -math.inf) -> None:
-        self._pending.groups.extend(groups)
-        self._pending.events.extend(events)
-        size = sum(group.size_bytes for group in groups)
-        self._pending.add(number, size + sum(256 + len(event.data.get("payload", b"")) for event in events), now)
+        drafts, pending = [drafted(payload)[1] for payload in self._pending.drafts], self._pending
+        if drafts:
+            pending.groups += self._read(drafts)
+            pending.events += [event for draft in drafts for event in draft.events]
+            pending.drafts = []
 
     # ---- sending
 
@@ -248,14 +219,12 @@ class Spool(Segments):
             return self._inflight
         while self._backlog.kept:
             kept = self._backlog.kept[0]
-            content = self._backlog.load(kept)
-            if content is None:  # its file became unreadable since
-                self._backlog.lose(kept)
-                continue
-            kept.sent = True
-            self._backlog.carried = kept
-            self._inflight = Outgoing(kept.seq, *content, kept.upto)
-            return self._inflight
+            self._inflight = self._backlog.load(kept)
+            if self._inflight is not None:
+                kept.sent = True
+                self._backlog.carried = kept
+                return self._inflight
+            self._backlog.lose(kept)  # its file became unreadable since
         if not self.has_pending:
             return None
         self.read_drafts()
@@ -292,8 +261,8 @@ class Spool(Segments):
         """The server has stored this frame, refused it for good, or it was split: it need not be kept any longer."""
         kept, frame = None, self._inflight
         if frame is not None and frame.seq == seq:
-            if self.recording and self._from_ticks:
-                self._backlog.put_down(frame.part)
+            if self.recording and self._from_ticks:  # the next server gets it, too
+                self.write("frames", records.framed(records.FRAME, squeezed([frame])))
             kept, self._backlog.carried, self._inflight = self._backlog.carried, None, None
         self.state.acked = max(self.state.acked, seq)
         if kept is not None:  # where its ticks are still there they must not look new once its file is gone
@@ -306,10 +275,12 @@ class Spool(Segments):
     def split(self, seq: int) -> bool:
         """Replaces the frame in flight by two halves with new numbers; False when it is a single value or event."""
         frame = self._inflight
-        if frame is None or frame.seq != seq or (two := halves(frame.groups, frame.events)) is None:
+        if frame is None or frame.seq != seq or (two := halves(frame)) is None:
             return False
         # They go to the end of the queue although they are older: an acknowledged number means "and all before".
-        self._backlog.hold([(self._take_seq(), frame.upto, False, *half) for half in two], replaces=seq)
+        for half in two:
+            half.seq = self._take_seq()
+        self._backlog.hold([*two], replaces=seq)
         self.ack(seq)
         return True
 
@@ -318,7 +289,7 @@ class Spool(Segments):
         frame = self._inflight
         if frame is None or frame.seq != seq:
             return False
-        record = records.framed(records.FRAME, squeezed(0, [(seq, 0, False, frame.groups, frame.events)]))
+        record = records.framed(records.FRAME, squeezed([frame]))
         note = records.framed(REASON, _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
         self.ack(seq)
         try:
@@ -338,7 +309,6 @@ class Spool(Segments):
     def hold(self, *, now: float, force: bool = False) -> None:
         """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them;
         on a full disk it waits in memory, and the ticks go to make room for it."""
-        self._notice_deleted()
         self._backlog.settle()
         pending = self._pending
         # the disk took something again: it gets all that it refused before
@@ -348,7 +318,7 @@ class Spool(Segments):
             return
         self.read_drafts()
         self._hold_inflight()
-        self._backlog.hold([(self._take_seq(), pending.last, False, merge(pending.groups), pending.events)])
+        self._backlog.hold([Outgoing(self._take_seq(), merge(pending.groups), pending.events, pending.last)])
         self._pending = _Pending()
         self.state.mark_upto = max(self.state.mark_upto, pending.last)
         self.rotate("ticks")
@@ -358,16 +328,10 @@ class Spool(Segments):
     def _hold_inflight(self) -> None:
         """The frame on its way becomes the oldest of the backlog, if it is made of ticks."""
         if self._inflight is not None and self._from_ticks:
-            (kept,) = self._backlog.hold([self._inflight.part])
+            (kept,) = self._backlog.hold([self._inflight])
             kept.sent = True
             self._backlog.kept.rotate(1)
             self._backlog.carried = kept
-
-    def _notice_deleted(self) -> None:
-        if self.deleted:
-            self.deleted = False
-            frame = self._inflight
-            self._backlog.notice_deleted(None if frame is None else (frame.groups, frame.events))
 
     def _take_seq(self) -> int:
         self.header.next_seq += 1
@@ -409,13 +373,13 @@ class Spool(Segments):
         """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered). What is in
         memory only and finds no room on the disk even now is counted as dropped."""
         self.header.closed = final or self.header.closed
-        self._notice_deleted()
         if self._unsaved or self.in_memory:  # one more try with what the disk refused before: nobody has it after us
             self.retry_at = 0.0
             self._hold_inflight()
             self.hold(now=math.inf, force=True)
-            for kept in [kept for kept in self._backlog.kept if kept.blob is not None]:
-                self._backlog.lose(kept)
+        there = {*records.numbered(self.folder, "frames")}
+        for kept in [kept for kept in self._backlog.kept if kept.path not in there]:  # also what somebody has deleted
+            self._backlog.lose(kept)
         if final:
             self.write_header("ticks")
         self.catch_up()

@@ -1,13 +1,13 @@
 """Sends one HTTP request at a time to the server, with one deadline for all of it, and interprets the answer.
 
-`http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB
-more (measured, docs/decisions.md). A server which sends a byte a second is given up after ten seconds in all, not after
-ten seconds a byte. The look-up of a name, which nobody can give up, comes before those. Redirects are never followed; on
-loopback no proxy is asked. Used by one thread at a time.
+`http.client` and not httpx: in a process that has torch it is loaded already (docs/decisions.md). A server which sends a
+byte a second is given up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody can
+give up, comes before those. Redirects are never followed; on loopback no proxy is asked. Used by one thread at a time.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import io
@@ -33,7 +33,7 @@ from perfagent.errors import ServerUnreachable
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["Answer", "HttpTransport", "Reply", "Transport", "judge", "packed"]
+__all__ = ["Answer", "HttpTransport", "LeftOut", "Reply", "Transport", "judge", "packed"]
 
 DEADLINE_S = 10.0
 CONNECT_S = 5.0
@@ -47,6 +47,7 @@ _KINDS = {400: "refused", 422: "refused", 401: "unauthorized", 403: "unauthorize
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+"""What we count with ends up in a series, as a float."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -68,13 +69,20 @@ class Transport(Protocol):
         """In a forked child: let go of the socket without a word to the server."""
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """Samples that the server did not store."""
+
+    name: str = ""
+    reason: str = ""
+    count: _Count = 1
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a frame after its reply.
 
     kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused"
     (never send it again), "unauthorized" (the key is missing or wrong), "foreign" (whatever answers there is not our
-    server). watched: False where the server says that no page shows the run. rejected: what it left out, each with its
-    "count".
+    server). watched: False where the server says that no page shows the run.
     """
 
     kind: str
@@ -82,7 +90,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float | None = None
     stored: int = 0
     duplicate: int = 0
-    rejected: Sequence[Mapping[str, Any]] = ()
+    rejected: Sequence[LeftOut] = ()
     commands: Sequence[Mapping[str, Any]] = ()
     watched: bool = True
 
@@ -91,7 +99,12 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
     """The meaning of a reply. Only 200 with our own JSON acknowledges: a captive portal answers 200 too."""
     status = reply.status
     if status == 200:
-        return _acknowledgement(reply)
+        try:
+            found = _decoder.decode(reply.body)
+        except _UNREADABLE:
+            return Answer(kind="foreign", reason=f"status 200 without our reply: {reply.body[:80]!r}")
+        watched = reply.headers.get("perfagent-watched") != "0"
+        return Answer(kind="acked", watched=watched, **msgspec.structs.asdict(found))
     kind, reason = _KINDS.get(status, "retry" if status >= 500 else "foreign"), _reason(reply)
     if status == 400 and ": " not in reason and refuses_plain_http(reply.body):
         kind, reason = "foreign", reason + REFUSAL
@@ -104,40 +117,17 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
 class _Acknowledgement(msgspec.Struct):
     stored: _Count
     duplicate: _Count
-    rejected: object = ()
-    commands: object = ()
+    rejected: list[LeftOut] = []
+    commands: list[dict[str, Any]] = []
 
 
 _decoder = msgspec.json.Decoder(_Acknowledgement)
-
-
-def _acknowledgement(reply: Reply) -> Answer:
-    try:
-        found = _decoder.decode(reply.body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Answer(kind="foreign", reason=f"status 200 without our reply: {reply.body[:80]!r}")
-    return Answer(
-        kind="acked",
-        stored=found.stored,
-        duplicate=found.duplicate,
-        rejected=[{**item, "count": _count(item.get("count"))} for item in _objects(found.rejected)],
-        commands=_objects(found.commands),
-        watched=reply.headers.get("perfagent-watched") != "0",
-    )
-
-
-def _objects(items: object) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _count(value: object) -> int:
-    """By which samples can be counted: what we count with ends up in a series, as a float."""
-    return value if type(value) is int and 0 <= value < 2**53 else 1
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def _reason(reply: Reply) -> str:
     text = ""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError, KeyError):
+    with contextlib.suppress(*_UNREADABLE, TypeError, KeyError):
         text = str(msgspec.json.decode(reply.body)["error"]["message"])[:300]
     target = reply.headers.get("location", "").partition("?")[0][:200] if 300 <= reply.status < 400 else ""
     return f"status {reply.status}" + (f" to {target}" if target else "") + (f": {text}" if text else "")
@@ -320,23 +310,16 @@ class HttpTransport:
         """(host, port, headers) of the proxy that the environment names for this server, as curl reads it."""
         if self.loopback or urllib.request.proxy_bypass(self._host):
             return None
-        address = urllib.request.getproxies().get("https" if self._https else "http")
-        if not address:
-            return None
+        address = urllib.request.getproxies().get("https" if self._https else "http", "")
         parts = urlsplit(address if "://" in address else f"http://{address}")
         if not parts.hostname:
             return None
-        headers = {}
-        if parts.username:
-            import base64
-
-            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login).decode()
+        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
+        headers = {"Proxy-Authorization": f"Basic {base64.b64encode(login).decode()}"} if parts.username else {}
         try:
-            port = parts.port or 80
+            return parts.hostname, parts.port or 80, headers
         except ValueError:  # its own message may hold a piece of the password
             raise ValueError("the proxy that the environment names has no usable port") from None
-        return parts.hostname, port, headers
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

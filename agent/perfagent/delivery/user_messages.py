@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.columns import Columns
     from perfagent.delivery.handoff import Handoff
     from perfagent.delivery.spool import Spool
-    from perfagent.delivery.transport import Answer
+    from perfagent.delivery.transport import Answer, LeftOut
     from perfagent.wire import Event
 
 __all__ = ["Messages", "alarm", "damage"]
@@ -96,13 +96,12 @@ class Messages:
             told = {"limit": columns.max_series, "names": [*columns.left_out], "count": count}
             self._handoff.event("left_out", told)
 
-    def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
+    def rejected(self, item: LeftOut, *, ours: bool) -> None:
         """The first reason for which the server left something out of a frame. ours: of this run."""
-        name, reason = _line(item.get("name")) or "a series", _line(item.get("reason")) or "it gives no reason"
-        then = "all that is left out is counted in agent/dropped"
-        self.warn(
-            "rejected", name=name, reason=reason, then=then if ours else "an earlier process had left them in the spool"
-        )
+        name, reason = _line(item.name) or "a series", _line(item.reason) or "it gives no reason"
+        counted = "all that is left out is counted in agent/dropped"
+        then = counted if ours else "an earlier process had left them in the spool"
+        self.warn("rejected", name=name, reason=reason, then=then)
 
     def lost(self, samples: int, events: int) -> None:
         what = " and ".join(some(count, kind) for count, kind in ((samples, "sample"), (events, "event")) if count)

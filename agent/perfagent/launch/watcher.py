@@ -195,7 +195,7 @@ class _Watch:
             # the script made no step, but other processes may have: those are not recorded
             events.insert(0, self._event("alert", {"level": "info", "unrecorded": len(self._children)}))
         if events or not spool.waiting:
-            spool.append([], events, now=time.monotonic())
+            self._note(spool, events)
 
     def _own_spool(self) -> Spool:
         from perfagent.delivery.spool import Header, Spool
@@ -225,7 +225,7 @@ class _Watch:
             if known is not None and (closed == "" or (closed == "finished" and known[0] != "finished")):
                 data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
                 data |= {"reason": known[1]} if known[1] else {}
-                newest.append([], [self._event("state", data)], now=time.monotonic())
+                self._note(newest, [self._event("state", data)])
         elif self._told["speaks"] and known is not None:
             self._say(*known, final=True)
             newest = self._own_spool()
@@ -237,6 +237,12 @@ class _Watch:
                 spool.remove()
                 continue
             spool.close(final=known[0] if known and spool is newest else "")
+
+    @staticmethod
+    def _note(spool: Spool, events: list[Event]) -> None:
+        from perfagent.delivery.drafts import Draft
+
+        spool.append(Draft(events=events), now=time.monotonic())
 
     def _event(self, kind: str, data: dict[str, Any]) -> Event:
         from perfagent.wire import Event

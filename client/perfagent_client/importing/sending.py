@@ -54,7 +54,7 @@ class Sender:
         if answer.duplicate and not is_again:
             raise PerfagentError(f"another command imports {frame.name!r} now; the same command again sends the rest")
         for one in answer.rejected:
-            self.rejected[str(one.get("reason", ""))] += one["count"]
+            self.rejected[one.reason] += one.count
 
     def _answer(self, body: bytes, encoding: str | None) -> Answer:
         try:

@@ -14,7 +14,6 @@ from perfagent.delivery.captured_rows import EARLY_S
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
 from perfagent.step.captured_log import capture
-from perfagent.step.row import Note
 from perfagent.step.state import StepState
 
 Written = list[tuple[int, dict[str, float]]]
@@ -29,10 +28,7 @@ def progress(sender: Any) -> StepState:
 
 def written(collector: Collector, *, last: bool = False) -> Written:
     taken = collector.collect(time.monotonic(), last=last)
-    packed = [row for block in taken.packed for row in rows_in(block)]
-    rows = [row for row in taken.rows if not isinstance(row, Note)]
-    found = [(row[0], dict(row[3])) for row in packed + rows]
-    return sorted(found, key=str)
+    return sorted(((row[0], dict(row[3])) for block in taken.packed for row in rows_in(block)), key=str)
 
 
 def stepped(progress: StepState, *names: str, steps: int = 2) -> None:

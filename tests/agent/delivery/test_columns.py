@@ -1,3 +1,5 @@
+"""What users log becomes columns, or is refused and counted."""
+
 from __future__ import annotations
 
 import math
@@ -10,54 +12,54 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfagent.delivery.columns import Columns, clean_name, is_urgent, merge, number, pack
+from perfagent.decode.step_decoder import StepReader
+from perfagent.delivery.columns import Columns, clean_name, is_urgent, number
+from perfagent.delivery.drafts import Draft, read
+from perfagent.delivery.row_packing import Packer, grouped, merge, rows_in
 from perfagent.wire import Event, Frame, Group, decode, encode
 
 
 def group(**columns: list[float]) -> Group:
-    rows = len(next(iter(columns.values())))
-    times = [float(row) for row in range(rows)]
-    return Group(step=list(range(rows)), time=times, monotonic=times, values={k: pack(v) for k, v in columns.items()})
+    rows = [float(row) for row in range(len(next(iter(columns.values()))))]
+    return Group(step=[*map(int, rows)], time=rows, monotonic=rows, values=columns)  # type: ignore[arg-type]
 
 
-def logged(*rows: dict[Any, Any]) -> list[tuple[Any, ...]]:
-    return [(step, 0.0, 0.0, values) for step, values in enumerate(rows, start=1)]
+def packed(columns: Columns, *logged: dict[Any, Any], step: Any = 1) -> list[Group]:
+    packer = Packer(columns)
+    for values in logged:
+        packer.add(step, 0.0, 0.0, (*values,), values.values())
+    return grouped(packer.take())
 
 
-def test_rows_of_one_shape_become_one_group_in_order() -> None:
-    """A value that is no number costs only itself."""
-    rows = [(step, 10.0 + step, float(step), {"loss": step / 3, "lr": 1e-3}) for step in range(5)]
-    columns = Columns()
-    (found,) = columns.groups(rows)
-    assert list(found.steps()) == [0, 1, 2, 3, 4]
-    assert list(found.column("loss")) == [step / 3 for step in range(5)]
-    assert (found.times()[4], found.monotonics()[4]) == (14.0, 4.0)
-    first, second = columns.groups(logged({"loss": 0.5, "lr": None}, {"loss": 0.25, "lr": 1e-3}))
-    assert [{name: [*group.column(name)] for name in group.values} for group in (first, second)] == [
-        {"loss": [0.5]}, {"loss": [0.25], "lr": [pytest.approx(1e-3)]},
-    ]  # fmt: skip
-    assert columns.refused == {"kind": 1}
+NUMBERS = st.floats() | st.integers(-(2**60), 2**60) | st.booleans() | st.floats(width=32)
+ROWS = st.lists(
+    st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(0, 2e9), st.floats(0, 1e9), st.tuples(NUMBERS, NUMBERS)),
+    min_size=1,
+)
 
 
-def same(one: float, other: float) -> bool:
-    return struct.pack("<d", one) == struct.pack("<d", other) or (math.isnan(one) and math.isnan(other))
+@given(ROWS)
+def test_rows_of_one_shape_become_one_group_or_rows_again(rows: list[tuple[Any, ...]]) -> None:
+    """Over several ticks, in their order, each float to the last bit."""
+    packer, blocks = Packer(Columns()), []
+    for tick in range(3):
+        for *when, values in rows[tick::3]:
+            packer.add(*when, ("loss", "lr"), values)
+        blocks += packer.take()
+    expected = [(*when, *map(float, values)) for tick in range(3) for *when, values in rows[tick::3]]
+    again = [(*when, *values.values()) for block in blocks for *when, values in rows_in(block)]
+    (found,) = grouped(blocks)
+    columns = zip(
+        found.steps(), found.times(), found.monotonics(), found.column("loss"), found.column("lr"), strict=True
+    )
+    assert repr(again) == repr([*columns]) == repr(expected)
 
 
 def test_column_is_float32_only_when_that_loses_nothing() -> None:
-    sizes = {12: [0.5, 1.0, -2.0], 16: [0.1, 1.0], 8: [1e300], 4: [-0.0]}
-    assert {len(pack(values)): values for values in sizes.values()} == sizes
-    assert len(pack([math.nan, math.inf, -0.0])) == 12
-
-
-@given(st.lists(st.floats(width=64), min_size=1, max_size=20))
-def test_every_float_comes_back_bit_equal(values: list[float]) -> None:
-    assert all(map(same, group(x=values).column("x"), values))
-
-
-def test_merging_widens_a_column_where_one_part_is_wide() -> None:
-    (found,) = merge([group(x=[0.5]), group(x=[0.1]), group(x=[2.0])])
-    assert list(found.column("x")) == [0.5, 0.1, 2.0]
-    assert len(found.values["x"]) == 24
+    sizes = {12: [0.5, math.nan, -0.0], 16: [0.1, 1.0], 8: [1e300]}
+    assert [len(packed(Columns(), *({"x": one} for one in sizes[size]))[0].values["x"]) for size in sizes] == [*sizes]
+    (found,) = merge([group(x=[0.5]), *packed(Columns(), {"x": 0.25}), group(x=[0.1])])
+    assert (list(found.column("x")), len(found.values["x"])) == ([0.5, 0.25, 0.1], 24)
 
 
 # ---- A19: values
@@ -86,8 +88,10 @@ def expected(value: Any) -> float:
 @given(numbers)
 def test_a19_what_is_one_number_is_stored_bit_by_bit(value: Any) -> None:
     columns = Columns()
-    (found,) = columns.groups(logged({"x": value}))
-    assert same(found.column("x")[0], expected(value))
+    (found,) = packed(columns, {"x": value})
+    given, stored = expected(value), found.column("x")[0]
+    assert struct.pack("<d", stored) == struct.pack("<d", given) or (math.isnan(stored) and math.isnan(given))
+    assert number(value) == given or math.isnan(given)
     assert not columns.refused
 
 
@@ -113,20 +117,24 @@ REFUSED = (
 
 @pytest.mark.fault
 def test_a19_what_is_no_number_is_refused_and_counted() -> None:
+    """It costs only itself."""
     columns = Columns()
     for count, value in enumerate(REFUSED, start=1):
-        assert number(value) is None
-        assert [tuple(g.values) for g in columns.groups(logged({"ok": 1.0, "bad": value}))] == [("ok",)], value
+        assert columns.checked((1, 0.0, 0.0, {"ok": 1.0, "bad": value})) == (1, 0.0, 0.0, {"ok": 1.0}), value
         assert columns.refused == {"kind": count}
+    found = packed(columns, {"loss": 0.5, "lr": None}, {"loss": 0.25, "lr": 0.5})
+    assert sorted([*group.values] for group in found) == [["loss"], ["loss", "lr"]]
 
 
 def test_step_beyond_64_bits_is_refused() -> None:
     columns = Columns()
     for step in (2**63, -(2**63) - 1, 1.5, "1"):
-        assert columns.groups([(step, 0.0, 0.0, {"x": 1.0})]) == []
+        assert packed(columns, {"x": 1.0}, step=step) == []
     assert columns.refused["step"] == 4
-    (found,) = columns.groups([(step, 0.0, 0.0, {"x": 1.0}) for step in (2**63 - 1, -(2**63))])
-    assert list(found.steps()) == [2**63 - 1, -(2**63)]
+    assert [packed(columns, {"x": 1.0}, step=step)[0].steps()[0] for step in (2**63 - 1, -(2**63))] == [
+        2**63 - 1,
+        -(2**63),
+    ]
 
 
 # ---- A20: names
@@ -140,11 +148,9 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
     clean = clean_name(name)
-    assert clean
-    assert len(clean.encode()) <= 256
-    assert "\0" not in clean
+    assert clean and len(clean.encode()) <= 256 and "\0" not in clean
     frame = Frame(
-        project="p", run="r", source="s", attempt=1, rank=0, seq=1, groups=Columns().groups(logged({name: 1.0})),
+        project="p", run="r", source="s", attempt=1, rank=0, seq=1, groups=packed(Columns(), {name: 1.0}),
         events=[Event(kind="log", time=0.0)],
     )  # fmt: skip
     assert list(decode(encode(frame)).groups[0].values) == [clean]
@@ -152,21 +158,19 @@ def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
 
 @pytest.mark.fault
 def test_a20_series_beyond_the_limit_are_left_out_and_counted() -> None:
-    """Those of the user leave room for what rules read."""
-    columns = Columns(max_series=5)
+    """Those of the user leave room for what rules read; so it is with what another process packed."""
     user = [f"task/{n}" for n in range(7)]
-    read = (
-        "loss",
-        "agent/dropped",
-        "phase/mine_s",
-        "grad_norm/0.weight",
-        "node_gpu1/power_w",
-        "train/loss",
-        "val/loss",
-    )
-    found = columns.groups(logged(*({name: 1.0} for name in (*user, *read))))
-    assert [name for group in found for name in group.values] == [*user[:5], *read]
-    assert (columns.refused["series"], columns.left_out, columns.left_out_count) == (2, user[5:], 2)
+    rules = ["loss", "agent/dropped", "phase/mine_s", "grad_norm/0.w", "node_gpu1/power_w", "train/loss", "val/loss"]
+    packer = Packer(Columns())
+    for name in (*user, *rules):
+        packer.add(1, 0.0, 0.0, (name,), [1.0])
+    columns, other = Columns(max_series=5), Columns(max_series=5)
+    found = packed(columns, *({name: 1.0} for name in (*user, *rules)))
+    blocks = read(Draft(packed=packer.take()), StepReader(), other, lambda _: None)
+    assert [name for group in found for name in group.values] == [*user[:5], *rules]
+    assert {name for group in blocks for name in group.values} == {*user[:5], *rules}
+    for one in (columns, other):
+        assert (one.refused["series"], one.left_out, one.left_out_count) == (2, user[5:], 2)
 
 
 def test_nonfinite_loss_and_gradients_are_urgent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from agent.delivery.test_spool import drain, header, sent, steps_of
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, is_pressing, left_behind, read
+from perfagent.delivery.row_packing import Packer
 from perfagent.delivery.spool import Spool
 from perfagent.step.row import Note
 from perfagent.step.trace import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
@@ -35,8 +37,11 @@ def note(step: int, loss: float = 0.5, **changes: object) -> Note:
     return Note(step, 1000.0 + step, last, 1, 0.1, None, 0, trace_of(entries), None)._replace(**changes)
 
 
-def drafted(*notes: Any) -> Draft:
-    return Draft(StepReader().context(), [*notes])
+def drafted(*notes: Note, rows: Sequence[tuple[Any, ...]] = ()) -> Draft:
+    packer = Packer(Columns())
+    for step, wall, monotonic, values in rows:
+        packer.add(step, wall, monotonic, (*values,), values.values())
+    return Draft(StepReader().context(), [*notes], packer.take())
 
 
 def values(groups: list[Group]) -> dict[str, list[float]]:
@@ -52,11 +57,10 @@ def steps_in(groups: list[Group], name: str = "loss") -> list[int]:
 
 
 def test_draft_of_a_dead_process_is_read_as_by_itself(tmp_path: Path) -> None:
-    user = (4, 1004.0, 2.0, {"accuracy": 0.5, "epoch": 1})
-    sampled = (4, 1004.0, 2.0, ("host/cpu_pct",), [12.0])
-    draft = drafted(note(1), note(2, math.nan), note(3, rare={"grad/norm": 2.5}), user, sampled)
+    rows = [(4, 1004.0, 2.0, {"accuracy": 0.5, "epoch": 1}), (4, 1004.0, 2.0, {"host/cpu_pct": 12.0})]
+    draft = drafted(note(1), note(2, math.nan), note(3, rare={"grad/norm": 2.5}), rows=rows)
     spool = Spool(tmp_path / "s", header())
-    assert spool.draft(draft, now=0.0)
+    assert spool.append(draft, now=0.0)
     spool.abandon()  # gone without a word
     found = values(sent(Spool.open(tmp_path / "s")).groups)
     assert repr(found) == repr(values(left_behind([draft])))
@@ -70,11 +74,11 @@ def test_draft_of_a_dead_process_is_read_as_by_itself(tmp_path: Path) -> None:
 
 def test_what_was_sent_before_a_kill_keeps_its_number(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header())
-    spool.draft(drafted(note(1), note(2)), now=0.0)
-    spool.draft(drafted(note(3)), now=0.2)
+    spool.append(drafted(note(1), note(2)), now=0.0)
+    spool.append(drafted(note(3)), now=0.2)
     first = sent(spool)
     assert steps_of(first) == [1, 2, 3], "drafts keep their order in one frame"
-    spool.draft(drafted(note(4)), now=0.2)
+    spool.append(drafted(note(4)), now=0.2)
     spool.abandon()
     resent, rest = drain(Spool.open(tmp_path / "s"))
     assert (resent.seq, values(resent.groups)) == (first.seq, values(first.groups))

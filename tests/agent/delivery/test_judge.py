@@ -46,6 +46,9 @@ FOREIGN = (
     reply(200, b'{"stored": "many", "duplicate": 0}'), reply(200, b'{"stored": 1}'),
     reply(200, b'{"stored": -1, "duplicate": 0}'), reply(200, b'{"stored": 1, "duplicate": true}'),
     reply(200, b'{"stored": %d, "duplicate": 0}' % 2**53), reply(200, b"[" * 100_000), reply(204),
+    reply(200, b'{"stored": 1, "duplicate": 0, "rejected": [{"name": "x", "count": -50}]}'),
+    reply(200, b'{"stored": 1, "duplicate": 0, "rejected": [{"count": 1e400}]}'),
+    reply(200, b'{"stored": 1, "duplicate": 0, "commands": 3}'),
     reply(201, b'{"stored": 1, "duplicate": 0}'), reply(302, location="https://login.example"),
     reply(301, b'{"stored": 1, "duplicate": 0}', location="/"), reply(404, b"no such page"), reply(405),
 )  # fmt: skip
@@ -57,17 +60,10 @@ def test_a10_what_is_not_our_reply_is_no_acknowledgement() -> None:
         assert judge(given).kind == "foreign", given
     redirect = judge(reply(302, location="https://login.example/start?state=secret"))
     assert redirect.reason == "status 302 to https://login.example/start"
-    largest = judge(reply(200, b'{"stored": %d, "duplicate": 0}' % (2**53 - 1)))
-    assert (largest.kind, largest.stored, largest.duplicate) == ("acked", 2**53 - 1, 0)
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("count", [b"-50", b"true", b"1e30", b'"many"', b"1" + b"0" * 400, b"null"])
-def test_a10_count_that_counts_nothing_is_one(count: bytes) -> None:
-    """Whoever answers so: an infinity in our own account would end the agent."""
-    items = b'{"name": "x", "count": %s}, {"name": "y"}, {"count": 7}, 3' % count
-    answer = judge(reply(200, b'{"stored": 1, "duplicate": 0, "rejected": [%s]}' % items))
-    assert [item["count"] for item in answer.rejected] == [1, 1, 7]
+    ours = judge(
+        reply(200, b'{"stored": %d, "duplicate": 0, "rejected": [{"name": "x", "count": 7}, {}]}' % (2**53 - 1))
+    )
+    assert (ours.kind, ours.stored, [one.count for one in ours.rejected]) == ("acked", 2**53 - 1, [7, 1])
 
 
 def test_deflate_is_used_only_where_it_helps() -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import stat
+import struct
 import zlib
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from clocks import Clock
 from faults import loops
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from ticks import tick_of
 
 from perfagent.delivery import records
-from perfagent.delivery.columns import pack
 from perfagent.delivery.records import SpoolVersionError
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError
 from perfagent.wire import Event, Group
@@ -32,13 +33,13 @@ def header(source: str = "s") -> Header:
 def rows(first: int, count: int = 3) -> list[Group]:
     steps = list(range(first, first + count))
     times = [1e9 + step for step in steps]
-    return [Group(step=steps, time=times, monotonic=times, values={"loss": pack([1.0 / (1 + s) for s in steps])})]
+    return [Group(step=steps, time=times, monotonic=times, values={"loss": [1.0 / (1 + s) for s in steps]})]
 
 
 def noisy(chance: random.Random, steps: range) -> list[Group]:
     """Rows that hardly get smaller."""
     values = [chance.random() for _ in steps]
-    return [Group(step=list(steps), time=values, monotonic=values, values={"loss": pack(values)})]
+    return [Group(step=list(steps), time=values, monotonic=values, values={"loss": values})]
 
 
 def event(text: str = "x") -> Event:
@@ -77,9 +78,9 @@ def test_x11_folder_and_files_are_private_whatever_the_umask(tmp_path: Path) -> 
     before = os.umask(0)
     try:
         spool = Spool(tmp_path / "state" / "spool" / "s", header())
-        spool.append(rows(0), [], now=0.0)
+        spool.append(tick_of(rows(0)), now=0.0)
         spool.hold(now=1e9, force=True)
-        spool.append(rows(3), [], now=0.0)
+        spool.append(tick_of(rows(3)), now=0.0)
     finally:
         os.umask(before)
     made = [tmp_path / "state", *(tmp_path / "state").rglob("*")]
@@ -91,7 +92,7 @@ def test_ticks_become_compressed_frames_while_no_server_answers(tmp_path: Path) 
     spool = Spool(tmp_path / "s", header())
     for minute in range(3):
         for tick in range(10):
-            spool.append(rows(30 * minute + 3 * tick), [], now=60.0 * minute)
+            spool.append(tick_of(rows(30 * minute + 3 * tick)), now=60.0 * minute)
         spool.hold(now=60.0 * minute + 61)
     assert [path.suffix for path in spool.folder.iterdir() if path.suffix] == [".frames"]
     crash(spool)
@@ -108,7 +109,7 @@ def test_a08_refused_frames_are_kept_with_reasons_to_a_limit(tmp_path: Path) -> 
     spool = Spool(tmp_path / "s", header(), max_quarantine_bytes=limit)
     noise, kept, sizes = random.Random(0), [], []
     for number in range(8):
-        spool.append(noisy(noise, range(200)), [], now=0.0)
+        spool.append(tick_of(noisy(noise, range(200))), now=0.0)
         kept.append(spool.quarantine(sent(spool).seq, f"no {number}"))
         content = (spool.folder / "quarantine").read_bytes()
         sizes.append(len(content))
@@ -129,7 +130,7 @@ def sample_spool(folder: Path) -> Path:
     """Four ticks of three rows; their file."""
     spool = Spool(folder, header(folder.name))
     for tick in range(4):
-        spool.append(rows(3 * tick), [], now=0.0)
+        spool.append(tick_of(rows(3 * tick)), now=0.0)
     crash(spool)
     (path,) = folder.glob("*.ticks")
     return path
@@ -193,7 +194,7 @@ def of_version(version: int) -> bytes:
     return b"perfagent spool %d\n" % version + records.FRAMING.pack(len(payload), crc, records.HEADER) + payload
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 2, 4])
 def test_spool_of_another_version_is_left_as_it_is(tmp_path: Path, version: int) -> None:
     path = sample_spool(tmp_path / "damaged digit")
     path.write_bytes(path.read_bytes().replace(records.MAGIC, b"perfagent spool 5\n"))
@@ -201,7 +202,7 @@ def test_spool_of_another_version_is_left_as_it_is(tmp_path: Path, version: int)
     path = sample_spool(tmp_path / "s")
     path.write_bytes(of_version(version))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SpoolVersionError, match=rf"00000001.ticks is of version {version} .* reads version 2"):
+    with pytest.raises(SpoolVersionError, match=rf"00000001.ticks is of version {version} .* reads version 3"):
         Spool.open(tmp_path / "s")
     assert sorted(tmp_path.rglob("*")) == before
     assert path.read_bytes() == of_version(version)
@@ -215,15 +216,15 @@ def test_a17_lock_that_is_taken_away_is_held_again(tmp_path: Path, how: str) -> 
     """As a cleaner does, for which the lock is an old file beside young ones."""
     clock = Clock(1000.0)
     spool = Spool(tmp_path / "s", header(), clock=clock)
-    spool.append(rows(0), [], now=0.0)
+    spool.append(tick_of(rows(0)), now=0.0)
     lock = spool.folder / "lock"
     said = lock.read_text()
     lock.unlink()
     if how == "replaced":
         lock.write_text("somebody else's")
     clock.at += 1.0  # it looks once a second
-    spool.append(rows(3), [], now=1.0)
-    spool.append(rows(6), [], now=2.0)
+    spool.append(tick_of(rows(3)), now=1.0)
+    spool.append(tick_of(rows(6)), now=2.0)
     assert lock.read_text() == said
     with pytest.raises(SpoolBusyError):
         Spool.open(spool.folder)
@@ -245,7 +246,7 @@ def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkey
     with monkeypatch.context() as full:
         full.setattr(os, "write", fails)
         for tick in range(40):
-            spool.append(noisy(noise, range(2000)), [event(str(tick))], now=0.0)
+            spool.append(tick_of(noisy(noise, range(2000)), [event(str(tick))]), now=0.0)
             clock.at += 1.0
             spool.hold(now=1e9)
     assert 0 < spool.in_memory <= 200_000
@@ -263,7 +264,7 @@ def test_a15_ticks_whose_mark_cannot_be_written_go(tmp_path: Path, monkeypatch: 
     """Else the successor would send them a second time, under another number. At the end they are on the disk or
     counted."""
     spool = Spool(tmp_path / "s", header())
-    assert spool.append(rows(0), [event()], now=0.0)
+    assert spool.append(tick_of(rows(0), [event()]), now=0.0)
     monkeypatch.setattr(os, "pwrite", fails)
     frame = sent(spool)
     if then == "killed":
@@ -286,16 +287,16 @@ def test_a15_ticks_whose_mark_cannot_be_written_go(tmp_path: Path, monkeypatch: 
 def test_a15_folder_that_went_away_is_made_again_with_what_waits(tmp_path: Path, how: str) -> None:
     """A cleaner of temporary folders, or a user: what is written to a deleted file is gone with the process."""
     spool = Spool(tmp_path / "state" / "s", header(), segment_bytes=100 if how == "moved" else 2**23)
-    spool.append(rows(0), [], now=0.0)
+    spool.append(tick_of(rows(0)), now=0.0)
     first = sent(spool)
-    spool.append(rows(3), [], now=0.0)
+    spool.append(tick_of(rows(3)), now=0.0)
     if how == "deleted":
         shutil.rmtree(tmp_path / "state")
     else:
         (tmp_path / "state").rename(tmp_path / "elsewhere")
-    assert not spool.append(rows(6), [], now=0.0), "it was not told that the files are gone"
+    assert not spool.append(tick_of(rows(6)), now=0.0), "it was not told that the files are gone"
     assert isinstance(spool.error, FileNotFoundError)
-    assert spool.append(rows(9), [], now=0.0), "no second folder was made"
+    assert spool.append(tick_of(rows(9)), now=0.0), "no second folder was made"
     spool.hold(now=0.0)
     assert stat.S_IMODE((tmp_path / "state" / "s").stat().st_mode) == 0o700
     crash(spool)
@@ -314,42 +315,40 @@ def test_a05_a_day_of_100_points_a_second_fits_in_64_megabytes(tmp_path: Path) -
     for minute in range(6):
         steps = range(600 * minute, 600 * (minute + 1))
         monotonics = [(6 * 10**13 + step * 10**8 + noise.randrange(10**6)) / 1e9 for step in steps]
-        columns = {f"metric/{n}": pack([noise.gauss(0, 1) for _ in steps]) for n in range(10)}
+        columns = {f"metric/{n}": [noise.gauss(0, 1) for _ in steps] for n in range(10)}
         times = [1.79e9 + monotonic for monotonic in monotonics]
-        spool.append([Group(step=list(steps), time=times, monotonic=monotonics, values=columns)], [], now=60.0 * minute)
+        spool.append(
+            tick_of([Group(step=list(steps), time=times, monotonic=monotonics, values=columns)]), now=60.0 * minute
+        )
         spool.hold(now=60.0 * minute + 61)
     assert 240 * spool.on_disk <= 64 * 2**20
     assert sum(frame.samples for frame in drain(spool)) == 36_000
     assert spool.counters["dropped"] == 0
 
 
-def test_a05_over_the_cap_samples_thin_and_events_and_nan_stay(tmp_path: Path) -> None:
+def test_a05_over_the_cap_old_samples_go_and_events_and_nan_stay(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header(), max_bytes=1_000_000, segment_bytes=100_000)
     noise = random.Random(0)
-    special = {first + at for first in range(0, 80_000, 2000) for at in (17, 555)}
     for minute in range(40):
-        (group,) = noisy(noise, range(2000 * minute, 2000 * minute + 2000))
-        values = [*group.column("loss")]
-        values[17], values[555] = math.nan, 1e6
-        group.values["loss"] = pack(values)
-        spool.append([group], [event(str(minute))], now=60.0 * minute)
+        first, bad = noisy(noise, range(2000 * minute, 2000 * minute + 2000)), rows(minute, 1)
+        bad[0].values["loss"], bad[0].values["x"] = struct.pack("<d", math.nan), struct.pack("<d", 1.0)
+        spool.append(tick_of([*first, *bad], [event(str(minute))]), now=60.0 * minute)
         spool.hold(now=60.0 * minute + 61)
         assert spool.on_disk <= 1_000_000
-    assert spool.counters["thinned"] > 0
+    assert spool.counters["dropped"] > 0
     assert spool.counters["dropped_events"] == 0
     frames = drain(spool)
-    kept = steps_of(*frames)
-    assert special <= {*kept}
-    assert len(kept) + spool.counters["thinned"] + spool.counters["dropped"] == 80_000
     assert [e.data["title"] for frame in frames for e in frame.events] == [str(minute) for minute in range(40)]
-    assert steps_of(frames[-1]) == list(range(78_000, 80_000)), "the newest stay whole"
+    assert [s for f in frames for g in f.groups if "x" in g.values for s in g.steps()] == [*range(40)]
+    assert sum(frame.samples for frame in frames) + spool.counters["dropped"] == 80_000 + 80
+    assert steps_of(frames[-1])[:2000] == list(range(78_000, 80_000)), "the newest stay whole"
 
 
 def test_a05_events_go_last_and_each_that_goes_is_counted(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header(), max_bytes=40_000, segment_bytes=4000)
     noise = random.Random(0)
     for number in range(100):
-        spool.append(noisy(noise, range(16)), [event(letters(noise, 1000))], now=0.0)
+        spool.append(tick_of(noisy(noise, range(16)), [event(letters(noise, 1000))]), now=0.0)
         spool.hold(now=0.0, force=True)
         if spool.counters["dropped_events"]:
             assert number > 20
@@ -357,4 +356,4 @@ def test_a05_events_go_last_and_each_that_goes_is_counted(tmp_path: Path) -> Non
     assert spool.counters["dropped_events"] > 0
     frames = drain(spool)
     assert sum(len(frame.events) for frame in frames) + spool.counters["dropped_events"] == 100
-    assert sum(frame.samples for frame in frames) + spool.counters["thinned"] + spool.counters["dropped"] == 1600
+    assert sum(frame.samples for frame in frames) + spool.counters["dropped"] == 1600

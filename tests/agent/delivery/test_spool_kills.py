@@ -16,11 +16,8 @@ from typing import Any
 import pytest
 from agent.delivery.test_spool import header, rows
 from case_selection import everyday
+from ticks import tick_of
 
-from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.columns import Columns
-from perfagent.delivery.drafts import Draft
-from perfagent.delivery.row_packing import Packer
 from perfagent.delivery.spool import Outgoing, Spool
 from perfagent.wire import Event
 
@@ -118,13 +115,6 @@ class Books:
         assert {*stored} <= self.tried, "invented"
 
 
-def drafted(steps: range) -> Draft:
-    packer = Packer(Columns())
-    for step in steps:
-        packer.add(step, 1e9 + step, 1e9 + step, ("loss",), (1.0 / (1 + step),))
-    return Draft(StepReader().context(), [], packer.take())
-
-
 def live(folder: Path, books: Books, chance: random.Random) -> Spool:
     """What an agent does with its spool: a server that comes and goes, halves of frames, refusals, an end."""
     spool = Spool(folder, header())
@@ -133,17 +123,14 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
         now += chance.choice([0.1, 0.5, 70.0])
         spool.retry_at = 0.0  # as late as that
         what = chance.choice(
-            ["draft", "draft", "draft", "append", "hold", "identify", "send", "send", "cut", "split", "refuse"]
+            ["rows", "rows", "rows", "event", "hold", "identify", "send", "send", "cut", "split", "refuse"]
         )
-        if what in ("draft", "append"):
+        if what in ("rows", "event"):
             steps = range(step, step + chance.randrange(1, 6))
             step = steps.stop
             books.tried.update(steps)
             event = Event(kind="alert", time=float(step), data={"title": "x"})
-            if what == "draft":
-                written = spool.draft(drafted(steps), now=now)
-            else:
-                written = spool.append(rows(steps.start, len(steps)), [event], now=now)
+            written = spool.append(tick_of(rows(steps.start, len(steps)), [event] if what == "event" else []), now=now)
             books.taken.update(steps if written else ())
         elif what == "hold":
             spool.hold(now=now)

@@ -14,6 +14,7 @@ import pytest
 from builders import free_port, job_environment
 from command_line import in_terminal
 from ingest_server import IngestServer, Scripted
+from ticks import tick_of
 
 from perfagent.cli import _main
 from perfagent.delivery import sync
@@ -57,7 +58,7 @@ def record(folder: Path, source: str = SOURCE, *, frames: int = 3, run: str | No
     header = Header(source=source, project="p", rank=0, server=None, run=run, attempt=1)
     spool = Spool(folder / source, header, recording=True)
     for minute in range(frames):
-        spool.append(rows(10 * minute), [], now=60.0 * minute)
+        spool.append(tick_of(rows(10 * minute)), now=60.0 * minute)
         spool.hold(now=60.0 * minute + 61)
     spool.close(final="finished")
     (path,) = (folder / source).glob("*.frames")
@@ -176,7 +177,7 @@ def leave(tmp_path: Path, *letters: str, server: str = OLD) -> list[Path]:
     folders = [tmp_path / "state" / "perfagent" / "spool" / (letter * 32) for letter in letters]
     for folder in folders:
         left = Spool(folder, Header(source=folder.name, project="p", rank=0, server=server, run="r", attempt=1))
-        left.append(rows(1), [], now=0.0)
+        left.append(tick_of(rows(1)), now=0.0)
         left.close(final="finished")
     return folders
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ticks import tick_of
+
 from perfagent.delivery.spool import Spool
 from perfagent.process.descriptors import Descriptor, opened
 
@@ -37,12 +39,12 @@ def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) 
     from agent.delivery.test_spool import crash, drain, header, rows, steps_of
 
     spool = Spool(tmp_path / "s", header())
-    assert spool.append(rows(0), [], now=0.0)
+    assert spool.append(tick_of(rows(0)), now=0.0)
     ours = [spool._lock, spool._state, spool._growing["ticks"].file]
     theirs = [tmp_path / f"theirs{number}" for number in range(3)]
     numbers = [in_its_place(one, path) for one, path in zip(ours, theirs, strict=True) if one is not None]
     assert len(numbers) == 3
-    assert spool.append(rows(3), [], now=0.0)
+    assert spool.append(tick_of(rows(3)), now=0.0)
     frame = spool.next()
     assert frame is not None
     assert steps_of(frame) == [*range(6)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ticks import tick_of
 
 from perfagent.delivery.spool import Header, Spool
 from perfagent.wire import Event, Group
@@ -31,8 +32,9 @@ def test_recording_has_all_ranks_and_events(tmp_path: Path) -> None:
         spool = Spool(tmp_path / "recorded" / header.source, header, recording=True)
         began = Event(kind="state", time=1.7e9, data={"state": "starting", "world_size": 2})
         spool.append(
-            [Group([1, 2], [1.7e9, 1.7e9 + 1], [0.0, 1.0], {"loss": array("f", [rank + 0.5, math.nan])})],
-            [began],
+            tick_of(
+                [Group([1, 2], [1.7e9, 1.7e9 + 1], [0.0, 1.0], {"loss": array("f", [rank + 0.5, math.nan])})], [began]
+            ),
             now=0.0,
         )
         spool.close()
