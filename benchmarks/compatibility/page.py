@@ -197,7 +197,7 @@ Known limits:
 - **`wandb.restore`** gives None: perfagent has no store of files to restore from.
 - **Control groups of version 1 beside version 2**: pressure is the host's.
 - **Hosts with big-endian numbers** (s390x) are not supported: the agent writes the columns of a frame in the order of the host.
-- **An outage that fills 80 % of `max_spool_bytes`** (a week of 1000 points a second): the samples of the oldest minutes go first, but
+- **An outage that fills 80 % of `max_spool_bytes`** (a week of random numbers at 100 points a second): the samples of the oldest minutes go first, but
   for losses and gradients that are not finite; events go last. What goes is counted in `agent/dropped`.
 - **Files of the spool that somebody deletes** while the training runs: what is in memory is written anew. Minutes of an outage that
   were in deleted files are counted in `agent/dropped` when their turn comes.

@@ -136,8 +136,8 @@ def main(server: str, state: Path, hours: float, shape: Shape) -> None:
         time.sleep(0.05)
     took = _monotonic() - begin
     sender.close("finished")
-    lost = {name: spool.counters[name] for name in ("dropped", "thinned", "dropped_events")} | {
-        name: sender.counters[name] for name in ("lost_samples", "dropped", "rejected", "overflows", "errors")
+    lost = {name: spool.counters[name] for name in ("dropped", "dropped_events")} | {
+        name: sender.counters[name] for name in ("dropped", "rejected", "overflows", "errors")
     }
     print(json.dumps({"seconds": took, "lost": sum(lost.values()), "samples": sender.counters["samples"]}), flush=True)
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import random
 import shlex
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from perfagent.agent_config import AgentConfig
 from perfagent.command_line.option_types import add_server_options
 from perfagent.command_line.terminal_output import agreed, somebody_can_answer
-from perfagent.delivery.records import numbered
+from perfagent.delivery.recording import recorded_folders
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import Answer, HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
@@ -32,7 +33,7 @@ from perfagent.wire.quantities import some
 __all__ = ["Upload", "command", "upload"]
 
 _NAMED = 4
-"""So many sources are named in a line; of more their number is said."""
+"""So many sources are named in a line; of more also their number."""
 PATIENCE_S = 60.0
 """How long it is tried without an answer of the server's."""
 _AWAY = "away"
@@ -71,7 +72,6 @@ def upload(
     """
     result = Upload()
     failures = 0
-    jitter = random.Random()  # noqa: S311 - a pause, not a secret
     while (outgoing := spool.next()) is not None:
         left = until - time.monotonic()
         if left <= 0:
@@ -106,7 +106,7 @@ def upload(
             failures += 1
             if waits is not None and failures == 1:
                 waits(result.reason)
-            pause = answer.pause_s or jitter.uniform(0.2, min(10.0, 0.5 * 2.0 ** min(failures, 5)))
+            pause = answer.pause_s or random.uniform(0.2, min(10.0, 0.5 * 2.0 ** min(failures, 5)))  # noqa: S311
             time.sleep(max(0.0, min(pause, until - time.monotonic())))
     result.complete, result.reason = True, ""
     return result
@@ -131,22 +131,25 @@ def _sync(arguments: argparse.Namespace) -> int:
     config = AgentConfig.from_env(server=wanted)
     given = [Path(folder) for folder in arguments.folders]
     for folder in given:
-        if wrong := _no_folder(folder):
-            raise ConfigError(wrong)
+        try:
+            next(folder.iterdir(), None)
+        except OSError as error:
+            where = "PERFAGENT_RECORD, attach(record=...) or run --record"
+            raise ConfigError(f"{folder}: {error.strerror or error}; give the folder of {where}") from error
     warn_of_misspelt(lambda sentence: _say(f"perfagent sync: {sentence}"))
-    roots = given or [config.state_dir / "spool"]
-    closed = [told for root in roots for told in _closed(root)]
-    for told in closed:
-        _say(told)
-    empty = [folder for folder in given if not _sources([folder]) and not _closed(folder)]
+    spool = config.state_dir / "spool"
+    sources = {root: recorded_folders(root) if given else folders(root) for root in given or [spool]}
+    closed = [folder for root in sources for folder in _closed(root)]
+    for folder in closed:
+        _say(f"{folder}: cannot be read (Permission denied); nothing of it was sent")
+    empty = [folder for folder in given if not sources[folder] and folder not in closed]
     for folder in empty:  # the others are sent: a job that never began must not keep the rest of a glob back
         kinds = "no file *.ticks or *.frames"
         _say(f"perfagent sync: {folder} holds no recording: {kinds}, neither in it nor in a folder in it")
-    sources = _sources(given) if given else folders(roots[0])
     proof = None if config.api_key else credentials(config.server, arguments.data)
     round_ = _Round(config, proof, recordings=bool(given), every=arguments.yes)
     try:
-        for folder in sources:
+        for folder in chain.from_iterable(sources.values()):
             round_.send(folder)
         round_.ask_for_foreign()
         round_.sum_up()
@@ -155,9 +158,15 @@ def _sync(arguments: argparse.Namespace) -> int:
         return 130
     finally:
         round_.transport.close()
-    if not sources and not closed and not empty:
+    if not any(sources.values()) and not closed and not empty:
         _say("nothing to send")
     return 1 if round_.failed or closed else 2 if empty else 0
+
+
+def _closed(root: Path) -> list[Path]:
+    """The root and the folders in it that this user may not look into."""
+    inside = [entry for entry in root.iterdir() if entry.is_dir()] if os.access(root, os.R_OK | os.X_OK) else []
+    return [folder for folder in (root, *inside) if folder.exists() and not os.access(folder, os.R_OK | os.X_OK)]
 
 
 class _Round:
@@ -165,9 +174,8 @@ class _Round:
 
     def __init__(self, config: AgentConfig, proof: str | AdminProof | None, *, recordings: bool, every: bool) -> None:
         self.config, self.recordings, self.every = config, recordings, every
-        self.transport = HttpTransport(config.server, config.api_key, follows=not config.is_server_given)
+        self.transport = HttpTransport(config.server, config.api_key or proof, follows=not config.is_server_given)
         self.failed = False
-        self._proof = proof if isinstance(proof, AdminProof) else None
         own = found_server()
         self._own = own if own != config.server and is_on_this_machine(config.server) else None
         """Where this user's server listens, when another address of this machine was named."""
@@ -196,10 +204,6 @@ class _Round:
             spool.identify(run=own, attempt=attempt, name=spool.header.name, project=spool.header.project)
         try:
             result = self._upload(spool)
-            if result.hopeless and self._proof is not None:
-                self.transport.close()
-                self.transport, self._proof = HttpTransport(self.config.server, self._proof), None
-                result = self._upload(spool)
         except KeyboardInterrupt:
             spool.abandon()
             raise
@@ -226,7 +230,8 @@ class _Round:
             self.failed = self.failed or self.recordings
             return None
         except OSError as error:
-            _say(f"{folder}: {_trouble(error)}")
+            note = "; what was sent is noted there: copy it to where you may write, and sync the copy"
+            _say(f"{folder}: {error}{note if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else ''}")
             self.failed = True
             return None
         server = spool.header.server
@@ -251,24 +256,21 @@ class _Round:
         """Of what was recorded for another server, whether this one gets it."""
         self.every = True
         for server, left in self._foreign.items():
-            what = f"{some(len(left), 'recording')} {'was' if len(left) == 1 else 'were'} made for {server}"
-            it = "it" if len(left) == 1 else "them"
-            if somebody_can_answer() and agreed(f"{what}; send {it} to {self.config.server}?"):
+            what = f"{some(len(left), 'recording')} made for {server}"
+            if somebody_can_answer() and agreed(f"{what}: send to {self.config.server}?"):
                 for folder in left:
                     self.send(folder)
                 continue
             self.failed = True
             here, there = (f"perfagent sync --server {shlex.quote(one)}" for one in (self.config.server, server))
-            shown = " ".join(shlex.quote(str(folder)) for folder in left[:_NAMED]) + " ..." * (len(left) > _NAMED)
-            _say(f"{what}, and not sent. To send {it} to {self.config.server}: {here} --yes")
-            _say(f"To send {it} to {server}: {there}. To drop {it}: rm -r {shown}")
+            _say(f"{what}: not sent. To send to {self.config.server}: {here} --yes")
+            _say(f"To send to {server}: {there}. To drop: rm -r {_first(shlex.quote(str(folder)) for folder in left)}")
 
     def sum_up(self) -> None:
         """What holds for several sources, once."""
         if self._refused is not None:
-            runs = sorted(set(self._unsent))
-            more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
-            _say(f"not sent: {', '.join(runs[:_NAMED])}{more}: server {self.config.server}: {self._refused.reason}")
+            runs = _first(sorted(set(self._unsent)))
+            _say(f"not sent: {runs}: server {self.config.server}: {self._refused.reason}")
             _say(self._refused.cure)
 
     def _waits(self, reason: str) -> None:
@@ -276,22 +278,10 @@ class _Round:
         _say(f"server {self.config.server}: {reason}; trying again for {PATIENCE_S:.0f} s")
 
 
-def _trouble(error: OSError) -> str:
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        why = error.strerror or str(error)
-        return f"cannot be written ({why}), and what was sent is noted there: copy it to where you may write, and sync the copy"
-    return str(error)
-
-
-def _no_folder(folder: Path) -> str | None:
-    """What is wrong with a folder that was named; None where it is one."""
-    try:
-        mode = folder.stat().st_mode
-    except FileNotFoundError:
-        return f"there is no folder {folder}; give the one of PERFAGENT_RECORD, attach(record=...) or run --record"
-    except OSError as error:
-        return f"{folder} cannot be read ({error.strerror or error}); run this as the user who recorded it"
-    return None if stat.S_ISDIR(mode) else f"{folder} is a file; give the folder of the recording"
+def _first(names: Iterable[str]) -> str:
+    """As many as fit into a line."""
+    listed = [*names]
+    return " ".join(listed[:_NAMED]) + (f" ... ({len(listed)})" if len(listed) > _NAMED else "")
 
 
 def _who(spool: Spool) -> str:
@@ -299,12 +289,9 @@ def _who(spool: Spool) -> str:
 
 
 def _told(spool: Spool, result: Upload, server: str) -> str:
-    text = f"{_who(spool)}: {some(result.frames, 'frame')}, {some(result.samples, 'sample')} stored"
-    if result.complete and result.duplicate and not result.samples:
-        text = f"{_who(spool)}: nothing new for this server: {some(result.frames, 'frame')}"
-        text += f", {some(result.duplicate, 'sample')} there already"
-    else:
-        text += f", {result.duplicate:,} there already"
+    nothing_new = result.complete and result.duplicate and not result.samples
+    text = f"{_who(spool)}: {'nothing new for this server: ' if nothing_new else ''}{some(result.frames, 'frame')}"
+    text += f", {some(result.samples, 'sample')} stored, {result.duplicate:,} there already"
     if result.refused:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
     elif (spool.folder / "quarantine").exists():
@@ -313,34 +300,6 @@ def _told(spool: Spool, result: Upload, server: str) -> str:
         text += f"; not complete: server {server}: {result.reason}; {result.cure}"
     cut = spool.counters["torn_bytes"]  # what a kill leaves, and no fault: a record that was just being written
     return text + (f"; the last record was written in part only and is left out ({cut} bytes)" if cut else "")
-
-
-def _sources(given: Iterable[Path]) -> list[Path]:
-    """A recorded folder holds one folder a source; the folder of a single source will do too."""
-    found: list[Path] = []
-    for folder in given:
-        found += folders(folder) or ([folder] if numbered(folder, "ticks", "frames") else [])
-    return found
-
-
-def _closed(root: Path) -> list[str]:
-    """A line for each folder, the root or one in it, that this user may not look into."""
-    told = []
-    for folder in (root, *_folders_in(root)):
-        try:
-            next(folder.iterdir(), None)
-        except FileNotFoundError:  # the spool, where nothing was ever left; or sent meanwhile by a running process
-            continue
-        except OSError as error:
-            told.append(f"{folder}: cannot be read ({error.strerror or error}); nothing of it was sent")
-    return told
-
-
-def _folders_in(root: Path) -> list[Path]:
-    try:
-        return [entry for entry in root.iterdir() if entry.is_dir()]
-    except OSError:
-        return []
 
 
 def _say(text: str) -> None:
