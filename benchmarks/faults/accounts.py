@@ -107,7 +107,7 @@ class Accounts:
             f"I5: {handed} samples were taken; {kept} are stored, {waiting} wait, and counters tell of {gone}"
         )
         assert bytes_in(spool.folder) <= sender.config.max_spool_bytes, "I6: the spool is larger than its cap"
-        assert spool.in_memory <= sender.config.max_memory_bytes, "I6: memory is over its cap"
+        assert spool.pending_bytes <= sender.config.max_memory_bytes, "I6: memory is over its cap"
 
 
 @contextmanager
@@ -136,10 +136,8 @@ def lost(sender: Sender) -> dict[str, int]:
     """Samples that were taken and will never be stored, by the counter that tells of them."""
     ours, spools = sender.counters, sender.spool.counters
     found = {
-        "lost_samples": ours["lost_samples"],
         "rejected": ours["rejected"],
-        "dropped": spools["dropped"],
-        "thinned": spools["thinned"],
+        "dropped": ours["dropped"] + spools["dropped"],
     }
     return {name: count for name, count in found.items() if count}
 

@@ -1,8 +1,7 @@
-"""Keeps whole frames while the server is away: compressed, on disk, or in memory while the disk is full, within their
-caps.
+"""Keeps whole frames on the disk while the server is away, compressed, within a cap.
 
-On disk above 80 % of the cap, and in memory above its own, the samples of the oldest frames go first, events and losses
-that are not finite last. A frame that was sent before keeps its content, since the server may have it already.
+Above 80 % of the cap the samples of the oldest frames go first, events and losses that are not finite last. A frame that
+was sent before keeps its content, since the server may have it already.
 """
 
 from __future__ import annotations
@@ -44,67 +43,46 @@ _events_decoder = msgspec.msgpack.Decoder(list[Event])
 
 
 class Kept(msgspec.Struct):
-    """A whole frame that waits: in memory as `blob`, else part `part` of the record at `offset`. reduced: its samples were
-    taken out, to keep within a cap."""
+    """A whole frame that waits: part `part` of the record at `offset`, which has `size` bytes. reduced: its samples were
+    taken out, to keep within the cap."""
 
     seq: int
     upto: int
     samples: int
     events: int
+    path: Path
+    offset: int
     size: int
-    path: Path | None = None
-    offset: int = 0
     part: int = 0
-    blob: bytes | None = None
     sent: bool = False
     reduced: bool = False
 
 
 class Backlog:
-    """The waiting frames of one source, oldest first. memory: bytes of the frames that are in memory because the disk
-    does not take them. carried: the frame that is on its way."""
+    """The waiting frames of one source, oldest first. carried: the frame that is on its way."""
 
-    def __init__(self, files: Segments, *, max_bytes: int, max_memory_bytes: int, recording: bool) -> None:
+    def __init__(self, files: Segments, *, max_bytes: int, recording: bool) -> None:
         self._files, self._counters = files, files.counters
-        self._max_bytes, self._max_memory_bytes, self._recording = max_bytes, max_memory_bytes, recording
+        self._max_bytes, self._recording = max_bytes, recording
         self.kept: deque[Kept] = deque()
-        self.memory = 0
         self.carried: Kept | None = None
 
     # ---- putting in and taking out
 
     def hold(self, frames: list[Outgoing], *, replaces: int = 0) -> list[Kept]:
-        """Keeps whole frames, in one record if the disk takes it, else in memory."""
+        """Keeps whole frames, in one record; none where the disk does not take it."""
         record = squeezed(frames, replaces)
-        place = self._files.write("frames", framed(FRAME, record))
-        kept = []
-        for index, frame in enumerate(frames):
-            one = _kept(frame, len(record))
-            kept.append(one)
-            if place:
-                one.path, one.offset, one.part = self._files.growing("frames"), place - 1, index
-            else:
-                self._keep_in_memory(one, frame)
+        place, path = self._files.write("frames", framed(FRAME, record)), self._files.growing("frames")
+        kept = _kept(frames, path, place - 1, len(record)) if place and path is not None else []
         self.kept.extend(kept)
-        if not place:
-            self._enforce_memory()
         return kept
-
-    def _keep_in_memory(self, kept: Kept, frame: Outgoing) -> None:
-        kept.blob = squeezed([frame])
-        kept.size = len(kept.blob)
-        self.memory += kept.size
 
     def load(self, kept: Kept) -> Outgoing | None:
         """A frame; None when its file became unreadable."""
-        with contextlib.suppress(OSError, IndexError, StopIteration, *BAD_RECORD):
-            blob = kept.blob
-            if blob is None:
-                assert kept.path is not None
-                with kept.path.open("rb") as file:
-                    file.seek(kept.offset)
-                    *_, blob = next(records_in(file.read(FRAMING.size + kept.size), start=0))
-            return _unsqueezed(blob)[1][kept.part]
+        with contextlib.suppress(OSError, IndexError, StopIteration, *BAD_RECORD), kept.path.open("rb") as file:
+            file.seek(kept.offset)
+            *_, record = next(records_in(file.read(FRAMING.size + kept.size), start=0))
+            return _unsqueezed(record)[1][kept.part]
         return None
 
     def lose(self, kept: Kept) -> None:
@@ -117,43 +95,14 @@ class Backlog:
         """The server has it. A file goes with the last of its frames, unless it grows still or is a recording."""
         with contextlib.suppress(ValueError):
             self.kept.remove(kept)
-        if kept.blob is not None:
-            self.memory -= len(kept.blob)
-        elif kept.path is not None and not self._recording and kept.path != self._files.growing("frames"):
+        if not self._recording and kept.path != self._files.growing("frames"):
             self._delete_unless_needed(kept.path)
 
     def _delete_unless_needed(self, path: Path) -> None:
         if all(other.path != path for other in self.kept):
             self._files.delete(path)
 
-    def settle(self) -> None:
-        """Moves frames from memory to the disk, as far as it takes them."""
-        for kept in self.kept if self.memory else ():
-            if kept.blob is None:
-                continue
-            place = self._files.write("frames", framed(FRAME, kept.blob))
-            if not place:
-                return
-            self.memory -= len(kept.blob)
-            kept.path, kept.offset, kept.blob = self._files.growing("frames"), place - 1, None
-
     # ---- keeping within bounds
-
-    def _enforce_memory(self) -> None:
-        for left_of in (_pressing_of, _nothing_of):
-            for kept in [*self.kept]:
-                if self.memory <= self._max_memory_bytes:
-                    return
-                keeps = left_of is _pressing_of and (kept.sent or kept.reduced)
-                if kept.blob is None or kept is self.carried or keeps or (frame := self.load(kept)) is None:
-                    continue
-                left = left_of(frame)
-                self._reduce(kept, left)
-                self.memory -= len(kept.blob)
-                if left.groups or left.events:
-                    self._keep_in_memory(kept, left)
-                else:
-                    self.kept.remove(kept)
 
     def enforce_cap(self) -> None:
         growing = self._files.growing("frames")
@@ -161,7 +110,7 @@ class Backlog:
             for path in dict.fromkeys(kept.path for kept in self.kept):
                 if self._files.on_disk <= 0.8 * self._max_bytes:
                     return
-                if path not in (None, growing):
+                if path != growing:
                     self._rewrite(path, left_of)
 
     def _rewrite(self, path: Path, left_of: Callable[[Outgoing], Outgoing]) -> None:
@@ -192,20 +141,19 @@ class Backlog:
             return
         self._files.on_disk += len(out) - before
         for kept, left, kept.offset, kept.size in found:
-            kept.part = 0
-            self._reduce(kept, left)
+            self._counters["dropped"] += kept.samples - left.samples
+            self._counters["dropped_events"] += kept.events - len(left.events)
+            kept.samples, kept.events, kept.part, kept.reduced = left.samples, len(left.events), 0, True
             if not kept.samples and not kept.events and not kept.sent:
                 self.kept.remove(kept)
         self._delete_unless_needed(path)
 
-    def _reduce(self, kept: Kept, left: Outgoing) -> None:
-        self._counters["dropped"] += kept.samples - left.samples
-        self._counters["dropped_events"] += kept.events - len(left.events)
-        kept.samples, kept.events, kept.reduced = left.samples, len(left.events), True
 
-
-def _kept(frame: Outgoing, size: int) -> Kept:
-    return Kept(frame.seq, frame.upto, frame.samples, len(frame.events), size)
+def _kept(frames: Sequence[Outgoing], path: Path, offset: int, size: int) -> list[Kept]:
+    return [
+        Kept(one.seq, one.upto, one.samples, len(one.events), path, offset, size, part)
+        for part, one in enumerate(frames)
+    ]
 
 
 def _pressing_of(frame: Outgoing) -> Outgoing:
@@ -236,10 +184,7 @@ def _unsqueezed(payload: bytes) -> tuple[int, list[Outgoing]]:
 def frames_in(payload: bytes, path: Path, offset: int) -> tuple[int, list[Kept]]:
     """The frames in a record that a dead process left, and the number that they replace. Raises one of BAD_RECORD."""
     replaced, parts = _unsqueezed(payload)
-    frames = [_kept(part, len(payload)) for part in parts]
-    for index, one in enumerate(frames):
-        one.path, one.offset, one.part = path, offset, index
-    return replaced, frames
+    return replaced, _kept(parts, path, offset, len(payload))
 
 
 def halves(frame: Outgoing) -> tuple[Outgoing, Outgoing] | None:

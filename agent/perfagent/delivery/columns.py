@@ -31,8 +31,8 @@ class Columns:
     max_series: how many names one run may have in each room but the catalogue's (wire/limits.py); samples of further
     names are counted in `refused["series"]` and left out. left_out: the first of those names; left_out_count: how many
     they are. refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too
-    many), "step". no_number: name and type of the first one of "kind". renamed: a sentence of each kind of name that is
-    stored under another.
+    many), "step". no_number: name and type of the first one of "kind". renamed: the first name that is stored under
+    another, and that one.
     """
 
     def __init__(self, max_series: int = MAX_NAMES_PER_RUN) -> None:
@@ -41,8 +41,7 @@ class Columns:
         self._left_out: set[int] = set()  # hashes
         self.refused: Counter[str] = Counter()
         self.no_number = ""
-        self.renamed: dict[str, str] = {}
-        self._names: dict[str, str] = {}
+        self.renamed: tuple[object, str] | None = None
         self._series: set[str] = set()
         self._series_of_room: Counter[str] = Counter()
         self._shapes: dict[tuple[str, ...], bool] = {}
@@ -59,7 +58,8 @@ class Columns:
             converted = number(value)
             if converted is None:
                 self.refused["kind"] += 1
-                self.no_number = self.no_number or _described(key, value)
+                kind = value if isinstance(value, type) else type(value)  # where it was not kept, its type was
+                self.no_number = self.no_number or f"{clean_name(key)!r:.80} (a value of type {kind.__name__:.80})"
                 continue
             name = self.name(key)
             if name is not None:
@@ -85,17 +85,12 @@ class Columns:
 
     def name(self, key: object) -> str | None:
         """The name under which samples of `key` are stored; None (and counted) where they are not."""
-        if isinstance(key, str) and key in self._names:
-            return self._names[key]
         name = clean_name(key)
         if name is None or not self._admits(name):
             self.refused["name" if name is None else "series"] += 1
             return None
-        if name != key:
-            kind, sentence = _change_of(key, name)
-            self.renamed.setdefault(kind, sentence)
-        if isinstance(key, str) and len(self._names) < 2 * self.max_series:
-            self._names[key] = name
+        if name != key and self.renamed is None:
+            self.renamed = key, name
         return name
 
     def _admits(self, name: str) -> bool:
@@ -112,27 +107,6 @@ class Columns:
         self._series_of_room[room] += 1
         self._series.add(name)
         return True
-
-
-def _change_of(key: object, name: str) -> tuple[str, str]:
-    """The kind of a name that is stored under another, and what to say of it."""
-    if not isinstance(key, str):
-        kind = type(key).__name__
-        said = f"log({{{key!r:.40}: value}}): names are text, not {kind}; it is stored as {name!r:.40}"
-        return f"name of type {kind}", said
-    size = len(key.encode("utf-8", "replace"))
-    if size > MAX_NAME_BYTES:
-        said = f"the name {key[:40]!r}... of log() has {size} bytes, and {MAX_NAME_BYTES} are allowed; it is cut there"
-        return "long name", f"{said}: names that differ only behind are one series; shorten it"
-    said = f"the name {key[:80]!r} of log() has control characters; it is stored as {name[:80]!r}"
-    return "characters of a name", said
-
-
-def _described(key: object, value: object) -> str:
-    """value: or its type, where it was not kept."""
-    name = repr(clean_name(key)) if type(key) is str else f"a name of type {type(key).__name__}"
-    kind = value if isinstance(value, type) else type(value)
-    return f"{name:.80} (a value of type {kind.__name__:.80})"
 
 
 def clean_name(key: object) -> str | None:
@@ -152,17 +126,12 @@ def number(value: object) -> float | None:
     infinity of its sign. A tensor on a device is refused: reading it would wait for the device (the session reads
     those).
     """
-    if isinstance(value, (int, float)):
-        return _float(value)
-    if isinstance(value, (str, bytes, complex)) or value is None:
-        return None
-    if getattr(getattr(value, "device", None), "type", "cpu") != "cpu" or getattr(value, "ndim", None) != 0:
-        return None
-    if getattr(getattr(value, "dtype", None), "is_complex", False):
-        return None
-    try:  # numpy and torch scalars; a hostile object may raise anything from its own methods
-        item = getattr(value, "item")()  # noqa: B009 - of any object
-        return _float(item) if isinstance(item, (int, float)) else None
+    try:  # a hostile object may raise anything from its own methods
+        if not isinstance(value, (int, float)):
+            if getattr(value, "ndim", None) != 0 or getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+                return None
+            value = getattr(value, "item")()  # noqa: B009 - of any object
+        return _float(value) if isinstance(value, (int, float)) else None
     except Exception:  # noqa: BLE001
         return None
 

@@ -40,6 +40,7 @@ __all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner"]
 FRAME_BYTES = 2 * 2**20
 TICKS_BYTES = 2**18  # a file of ticks that are all acknowledged is begun anew above this
 KEEP_S = 60.0
+HOLD_AGAIN_S = 5.0
 QUARANTINE_BYTES = 16 * 2**20
 REASON = b"R"
 """The kind of a record in the quarantine that says why the frame behind it was refused."""
@@ -84,15 +85,17 @@ class Spool(Segments):
         """read: makes groups of drafts."""
         super().__init__(folder, header, segment_bytes=segment_bytes, clock=clock)
         self.recording = recording
-        self._read, self._max_quarantine_bytes = read, max_quarantine_bytes
-        cap = 2**62 if recording else max_bytes
-        self._backlog = Backlog(self, max_bytes=cap, max_memory_bytes=max_memory_bytes, recording=recording)
+        self._read = read
+        self._max_memory_bytes, self._max_quarantine_bytes = max_memory_bytes, max_quarantine_bytes
+        self._backlog = Backlog(self, max_bytes=2**62 if recording else max_bytes, recording=recording)
         self.relayed = False
         """Whether its process is dead, so that a frame of it is no sign of life."""
         self._pending = _Pending()
         self._inflight: Outgoing | None = None
         self._not_on_disk = 0
         """The last tick that the disk did not take, or that was taken off it."""
+        self._hold_at = -math.inf
+        """When a whole frame is tried again that the disk did not take."""
 
     # ---- opening
 
@@ -167,7 +170,9 @@ class Spool(Segments):
 
     def keep(self, groups: list[Group], events: list[Event]) -> None:
         """Takes a whole frame."""
-        self._backlog.hold([Outgoing(self._take_seq(), groups, events)])
+        frame = Outgoing(self._take_seq(), groups, events)
+        if not self._backlog.hold([frame]):
+            self._count_lost(frame)
 
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
@@ -197,11 +202,6 @@ class Spool(Segments):
     def pending_bytes(self) -> int:
         """Of what is in no frame yet."""
         return self._pending.size
-
-    @property
-    def in_memory(self) -> int:
-        """Bytes of whole frames that the disk did not take."""
-        return self._backlog.memory
 
     @property
     def _from_ticks(self) -> bool:
@@ -273,14 +273,16 @@ class Spool(Segments):
         self._collect()
 
     def split(self, seq: int) -> bool:
-        """Replaces the frame in flight by two halves with new numbers; False when it is a single value or event."""
+        """Replaces the frame in flight by two halves with new numbers; False when it is a single value or event, or the disk
+        does not take them."""
         frame = self._inflight
         if frame is None or frame.seq != seq or (two := halves(frame)) is None:
             return False
         # They go to the end of the queue although they are older: an acknowledged number means "and all before".
         for half in two:
             half.seq = self._take_seq()
-        self._backlog.hold([*two], replaces=seq)
+        if not self._backlog.hold([*two], replaces=seq):
+            return False
         self.ack(seq)
         return True
 
@@ -307,31 +309,53 @@ class Spool(Segments):
         return True
 
     def hold(self, *, now: float, force: bool = False) -> None:
-        """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them;
-        on a full disk it waits in memory, and the ticks go to make room for it."""
-        self._backlog.settle()
+        """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them. What
+        the disk does not take waits in memory, and the ticks go to make room for it."""
         pending = self._pending
-        # the disk took something again: it gets all that it refused before
-        better = self._unsaved and self.error is None
         late = now - pending.since >= KEEP_S or pending.size >= FRAME_BYTES
-        if not self.has_pending or not (force or better or late):
-            return
-        self.read_drafts()
-        self._hold_inflight()
-        self._backlog.hold([Outgoing(self._take_seq(), merge(pending.groups), pending.events, pending.last)])
-        self._pending = _Pending()
-        self.state.mark_upto = max(self.state.mark_upto, pending.last)
-        self.rotate("ticks")
-        self._collect()
-        self._backlog.enforce_cap()
+        # unsaved: the disk took something again, and gets all that it refused before
+        due = self.error is None and now >= self._hold_at and (late or self._unsaved)
+        if self.has_pending and (force or due):
+            self.read_drafts()
+            frame = Outgoing(self.header.next_seq, merge(pending.groups), pending.events, pending.last)
+            if self._hold_inflight() and self._backlog.hold([frame]):
+                self._take_seq()
+                self._pending = _Pending()
+                self.state.mark_upto = max(self.state.mark_upto, pending.last)
+                self.rotate("ticks")
+                self._collect()
+                self._backlog.enforce_cap()
+            else:
+                self._hold_at = now + HOLD_AGAIN_S
+                self._forget_ticks()
+        if self._pending.size > self._max_memory_bytes:
+            self._enforce_memory()
 
-    def _hold_inflight(self) -> None:
-        """The frame on its way becomes the oldest of the backlog, if it is made of ticks."""
+    def _hold_inflight(self) -> bool:
+        """The frame on its way becomes the oldest of the backlog, if it is made of ticks. False if the disk does not take
+        it."""
         if self._inflight is not None and self._from_ticks:
-            (kept,) = self._backlog.hold([self._inflight])
-            kept.sent = True
-            self._backlog.kept.rotate(1)
-            self._backlog.carried = kept
+            for kept in self._backlog.hold([self._inflight]):
+                kept.sent = True
+                self._backlog.kept.rotate(1)
+                self._backlog.carried = kept
+        return not self._from_ticks
+
+    def _enforce_memory(self) -> None:
+        """The samples of the oldest ticks go first, events last."""
+        self._forget_ticks()  # what goes must not come back from the disk under a number that others have
+        self.read_drafts()
+        pending = self._pending
+        while pending.size > self._max_memory_bytes and (pending.groups or pending.events):
+            groups = [pending.groups.pop(0)] if pending.groups else []
+            events = [] if groups else [pending.events.pop(0)]
+            pending.size -= sum(group.size_bytes for group in groups)
+            pending.size -= sum(256 + len(event.data.get("payload", b"")) for event in events)
+            self._count_lost(Outgoing(0, groups, events))
+
+    def _count_lost(self, frame: Outgoing) -> None:
+        self.counters["dropped"] += frame.samples
+        self.counters["dropped_events"] += len(frame.events)
 
     def _take_seq(self) -> int:
         self.header.next_seq += 1
@@ -342,13 +366,16 @@ class Spool(Segments):
         written = self.write_state(state)
         self.state = state  # not where an error came in between
         if not written:
-            # Not written down that these ticks are part of `seq`: a successor would send them again under another
-            # number. Deleting works on a full disk; they live in memory until they are acknowledged.
-            self.rotate("ticks")
-            self._delete_ticks(upto=self.header.next_tick)
-            self._not_on_disk = self.header.next_tick - 1
+            # not written down that these ticks are part of `seq`: a successor would send them under another number
+            self._forget_ticks()
 
     # ---- files that are no longer needed
+
+    def _forget_ticks(self) -> None:
+        """Deleting works on a full disk; they live in memory until they are acknowledged."""
+        self.rotate("ticks")
+        self._delete_ticks(upto=self.header.next_tick)
+        self._not_on_disk = self.header.next_tick - 1
 
     def _delete_ticks(self, *, upto: int) -> None:
         for path, last in [*self.old_ticks]:
@@ -373,10 +400,13 @@ class Spool(Segments):
         """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered). What is in
         memory only and finds no room on the disk even now is counted as dropped."""
         self.header.closed = final or self.header.closed
-        if self._unsaved or self.in_memory:  # one more try with what the disk refused before: nobody has it after us
+        if self._unsaved:  # one more try with what the disk refused before: nobody has it after us
             self.retry_at = 0.0
             self._hold_inflight()
             self.hold(now=math.inf, force=True)
+            self._count_lost(Outgoing(0, self._pending.groups, self._pending.events))
+            if self._inflight is not None and self._from_ticks:
+                self._count_lost(self._inflight)
         there = {*records.numbered(self.folder, "frames")}
         for kept in [kept for kept in self._backlog.kept if kept.path not in there]:  # also what somebody has deleted
             self._backlog.lose(kept)

@@ -18,7 +18,6 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -40,12 +39,11 @@ CONNECT_S = 5.0
 MAX_REPLY_BYTES = 2**20
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 UNAUTHORIZED_PAUSE_S = 60.0
-_KINDS = {400: "refused", 422: "refused", 401: "unauthorized", 403: "unauthorized", 413: "too_large"} | dict.fromkeys(
-    (408, 425, 429), "retry"
-)
+_KINDS = {
+    400: "refused", 422: "refused", 401: "unauthorized", 403: "unauthorized", 413: "too_large", 408: "retry", 425: "retry",
+    429: "retry",
+}  # fmt: skip
 """Status -> `Answer.kind`, below 500."""
-
-
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 """What we count with ends up in a series, as a float."""
 
@@ -95,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     watched: bool = True
 
 
-def judge(reply: Reply, *, now: float | None = None) -> Answer:
+def judge(reply: Reply) -> Answer:
     """The meaning of a reply. Only 200 with our own JSON acknowledges: a captive portal answers 200 too."""
     status = reply.status
     if status == 200:
@@ -110,7 +108,7 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
         kind, reason = "foreign", reason + REFUSAL
     pause_s = UNAUTHORIZED_PAUSE_S if kind == "unauthorized" else None
     if kind == "retry":
-        pause_s = _pause(reply.headers.get("retry-after"), now)
+        pause_s = _pause(reply.headers.get("retry-after", ""))
     return Answer(kind=kind, reason=reason, pause_s=pause_s)
 
 
@@ -133,20 +131,13 @@ def _reason(reply: Reply) -> str:
     return f"status {reply.status}" + (f" to {target}" if target else "") + (f": {text}" if text else "")
 
 
-def _pause(value: str | None, now: float | None) -> float | None:
-    """Seconds from a Retry-After header (a number or a date), within 1 s to 5 min; None when there is none."""
-    if not value:
-        return None
+def _pause(value: str) -> float | None:
+    """Seconds of a Retry-After header, within 1 s to 5 min; None for none, or a date: the sender has its own pauses."""
     try:
         seconds = float(value)
     except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
-        except (ValueError, OverflowError):
-            return None
-    if seconds != seconds:  # "nan" is a float to Python
         return None
-    return min(max(seconds, MIN_PAUSE_S), MAX_PAUSE_S)
+    return min(max(seconds, MIN_PAUSE_S), MAX_PAUSE_S) if seconds == seconds else None  # "nan" is a float to Python
 
 
 def packed(body: bytes, *, loopback: bool) -> tuple[bytes, str | None]:

@@ -88,8 +88,9 @@ class Messages:
             first = columns.left_out[0] if reason == "series" else columns.no_number
             self.warn(reason, most=columns.max_series, first=first)
         columns.refused.clear()
-        for kind, sentence in columns.renamed.items():
-            self._handoff.tell(kind, logging.WARNING, f"perfagent: {sentence}")
+        if columns.renamed is not None:
+            self.warn("renamed", key=repr(columns.renamed[0])[:60], name=columns.renamed[1])
+            columns.renamed = None
         count, now = columns.left_out_count, time.monotonic()
         if count > self._left_out and (last or now >= self._left_out_due):
             self._left_out, self._left_out_due = count, now + COUNT_AGAIN_S
@@ -155,31 +156,26 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
 
     data: redacted. step: the last step of the run, 0 before the first.
     """
-    evidence = data.get("evidence") or {}
+    evidence, since = data.get("evidence") or {}, data.get("since_step")
     if kind == "finding" and data.get("rule") == "nonfinite_loss":
-        return _nonfinite(data.get("since_step"), evidence)
+        return _nonfinite(since, evidence)
     if kind == "finding" and data.get("rule") == "oom_observed":
         tried = evidence.get("tried_bytes")
         asked = f": {tried >> 20:,} MiB could not be allocated" if tried is not None else ""
-        return "oom", f"out of {evidence.get('device')} memory in step {data.get('since_step')}{asked}."
+        return "oom", f"out of {evidence.get('device')} memory in step {since}{asked}."
     state, exception = data.get("state"), data.get("exception")
     if kind != "state" or state not in ("failed", "oom") or exception in (None, "KeyboardInterrupt"):
         return None
-    reason = str(data.get("reason") or exception)
     word, what = ("oom", "out of memory") if state == "oom" else ("crash", "the job crashed")
-    return (
-        word,
-        f"{what}{f' after step {step}' if step else ''}. {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}",
-    )
+    after = f" after step {step}" if step else ""
+    return word, f"{what}{after}. {str(data.get('reason') or exception).rstrip('.')}."
 
 
 def _nonfinite(step: object, evidence: Mapping[str, Any]) -> tuple[str, str] | None:
-    loss = evidence.get("loss")
-    sound = isinstance(loss, float) and math.isfinite(loss)
-    if sound and "loss_scale" in evidence:
+    loss = evidence.get("loss", math.nan)
+    if math.isfinite(loss) and "loss_scale" in evidence:
         return None  # a gradient that overflowed: GradScaler leaves such a step out and lowers its scale
-    value = "NaN or infinite" if not isinstance(loss, float) else "NaN" if math.isnan(loss) else "infinite"
-    what = "gradients are NaN or infinite" if sound else f"the loss is {value}"
+    what = "gradients are NaN or infinite" if math.isfinite(loss) else "the loss is NaN or infinite"
     cause = evidence.get("cause", "unknown")
     named = [evidence["operator"]["operator"]] if cause == "operator" and "operator" in evidence["operator"] else []
     named += [repr(evidence[key]) for key in _NAMED if key in evidence][:1]
@@ -192,8 +188,7 @@ def damage(spool: Spool) -> str:
     text = ""
     if damaged := spool.counters["corrupt"]:
         kept = ", ".join(path.name for path in sorted(spool.folder.glob("*.corrupt")))
-        where = f"; what could not be read is in {spool.folder}: {kept}" if kept else ""
-        text += f"; {some(damaged, 'file')} damaged{where}"
+        text += f"; {some(damaged, 'file')} damaged; what could not be read is in {spool.folder}: {kept}"
     if unread := spool.counters["unreadable"]:
         text += f"; {some(unread, 'file')} could not be read ({spool.error or 'an error of the disk'})"
     if gone := spool.counters["dropped"]:

