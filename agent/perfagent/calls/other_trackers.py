@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.boundary.agent_log import logger
-from perfagent.calls.wrong_calls import FUNCTIONS, instead_of, unknown_option
+from perfagent.calls.wrong_calls import FUNCTIONS, WORDS, instead_of, unknown_option
 from perfagent.errors import PerfagentError
 from perfagent.identity.naming import draw_id
 
@@ -29,14 +29,6 @@ __all__ = ["OFFLINE", "add_names_of_others", "of_module", "options_of_init", "sa
 
 OFFLINE = "perfagent-offline"
 """The folder of `mode="offline"`, below `dir=` or the working folder."""
-_RENAMED = {
-    "id": "run_id", "experiment_name": "name", "run_name": "name", "project_name": "project", "description": "notes",
-}  # fmt: skip
-_DONE_ALREADY = {
-    "allow_val_change", "anonymous", "auto_log_cpu", "auto_log_gpu", "cpu_log_interval", "dir", "embed", "force",
-    "gpu_log_interval", "magic", "monitor_gym", "private", "save_code", "settings", "sync_tensorboard",
-}  # fmt: skip
-"""Options of other trackers that need nothing here. GPUs, the host and event files of TensorBoard are recorded by themselves."""
 
 
 class Run(Protocol):
@@ -91,10 +83,10 @@ def options_of_init(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict
     early = vars(sys.modules["perfagent"]).pop("_config", None)
     options["config"] = early if options["config"] is None else options["config"]
     for name, value in given.items():
-        if value is None:
+        if value is None or name in WORDS["needs nothing"]:
             continue
-        if name in _RENAMED:
-            ours = _RENAMED[name]
+        if name in WORDS["renamed"]:
+            ours = WORDS["renamed"][name]
             options[ours] = value if options[ours] is None else options[ours]
         elif name == "mode" and value in ("disabled", "offline", "dryrun", "online"):
             if value == "disabled":
@@ -106,14 +98,10 @@ def options_of_init(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict
                 )
         elif name == "job_type":
             options["tags"] = [*options["tags"], str(value)]
-        elif name not in _DONE_ALREADY and name != "reinit" and not _continues(name, value, given):
+        # what resume= does, an id alone does here
+        elif name != "resume" or (given.get("id") is None and value not in (False, "never", "allow", "auto")):
             left_out[name] = unknown_option("init", name, own).removesuffix(": leave it out") + "; it is left out"
     return options, left_out
-
-
-def _continues(name: str, value: Any, given: Mapping[str, Any]) -> bool:
-    """resume=: what an id alone does here."""
-    return name == "resume" and (given.get("id") is not None or value in (False, "never", "allow", "auto"))
 
 
 # ---- names of the module, and of a run
@@ -123,8 +111,8 @@ def of_module(name: str, public: Iterable[str]) -> Any:
     """A name of another tracker's module. Raises AttributeError for what is none, with what there is instead."""
     if name in _OF_MODULE:
         return _OF_MODULE[name]
-    if name in _LEFT_OUT:
-        return _LEFT_OUT[name]
+    if name in _CLASSES:
+        return _CLASSES[name]
     if name == "summary" and (run := _current()) is not None:
         return getattr(run, name)
     if name in _CALLS:
@@ -142,8 +130,6 @@ class _Foreign:
         name = self._name
         if run is None:
             return self
-        if name == "summary":
-            return vars(run).setdefault("summary", _Summary(run))  # from here on found without us
         if name in _VALUES:
             return _VALUES[name](run)
         if name in _CALLS:
@@ -155,7 +141,7 @@ class _Foreign:
 def add_names_of_others(kind: type) -> None:
     """Adds the method names of other trackers' runs to perfagent's run class. `__getattr__` would do, but makes every
     attribute access three times as slow: 1.8 µs for each call of log()."""
-    for name in ("summary", *_VALUES, *_CALLS, *FUNCTIONS):
+    for name in (*_VALUES, *_CALLS, *FUNCTIONS):
         if not hasattr(kind, name):
             setattr(kind, name, _Foreign(name))
 
@@ -230,35 +216,21 @@ class _LeftOut:
         pass
 
 
-_LEFT_OUT: dict[str, Any] = {
-    name: type(name, (_LeftOut,), {"kind": name})
-    for name in (
-        "Api", "Artifact", "Classes", "EvalTable", "Graph", "Html", "JoinedTable", "Markdown", "Molecule", "Object3D", "Plotly",
-        "Trace", "Video", "plot", "plot_table",
-    )
-}  # fmt: skip
-"""`plot` is a module of W&B: of the class, too, each attribute takes any call."""
-_LEFT_OUT["plot"] = _LEFT_OUT["plot"].__new__(_LEFT_OUT["plot"])
-
-
-class AlertLevel(enum.Enum):
-    """As W&B and trackio name them; `alert()` takes its own words as well."""
-
-    INFO = "INFO"
-    WARN = "WARN"
-    ERROR = "ERROR"
+_CLASSES: dict[str, Any] = {name: type(name, (_LeftOut,), {"kind": name}) for name in WORDS["classes"]}
+_CLASSES["plot"] = _CLASSES["plot"].__new__(_CLASSES["plot"])  # a module of W&B: each of its attributes takes any call
+AlertLevel = enum.Enum("AlertLevel", {"INFO": "INFO", "WARN": "WARN", "ERROR": "ERROR"})
 
 
 def _nothing(*_: object, **__: object) -> None:
     """There is nothing to do."""
 
 
-def _join(*args: Any, **kwargs: Any) -> None:
-    sys.modules["perfagent"].finish(*args, **kwargs)
-
-
 def _left_out(name: str, *_: object, **__: object) -> None:
     say_once(name, f"{name}() is left out: perfagent has {FUNCTIONS[name]}")
+
+
+def _join(*args: Any, **kwargs: Any) -> None:
+    sys.modules["perfagent"].finish(*args, **kwargs)
 
 
 def _sweep(*_: object, **__: object) -> str:
@@ -286,25 +258,18 @@ def _print(text: object = "", *_: object, **__: object) -> None:
 
 _OF_MODULE: dict[str, Any] = {
     "AlertLevel": AlertLevel,
-    "CommError": PerfagentError,
-    "Error": PerfagentError,
     "Settings": SimpleNamespace,
     "agent": _agent,
     "data_types": sys.modules["perfagent"],
-    "ensure_configured": _nothing,
     "join": _join,
     "login": lambda *_, **__: True,
-    "require": _nothing,
-    "restore": partial(_left_out, "restore"),
-    "setup": _nothing,
     "show": _show,
     "sweep": _sweep,
-    "sync": partial(_left_out, "sync"),
-    "teardown": _nothing,
-    "termerror": _print,
-    "termlog": _print,
-    "termwarn": _print,
     "util": SimpleNamespace(generate_id=lambda *_, **__: draw_id()),
+    **dict.fromkeys(("CommError", "Error"), PerfagentError),
+    **dict.fromkeys(("ensure_configured", "require", "setup", "teardown"), _nothing),
+    **dict.fromkeys(("termerror", "termlog", "termwarn"), _print),
+    **{name: partial(_left_out, name) for name in ("restore", "sync")},
 }
 
 
@@ -324,7 +289,7 @@ def _save(_run: Run, path: object = None, *_: object, **__: object) -> None:
 
 def _artifact(name: str, *_: object, **__: object) -> Any:
     _left_out(name)
-    return _LEFT_OUT["Artifact"].__new__(_LEFT_OUT["Artifact"])
+    return _CLASSES["Artifact"].__new__(_CLASSES["Artifact"])
 
 
 def _log_system(run: Run, metrics: Mapping[str, Any], *_: object, **__: object) -> None:
@@ -332,23 +297,15 @@ def _log_system(run: Run, metrics: Mapping[str, Any], *_: object, **__: object) 
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
-    "define_metric": partial(_left_out, "define_metric"),
     "get_url": lambda run: run.url,
-    "link_artifact": partial(_artifact, "log_artifact"),
-    "log_artifact": partial(_artifact, "log_artifact"),
-    "log_code": _nothing,
-    "log_cpu": _nothing,
-    "log_gpu": _nothing,
-    "log_model": partial(_artifact, "log_artifact"),
     "log_system": _log_system,
-    "mark_preempting": _nothing,
     "project_name": lambda run: run.project,
-    "restore": partial(_left_out, "restore"),
     "save": _save,
-    "unwatch": _nothing,
-    "use_artifact": partial(_artifact, "use_artifact"),
-    "use_model": partial(_artifact, "use_artifact"),
     "watch": _watch,
+    **{name: partial(_left_out, name) for name in ("define_metric", "restore")},
+    **dict.fromkeys(("log_code", "log_cpu", "log_gpu", "mark_preempting", "unwatch"), _nothing),
+    **dict.fromkeys(("link_artifact", "log_artifact", "log_model"), partial(_artifact, "log_artifact")),
+    **dict.fromkeys(("use_artifact", "use_model"), partial(_artifact, "use_artifact")),
 }
 
 
@@ -369,5 +326,6 @@ _VALUES: dict[str, Callable[[Run], Any]] = {
     "resumed": lambda run: bool(run.start_step),
     "start_time": lambda run: run._identity.attempt / 1000,
     "step": lambda run: run.steps_done,
+    "summary": lambda run: vars(run).setdefault("summary", _Summary(run)),  # from here on found without us
     "sweep_id": lambda _run: None,
 }

@@ -30,33 +30,29 @@ class Shown(NamedTuple):
     place: str | None
 
     def text(self) -> str:
-        where = "" if self.place is None else f" at {self.place}" if _is_address(self.place) else f", {self.place}"
+        at = " at" if self._has_page else ","
         name = f" {self.name!r}" if self.name else ""
-        return f"<perfagent run{name}: {', '.join(self._facts())}{where}>"
+        return f"<perfagent run{name}: {', '.join(self._facts())}{f'{at} {self.place}' if self.place else ''}>"
 
     def html(self, verdict: Finding | None = None, losses: Series | None = None) -> str:
         """verdict, losses: what the server has of it."""
         from perfagent.wire.notebook_html import card, curves_html, link  # not with the training: a notebook has it
 
-        facts = self._facts()
-        if self.place is not None and not _is_address(self.place):
-            facts.append(self.place)
+        facts = self._facts() + ([self.place] if self.place and not self._has_page else [])
         curve = curves_html("Loss", [losses]) if losses is not None else ""
         said = verdict._repr_html_() if verdict is not None else ""
         return card(f"perfagent run {link(self.name, self.place)}", facts, said, curve)
 
+    @property
+    def _has_page(self) -> bool:
+        return (self.place or "").startswith(("http://", "https://"))
+
     def _facts(self) -> list[str]:
-        facts = [self.state]
-        if self.step is not None:
-            facts.append(f"step {self.step}")
+        facts = [self.state] + ([f"step {self.step}"] if self.step is not None else [])
         if self.loss is not None:
             step, loss = self.loss
             facts.append(f"loss {loss:.6g}" + (f" (step {step})" if step != self.step else ""))
         return facts
-
-
-def _is_address(place: str) -> bool:
-    return place.startswith(("http://", "https://"))
 
 
 def show_live(shown: object, has_ended: Callable[[], bool], every_s: float) -> None:

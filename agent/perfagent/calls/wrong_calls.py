@@ -15,15 +15,15 @@ from typing import ParamSpec, TypeVar, cast
 
 from perfagent.errors import ConfigError
 
-__all__ = ["FUNCTIONS", "OPTIONS", "checked", "instead_of", "unknown_option"]
+__all__ = ["FUNCTIONS", "OPTIONS", "WORDS", "checked", "instead_of", "unknown_option"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WORDS = json.loads(Path(__file__).with_name("other_trackers.json").read_text(encoding="utf-8"))
-OPTIONS: dict[str, str] = _WORDS["options"]
+WORDS = json.loads(Path(__file__).with_name("other_trackers.json").read_text(encoding="utf-8"))
+OPTIONS: dict[str, str] = WORDS["options"]
 """Options of `init` in other trackers, and what perfagent has instead."""
-FUNCTIONS: dict[str, str] = _WORDS["functions"]
+FUNCTIONS: dict[str, str] = WORDS["functions"]
 """Functions and classes of other trackers, and what perfagent has instead."""
 
 

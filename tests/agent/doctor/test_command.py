@@ -83,8 +83,7 @@ def test_a_run_says_why_it_has_no_verdict(
             assert run.verdict() is None
     said = [message for message in caplog.messages if "no verdict here" in message]
     assert len(said) == 2, "once each"
-    assert "the key in PERFAGENT_API_KEY may not read. `perfagent keys create read` on the machine of server" in said[0]
-    assert "`perfagent show asks` prints the verdict" in said[0]
+    assert "PERFAGENT_API_KEY" in said[0] and "`perfagent keys create read`" in said[0]
     assert f"server {away} gave none within 2 s (ConnectError" in said[1]
 
 
