@@ -201,6 +201,9 @@ Known limits:
   for losses and gradients that are not finite; events go last. What goes is counted in `agent/dropped`.
 - **Files of the spool that somebody deletes** while the training runs: what is in memory is written anew. Minutes of an outage that
   were in deleted files are counted in `agent/dropped` when their turn comes.
+- **A fork within the microseconds in which the agent opens a socket** gives the child a copy of it: the server sees the end of that
+  connection only once the child has ended.
+- **A resolver that never answers** holds up delivery; what was measured is in the spool, for the next start or `perfagent sync`.
 - **A recording that is synced again** to a server that refuses some of its frames: those stand in the recording's `quarantine` once
   for each `perfagent sync`, up to 16 MB.
 - **Trainings in other processes.** `perfagent run` records the process that it starts, and the ranks that this process spawns. If it

@@ -1,7 +1,6 @@
 """Keeps whole frames on the disk while the server is away, compressed, within a cap.
 
-Above 80 % of the cap the samples of the oldest frames go first, events and losses that are not finite last. A frame that
-was sent before keeps its content, since the server may have it already.
+Above 80 % of the cap the samples of the oldest frames go first, events and losses that are not finite last.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 
 from perfagent.delivery.byte_planes import columns, deflated, inflated, planes
 from perfagent.delivery.columns import is_urgent
-from perfagent.delivery.records import BAD_RECORD, FRAME, FRAMING, MAGIC, framed, records_in, replace_file
+from perfagent.delivery.records import BAD_RECORD, FRAME, FRAMING, framed, records_in
 from perfagent.delivery.segments import Segments
 from perfagent.wire import Event, Group
 
@@ -104,49 +103,27 @@ class Backlog:
 
     # ---- keeping within bounds
 
-    def enforce_cap(self) -> None:
+    def enforce_cap(self, take_seq: Callable[[], int]) -> None:
+        """The events of the oldest files, and groups that hold a non-finite loss or gradient, become one frame behind the
+        others; of a file of such frames nothing stays. take_seq: numbers for them."""
         growing = self._files.growing("frames")
-        for left_of in (_pressing_of, _nothing_of):
-            for path in dict.fromkeys(kept.path for kept in self.kept):
-                if self._files.on_disk <= 0.8 * self._max_bytes:
-                    return
-                if path != growing:
-                    self._rewrite(path, left_of)
-
-    def _rewrite(self, path: Path, left_of: Callable[[Outgoing], Outgoing]) -> None:
-        """Puts what is left of its frames in a file's place."""
-        members = [kept for kept in self.kept if kept.path == path]
-        if all(kept.sent or (kept.reduced and left_of is _pressing_of) for kept in members):
-            return
-        out = bytearray(MAGIC + self._files.header_record())
-        found: list[tuple[Kept, Outgoing, int, int]] = []
-        for kept in members:
-            frame = self.load(kept)
-            if frame is None:
-                self.lose(kept)
+        for path in dict.fromkeys(kept.path for kept in self.kept):
+            members = [kept for kept in self.kept if kept.path == path]
+            if self._files.on_disk <= 0.8 * self._max_bytes:
+                return
+            if path == growing or any(kept.sent for kept in members):
                 continue
-            left = frame if kept.sent else left_of(frame)
-            blob = squeezed([left])
-            found.append((kept, left, len(out), len(blob)))
-            out += framed(FRAME, blob)
-        if not found:
-            return
-        try:
-            before = path.stat().st_size
-            replace_file(path, bytes(out))
-        except OSError as error:
-            self._files.failed(error)
-            for kept, *_ in found if left_of is _nothing_of else ():  # no room even for that
+            rest = Outgoing(0, [], [], max(kept.upto for kept in members))
+            for kept in members:
+                if not kept.reduced and (frame := self.load(kept)) is not None:
+                    rest.groups += filter(is_urgent, frame.groups)
+                    rest.events += frame.events
                 self.lose(kept)
-            return
-        self._files.on_disk += len(out) - before
-        for kept, left, kept.offset, kept.size in found:
-            self._counters["dropped"] += kept.samples - left.samples
-            self._counters["dropped_events"] += kept.events - len(left.events)
-            kept.samples, kept.events, kept.part, kept.reduced = left.samples, len(left.events), 0, True
-            if not kept.samples and not kept.events and not kept.sent:
-                self.kept.remove(kept)
-        self._delete_unless_needed(path)
+            rest.seq = take_seq() if rest.groups or rest.events else 0
+            for left in self.hold([rest]) if rest.seq else ():
+                self._counters["dropped"] -= left.samples
+                self._counters["dropped_events"] -= left.events
+                left.reduced = True
 
 
 def _kept(frames: Sequence[Outgoing], path: Path, offset: int, size: int) -> list[Kept]:
@@ -154,16 +131,6 @@ def _kept(frames: Sequence[Outgoing], path: Path, offset: int, size: int) -> lis
         Kept(one.seq, one.upto, one.samples, len(one.events), path, offset, size, part)
         for part, one in enumerate(frames)
     ]
-
-
-def _pressing_of(frame: Outgoing) -> Outgoing:
-    """The events, and the groups that hold a non-finite loss or gradient."""
-    return Outgoing(frame.seq, [group for group in frame.groups if is_urgent(group)], frame.events, frame.upto)
-
-
-def _nothing_of(frame: Outgoing) -> Outgoing:
-    """For when even the events do not fit."""
-    return Outgoing(frame.seq, [], [], frame.upto)
 
 
 def squeezed(frames: Sequence[Outgoing], replaces: int = 0) -> bytes:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Courier", "Job"]
 
-STUCK_S = 60.0
-"""A request ends by itself ten seconds after its server's name was looked up. The look-up takes 30 s where three
-nameservers are away. (With a limit of 25 s, each try left a thread behind and no message.)"""
 SOURCE_STUCK_S = 2.0
 """What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
@@ -59,13 +56,12 @@ class Courier:
         self.source: Source | None = None
         self._job: Job | None = None
         self._errand: Callable[[], None] | None = None
-        self._since = self._source_since = self._errand_since = 0.0
-        """When what it does began: a request, from when it was handed over, and what a source is asked meanwhile."""
+        self._source_since = 0.0
+        """When the source was asked that is being asked."""
         if hasattr(transport, "idle"):
             transport.idle = self._sample
-        self._thread = threading.Thread(target=self._run, name="perfagent-courier", daemon=True)
         try:
-            self._thread.start()
+            threading.Thread(target=self._run, name="perfagent-courier", daemon=True).start()
         except RuntimeError as error:  # at interpreter shutdown, or at the limit of the user's processes
             self.gone, self.why = True, str(error)
 
@@ -74,7 +70,6 @@ class Courier:
         return bool(getattr(self._transport, "loopback", True))
 
     def carry(self, job: Job) -> None:
-        self._since = self._clock()
         self._job = job
         self.work.ring()
 
@@ -84,22 +79,9 @@ class Courier:
         self.work.ring()
 
     def stuck(self, now: float) -> bool:
-        """Whether something does not come back: a source, an errand or a request."""
-        if 0.0 < self._source_since < now - SOURCE_STUCK_S:
-            return True
-        return 0.0 < self._errand_since < now - STUCK_S or self.given_up(now) is not None
-
-    def given_up(self, now: float) -> Answer | None:
-        """What stands for the answer to a request that does not come back, where it is the request that hangs."""
-        if self.source is not None or self._errand_since or not 0.0 < self._since < now - STUCK_S:
-            return None
-        reason = f"no end of the request after {STUCK_S:.0f} s, as if its name were looked up in vain"
-        return Answer(kind="retry", reason=reason)
-
-    @property
-    def runs(self) -> bool:
-        """Whether its thread has not come to its end."""
-        return self._thread.is_alive()
+        """Whether a source does not come back. (A request does: a look-up of its server's name within 30 s, the rest in
+        ten.)"""
+        return 0.0 < self._source_since < now - SOURCE_STUCK_S
 
     def _run(self) -> None:
         try:
@@ -122,15 +104,12 @@ class Courier:
                 answer = Answer(kind="retry", reason=str(error))
             except Exception as error:  # noqa: BLE001 - a transport's own error must not end the thread that carries
                 answer = Answer(kind="retry", reason=f"{type(error).__name__}: {error}")
-            self._since = 0.0
             self.answers.append((job, answer))
             self._wake.ring()
         errand, self._errand = self._errand, None
         if errand is not None:
-            self._errand_since = self._clock()
             with contextlib.suppress(Exception):  # what cannot be done is left
                 errand()
-            self._errand_since = 0.0
             self._wake.ring()
         self._sample()
         self.cpu_s = time.thread_time()

@@ -35,8 +35,6 @@ UNWATCHED = 3
 REST_S = 1.0
 """While all is well: how long it is not asked whether something is to be sent, unless somebody rings."""
 COMMAND_ERRORS = 3
-MOST_LEFT_BEHIND = 4
-"""Threads that hang in a call which nobody can end. With so many, a request that hangs is waited for."""
 
 
 class Exchange:
@@ -59,7 +57,6 @@ class Exchange:
         self.moves = Moves(identity.run if identity.shared and not self._records else None)
         self.orphans = Orphans(config.state_dir / "spool", handoff.folder, config.server)
         self._courier: Courier | None = None
-        self._left_behind: list[Courier] = []
         self.busy: Job | None = None
         self.urgent = False
         self.failures = 0
@@ -256,7 +253,7 @@ class Exchange:
         if courier.gone:
             self._lose_courier(courier.why, now)
         elif courier.stuck(now):
-            self._replace_courier(courier, now)
+            self._replace_courier(courier)
 
     def _lose_courier(self, why: str, now: float) -> None:
         """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
@@ -267,23 +264,15 @@ class Exchange:
         self._courier = self.busy = None
         self._courier_at = self._pause(now)
 
-    def _replace_courier(self, stuck: Courier, now: float) -> None:
-        """Its thread hangs in a call that cannot be ended: leave it there, go on without what hung."""
-        given_up = stuck.given_up(now)
-        self._left_behind = [courier for courier in self._left_behind if courier.runs]
-        if given_up is not None and len(self._left_behind) >= MOST_LEFT_BEHIND:
-            return
-        self._left_behind.append(stuck)
+    def _replace_courier(self, stuck: Courier) -> None:
+        """Its thread hangs in a source that cannot be ended: leave it there, go on without that."""
         self._handoff.counters["couriers_lost"] += 1
         if stuck.source is not None:
             slow = self._handoff.slow_sources
             slow[:] = [source for source in slow if source is not stuck.source]
             self._messages.warn("stuck", name=stuck.source.name)
         stuck.ended = True
-        self._transport = self._courier = None
-        job, self.busy = self.busy, None
-        if job is not None and given_up is not None:
-            self._settle(job, given_up, now)
+        self._transport = self._courier = self.busy = None  # what it carried is still in the spool
 
     # ---- answers
 

@@ -1,19 +1,15 @@
 """Opens connections that a forked child can always close.
 
 A child inherits every open descriptor. One that it keeps holds the connection open after the parent has closed it, so
-the server goes on waiting. A thread that is just opening a socket when another one forks has no name for it yet:
-`os.fork` therefore waits until it has (microseconds), and what was opened is known by descriptor and inode, whatever
-object wraps it by then (TLS makes another one). In the process itself, too, nothing is written to a number that has
-become somebody else's.
+the server goes on waiting. What was opened is known by descriptor and inode, whatever object wraps it by then (TLS makes
+another one). In the process itself, too, nothing is written to a number that has become somebody else's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import encodings.idna  # noqa: F401 - getaddrinfo would import it on the courier's thread, where a fork may come in between
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,30 +17,6 @@ from typing import Any
 from perfagent.process.descriptors import Descriptor, above_streams
 
 __all__ = ["Dialer"]
-
-_WAIT_S = 0.1
-"""A fork waits no longer, whatever is wrong with us."""
-
-
-class _ForkGate:
-    """A lock that a fork takes in its parent, and gives back in parent and child."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._forking = 0
-        os.register_at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._open)
-
-    def _close(self) -> None:
-        if self.lock.acquire(timeout=_WAIT_S):
-            self._forking = threading.get_ident()
-
-    def _open(self) -> None:
-        if self._forking == threading.get_ident():  # not when the wait was in vain: then it is another thread's
-            self._forking = 0
-            self.lock.release()
-
-
-_gate = _ForkGate()
 
 
 class Dialer:
@@ -81,12 +53,11 @@ class Dialer:
         raise error or OSError(f"no address found for {address[0]}")
 
     def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
-        with _gate.lock:
-            sock = socket.socket(family, kind, protocol)
-            if sock.fileno() != (fd := above_streams(sock.fileno())):
-                sock.detach()
-                sock = socket.socket(family, kind, protocol, fileno=fd)
-            self._newest = Descriptor(fd)
+        sock = socket.socket(family, kind, protocol)
+        if sock.fileno() != (fd := above_streams(sock.fileno())):
+            sock.detach()
+            sock = socket.socket(family, kind, protocol, fileno=fd)
+        self._newest = Descriptor(fd)
         return sock
 
     @property

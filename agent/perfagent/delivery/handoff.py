@@ -17,7 +17,6 @@ then forgotten (spool.py). Nothing is given up by time; what had to be dropped f
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import Counter, deque
@@ -64,9 +63,8 @@ class Mirror(Protocol):
 
 
 class Happened(NamedTuple):
-    """An event as it was handed in. number: from 1, so that those that had to make room for others are noticed."""
+    """An event as it was handed in."""
 
-    number: int
     kind: str
     time: float
     step: int | None
@@ -144,7 +142,6 @@ class Handoff:
         self.newest_loss: tuple[int, float] | None = None
         """Step and value of the last loss that was read: for whoever shows the run."""
         self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
-        self._numbers = itertools.count(1)  # any thread may hand in an event, and takes its number in one call
         self.sources: list[Source] = []
         self.sources_due = 0.0
         """On the monotonic clock, when a source has something to do. Whoever makes one due earlier says so here."""
@@ -176,7 +173,9 @@ class Handoff:
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
         """Something that happened once, of one of wire.EVENT_KINDS; redacted and encoded on the sender thread."""
         if not self.disabled:
-            self.events.append(Happened(next(self._numbers), kind, time.time(), step, time.monotonic(), data))
+            if len(self.events) == MAX_EVENTS:  # the oldest makes room
+                self.counters["event_overflows"] += 1
+            self.events.append(Happened(kind, time.time(), step, time.monotonic(), data))
 
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> Source:
         """`poll` is called on the sender thread before draining, every so often or each tick. It must not block."""

@@ -100,7 +100,7 @@ class Segments:
             with contextlib.suppress(OSError):  # on a full disk the watcher finds nothing, and the next start delivers
                 os.ftruncate(lock.fd, 0)
                 os.pwrite(lock.fd, f"{self.header.pid} {self.header.pid_start}".encode("ascii"), 0)
-            self._state = self._open_private("state", os.O_RDWR | os.O_CREAT)
+            self._state = opened(self.folder / "state", os.O_RDWR | os.O_CREAT)
             if os.fstat(self._state.fd).st_size < 2 * _SLOT:
                 self.write_state()
             self._ready = True
@@ -112,7 +112,7 @@ class Segments:
 
     def take_over(self) -> None:
         """With the lock: the state that a dead process left. Raises OSError."""
-        self._state = self._open_private("state", os.O_RDWR | os.O_CREAT)
+        self._state = opened(self.folder / "state", os.O_RDWR | os.O_CREAT)
         with contextlib.suppress(OSError):
             data = os.pread(self._state.fd, 2 * _SLOT, 0)
             slots = (data[:_SLOT][: _STATE.size], data[_SLOT:][: _STATE.size])
@@ -123,7 +123,7 @@ class Segments:
 
     def _take_lock(self) -> Descriptor:
         """Raises SpoolBusyError while another process holds it, OSError for trouble of the disk."""
-        self._lock = lock = self._open_private("lock", os.O_RDWR | os.O_CREAT)
+        self._lock = lock = opened(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -132,9 +132,6 @@ class Segments:
                 raise SpoolBusyError(f"{self.folder} belongs to a running process") from error
             raise
         return lock
-
-    def _open_private(self, name: str, flags: int) -> Descriptor:
-        return opened(self.folder / name, flags)
 
     def abandon(self) -> None:
         """Closes the files and does nothing else; nothing is written afterwards."""
@@ -175,22 +172,12 @@ class Segments:
         for one in files:
             deleted = one.is_deleted if one is not None else False
             if deleted:
-                self._deleted(FileNotFoundError(errno.ENOENT, "its files were deleted"))
+                self.failed(FileNotFoundError(errno.ENOENT, "its files were deleted"))
                 return False
             if deleted is None:
                 self._let_go()
                 break
         return True
-
-    def _deleted(self, error: FileNotFoundError) -> None:
-        """The disk itself is well: nothing has to be waited for."""
-        self._let_go()
-        self.failed(error)
-        self.retry_at = 0.0
-        self.on_disk = 0
-        for path in numbered(self.folder, "ticks", "frames"):
-            with contextlib.suppress(OSError):
-                self.on_disk += path.stat().st_size
 
     # ---- writing
 
@@ -207,10 +194,7 @@ class Segments:
             file = growing.file or self._begin_file(kind, growing)
             write_whole(file.fd, growing.size, record)
         except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                self._deleted(error)
-            else:
-                self.failed(error)
+            self.failed(error)
             return 0
         self.error = None
         growing.size += len(record)
@@ -230,7 +214,7 @@ class Segments:
         self.number += 1
         path = self.folder / f"{self.number:08d}.{kind}"
         start = MAGIC + self.header_record()
-        file = self._open_private(path.name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        file = opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             write_whole(file.fd, 0, start)
         except OSError:
@@ -269,6 +253,13 @@ class Segments:
         self.counters["disk_errors"] += 1
         self.error = error
         self.retry_at = self._clock() + RETRY_S
+        if isinstance(error, FileNotFoundError):  # somebody has deleted the files: the disk itself is well
+            self._let_go()
+            self.retry_at = 0.0
+            self.on_disk = 0
+            for path in numbered(self.folder, "ticks", "frames"):
+                with contextlib.suppress(OSError):
+                    self.on_disk += path.stat().st_size
 
     def sync(self) -> None:
         """Asks the disk to keep what was written (power loss; a killed process loses nothing without this)."""

@@ -36,8 +36,8 @@ LAST_ROWS_S = 0.25
 READ_S = 4.0
 SYNC_S = 1.0
 URGENT = ("alert", "collectives", "command", "finding", "stacks", "state")
-FIRST_PAUSE_S, CALM_S = 0.25, 60.0
-"""How long a value that stays NaN does not press again. Five frames a second took 0.7 % of the training."""
+CALM_S = 60.0
+"""So long a value that was NaN must have been gone to press again. Five frames a second took 0.7 % of the training."""
 GONE = (
     "overflows", "dropped", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step",
     "event_overflows", "dropped_events", "rejected_events",
@@ -55,13 +55,9 @@ class SendLoop:
         self._messages = Messages(handoff)
         self.exchange = Exchange(handoff, self._messages, self._read, transport, pause_s or jittered())
         self._collector = Collector(handoff, self._columns, self._read_drafts, self._lost)
-        self._newest_event = self._taken_events = 0
-        self._events_full = False
-        """Whether there was room for no more events when they were taken last."""
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
-        self._pressed_at = self._press_due = -math.inf
-        self._press_pause = 0.0
+        self._pressed_at = -math.inf
         self._next_tick = self._last_sync = self._last_read = 0.0
         self._told_gone = 0
         self._tell_gone_at = 0.0
@@ -185,46 +181,27 @@ class SendLoop:
 
     def _take_events(self) -> list[Event]:
         handoff, events = self._handoff, list[Event]()
-        waiting = len(handoff.events)
-        for _ in range(waiting):  # what comes meanwhile may come faster than this loop ends
-            happened = handoff.events.popleft()
-            self._newest_event = max(self._newest_event, happened.number)
-            self._taken_events += 1
+        for _ in range(len(handoff.events)):  # what comes meanwhile may come faster than this loop ends
+            kind, time_, step, monotonic, given = handoff.events.popleft()
             try:
                 # a piece of a file, or a picture, that was made for sending (causes/upload.py, media/)
-                payload = happened.data.get("payload")
-                data = redacted(happened.data)
+                payload = given.get("payload")
+                data = redacted(given)
                 if isinstance(payload, bytes):
                     data["payload"] = payload
             except Exception:  # noqa: BLE001 - what a user put into it may raise whatever it likes when it is looked at
                 handoff.counters["dropped_events"] += 1
                 continue
-            kind, time_, step, monotonic = happened[1:5]
             events.append(Event(kind=kind, time=time_, step=step, monotonic=monotonic, data=data))
             self.exchange.urgent = self.exchange.urgent or kind in URGENT
-        self._count_overflow(full=waiting == handoff.events.maxlen)
+        if handoff.counters["event_overflows"]:
+            self._messages.warn("event overflow")
         return events
 
-    def _count_overflow(self, *, full: bool) -> None:
-        """Events that had to make room for others before they were taken. full: there was no room for more, so that
-        there may be some: else one that has its number, and is just being put in, would look like one of them."""
-        before, self._events_full = self._events_full, full
-        gone = self._newest_event - self._taken_events
-        if (full or before) and gone > self._handoff.counters["event_overflows"]:
-            self._handoff.counters["event_overflows"] = gone
-            self._messages.warn("event overflow")
-
     def _is_news(self, now: float) -> bool:
-        """Whether rows that press are sent at once. A value that stays NaN is in the rows of every tick: it presses less
-        and less often, until it was gone for a while."""
-        if now - self._pressed_at > CALM_S:
-            self._press_pause = 0.0
-        self._pressed_at = now
-        if now < self._press_due:
-            return False
-        self._press_pause = min(max(FIRST_PAUSE_S, 2 * self._press_pause), CALM_S)
-        self._press_due = now + self._press_pause
-        return True
+        """Whether rows that press are sent at once: not while a value stays NaN, which is in the rows of every tick."""
+        before, self._pressed_at = self._pressed_at, now
+        return now - before > CALM_S
 
     def _read(self, drafts: Iterable[Draft]) -> list[Group]:
         """Makes columns of drafts, and counts."""

@@ -32,6 +32,7 @@ from perfagent.delivery.records import Header, folders, owner
 from perfagent.delivery.recovery import Recovered, drafted
 from perfagent.delivery.row_packing import merge
 from perfagent.delivery.segments import SEGMENT_BYTES, Segments, SpoolBusyError, State
+from perfagent.process.descriptors import opened
 from perfagent.wire import Event, Frame, Group
 
 __all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner"]
@@ -295,7 +296,7 @@ class Spool(Segments):
         note = records.framed(REASON, _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
         self.ack(seq)
         try:
-            file = self._open_private("quarantine", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = opened(self.folder / "quarantine", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 size = os.fstat(file.fd).st_size
                 if size + len(record) + len(note) + len(records.MAGIC) > self._max_quarantine_bytes:
@@ -324,7 +325,7 @@ class Spool(Segments):
                 self.state.mark_upto = max(self.state.mark_upto, pending.last)
                 self.rotate("ticks")
                 self._collect()
-                self._backlog.enforce_cap()
+                self._backlog.enforce_cap(self._take_seq)
             else:
                 self._hold_at = now + HOLD_AGAIN_S
                 self._forget_ticks()

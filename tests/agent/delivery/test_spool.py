@@ -340,10 +340,10 @@ def test_a05_over_the_cap_old_samples_go_and_events_and_nan_stay(tmp_path: Path)
     assert spool.counters["dropped"] > 0
     assert spool.counters["dropped_events"] == 0
     frames = drain(spool)
-    assert [e.data["title"] for frame in frames for e in frame.events] == [str(minute) for minute in range(40)]
-    assert [s for f in frames for g in f.groups if "x" in g.values for s in g.steps()] == [*range(40)]
+    assert sorted(int(e.data["title"]) for frame in frames for e in frame.events) == [*range(40)]
+    assert sorted(s for f in frames for g in f.groups if "x" in g.values for s in g.steps()) == [*range(40)]
     assert sum(frame.samples for frame in frames) + spool.counters["dropped"] == 80_000 + 80
-    assert steps_of(frames[-1])[:2000] == list(range(78_000, 80_000)), "the newest stay whole"
+    assert {*range(78_000, 80_000)} <= {*steps_of(*frames)}, "the newest stay whole"
 
 
 def test_a05_events_go_last_and_each_that_goes_is_counted(tmp_path: Path) -> None:
