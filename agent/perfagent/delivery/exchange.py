@@ -7,7 +7,6 @@ import os
 import random
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ UNWATCHED = 3
 """So much rarer are frames while no page shows the run, but for what is urgent."""
 REST_S = 1.0
 """While all is well: how long it is not asked whether something is to be sent, unless somebody rings."""
-COMMAND_ERRORS = 3
 
 
 class Exchange:
@@ -42,13 +40,8 @@ class Exchange:
     answer. rest_until: nothing is to be sent before, unless somebody rings."""
 
     def __init__(
-        self,
-        handoff: Handoff,
-        messages: Messages,
-        read: Read,
-        transport: Transport | None,
-        pause_s: Callable[[int], float],
-    ) -> None:
+        self, handoff: Handoff, messages: Messages, read: Read, transport: Transport | None, pause_s: Callable[[int], float]
+    ) -> None:  # fmt: skip
         self._handoff, self._messages, self._read = handoff, messages, read
         self._transport, self._pause_s = transport, pause_s
         config, identity = handoff.config, handoff.identity
@@ -65,7 +58,6 @@ class Exchange:
         self._identified = False
         self._retry_at = self._courier_at = 0.0
         self._last_cut = self._last_sent = 0.0
-        self._command_errors: Counter[int] = Counter()
 
     @property
     def cpu_s(self) -> float:
@@ -98,28 +90,15 @@ class Exchange:
         config, identity = self._handoff.config, self._handoff.identity
         name, project = _called(identity)
         header = Header(
-            source=identity.source,
-            project=project,
-            rank=identity.rank,
-            server=None if self._records else config.server,
-            is_found=not config.is_server_given,
-            run=identity.run if identity.known else None,
-            attempt=identity.attempt,
-            name=name,
-            pid=os.getpid(),
-            pid_start=process_start(os.getpid()),
-            machine=machine(),
+            source=identity.source, project=project, name=name, run=identity.run if identity.known else None,
+            attempt=identity.attempt, rank=identity.rank, server=None if self._records else config.server,
+            is_found=not config.is_server_given, pid=os.getpid(), pid_start=process_start(os.getpid()), machine=machine(),
             started=time.time(),
-        )
+        )  # fmt: skip
         return Spool(
-            self._handoff.folder,
-            header,
-            max_bytes=config.max_spool_bytes,
-            max_memory_bytes=config.max_memory_bytes,
-            recording=self._records,
-            read=self._read,
-            clock=self._handoff.clock,
-        )
+            self._handoff.folder, header, max_bytes=config.max_spool_bytes, max_memory_bytes=config.max_memory_bytes,
+            recording=self._records, read=self._read, clock=self._handoff.clock,
+        )  # fmt: skip
 
     def identify(self) -> None:
         """Writes down whose samples these are, where that has changed by the run's id or a later attach()."""
@@ -351,9 +330,6 @@ class Exchange:
                 callback(command)
             except Exception as error:  # noqa: BLE001 - one bad command must not end delivery
                 self._handoff.counters["errors"] += 1
-                self._command_errors[id(callback)] += 1
-                if self._command_errors[id(callback)] == COMMAND_ERRORS:
-                    self._handoff.on_command.remove(callback)
                 self._messages.warn("command", error=f"{type(error).__name__}: {error}")
 
     # ---- the end

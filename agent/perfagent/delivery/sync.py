@@ -10,14 +10,13 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from perfagent.agent_config import AgentConfig
 from perfagent.command_line.option_types import add_server_options
-from perfagent.command_line.terminal_output import agreed, somebody_can_answer
 from perfagent.delivery.recording import recorded_folders
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import Answer, HttpTransport, Transport, judge, packed
@@ -119,9 +118,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="*", metavar="DIR", help="folder of PERFAGENT_RECORD, attach(record=...) or run --record"
     )
-    parser.add_argument(
-        "--yes", "--all", action="store_true", help="send also what is in the spool for another server, and do not ask"
-    )
+    parser.add_argument("--yes", "--all", action="store_true", help="send also what is in the spool for another server")
     add_server_options(parser)
     parser.set_defaults(run=_sync)
 
@@ -151,7 +148,6 @@ def _sync(arguments: argparse.Namespace) -> int:
     try:
         for folder in chain.from_iterable(sources.values()):
             round_.send(folder)
-        round_.ask_for_foreign()
         round_.sum_up()
     except KeyboardInterrupt:
         _say("perfagent sync: interrupted; what was sent stays sent, and the same command again sends the rest")
@@ -180,21 +176,20 @@ class _Round:
         self._own = own if own != config.server and is_on_this_machine(config.server) else None
         """Where this user's server listens, when another address of this machine was named."""
         self._away = False
-        self._refused: Upload | None = None
-        """The answer that every further source would get as well: it is not asked for again."""
-        self._unsent: list[str] = []
+        self._hopeless = False
+        """Whether every further source would get the same answer: it is not asked for again."""
+        self._unasked: list[Path] = []
         self._foreign: dict[str, list[Path]] = {}
         """Server -> folders of the spool that were recorded for it."""
 
     def send(self, folder: Path) -> None:
         """All of one source, and a line about it."""
+        if self._hopeless:
+            self._unasked.append(folder)
+            return
         ours = folder.resolve().parent == (self.config.state_dir / "spool").resolve()
         spool = self._opened(folder, ours=ours)
         if spool is None:
-            return
-        if self._refused is not None and spool.waiting:
-            self._unsent.append(_who(spool))
-            spool.close()
             return
         if not spool.header.run and spool.waiting:
             # a rank that died before it learned the run's id from rank 0: its samples get a run of their own rather
@@ -208,12 +203,9 @@ class _Round:
             spool.abandon()
             raise
         self._away = result.away or (self._away and not result.frames)
+        self._hopeless = result.hopeless
         lost = damage(spool)
-        if result.hopeless:
-            self._refused = result
-            self._unsent.append(_who(spool))
-        if not result.hopeless or result.frames or lost:
-            _say(_told(spool, result, self.transport.server) + lost)
+        _say(_told(spool, result, self.transport.server) + lost)
         self.failed = self.failed or bool(lost) or not result.complete
         if result.complete and ours and not result.refused:
             spool.remove()
@@ -252,36 +244,25 @@ class _Round:
             result.cure = stopped or result.cure
         return result
 
-    def ask_for_foreign(self) -> None:
-        """Of what was recorded for another server, whether this one gets it."""
-        self.every = True
-        for server, left in self._foreign.items():
-            what = f"{some(len(left), 'recording')} made for {server}"
-            if somebody_can_answer() and agreed(f"{what}: send to {self.config.server}?"):
-                for folder in left:
-                    self.send(folder)
-                continue
-            self.failed = True
-            here, there = (f"perfagent sync --server {shlex.quote(one)}" for one in (self.config.server, server))
-            _say(f"{what}: not sent. To send to {self.config.server}: {here} --yes")
-            _say(f"To send to {server}: {there}. To drop: rm -r {_first(shlex.quote(str(folder)) for folder in left)}")
-
     def sum_up(self) -> None:
         """What holds for several sources, once."""
-        if self._refused is not None:
-            runs = _first(sorted(set(self._unsent)))
-            _say(f"not sent: {runs}: server {self.config.server}: {self._refused.reason}")
-            _say(self._refused.cure)
+        if self._unasked:
+            _say(f"not sent either: {_first(self._unasked)}")
+        for server, left in self._foreign.items():
+            self.failed = True
+            here, there = (f"perfagent sync --server {shlex.quote(one)}" for one in (self.config.server, server))
+            _say(f"{some(len(left), 'recording')} made for {server}: not sent")
+            _say(f"To send to {server}: {there}. To {self.config.server}: {here} --yes. To drop: rm -r {_first(left)}")
 
     def _waits(self, reason: str) -> None:
         """A minute of silence looks like a command that hangs."""
         _say(f"server {self.config.server}: {reason}; trying again for {PATIENCE_S:.0f} s")
 
 
-def _first(names: Iterable[str]) -> str:
+def _first(folders: Sequence[Path]) -> str:
     """As many as fit into a line."""
-    listed = [*names]
-    return " ".join(listed[:_NAMED]) + (f" ... ({len(listed)})" if len(listed) > _NAMED else "")
+    named = " ".join(shlex.quote(str(folder)) for folder in folders[:_NAMED])
+    return named + (f" ... ({len(folders)})" if len(folders) > _NAMED else "")
 
 
 def _who(spool: Spool) -> str:
