@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent.delivery.test_spool import drain, header, sent, steps_of
+from agent.delivery.test_spool import header, sent
 
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
@@ -70,19 +70,6 @@ def test_draft_of_a_dead_process_is_read_as_by_itself(tmp_path: Path) -> None:
     assert str(sorted(found["loss"], key=str)) == "[0.5, 0.5, nan]"
     others = {"grad/norm": [2.5], "accuracy": [0.5], "epoch": [1.0], "host/cpu_pct": [12.0]}
     assert {name: found[name] for name in others} == others
-
-
-def test_what_was_sent_before_a_kill_keeps_its_number(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "s", header())
-    spool.append(drafted(note(1), note(2)), now=0.0)
-    spool.append(drafted(note(3)), now=0.2)
-    first = sent(spool)
-    assert steps_of(first) == [1, 2, 3], "drafts keep their order in one frame"
-    spool.append(drafted(note(4)), now=0.2)
-    spool.abandon()
-    resent, rest = drain(Spool.open(tmp_path / "s"))
-    assert (resent.seq, values(resent.groups)) == (first.seq, values(first.groups))
-    assert (rest.seq, steps_of(rest)) == (first.seq + 1, [4])
 
 
 def test_damaged_step_costs_itself_and_is_counted() -> None:

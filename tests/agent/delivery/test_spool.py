@@ -88,22 +88,6 @@ def test_x11_folder_and_files_are_private_whatever_the_umask(tmp_path: Path) -> 
     assert {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made} == {(True, 0o700), (False, 0o600)}
 
 
-def test_ticks_become_compressed_frames_while_no_server_answers(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "s", header())
-    for minute in range(3):
-        for tick in range(10):
-            spool.append(tick_of(rows(30 * minute + 3 * tick)), now=60.0 * minute)
-        spool.hold(now=60.0 * minute + 61)
-    assert [path.suffix for path in spool.folder.iterdir() if path.suffix] == [".frames"]
-    crash(spool)
-    again = Spool.open(tmp_path / "s")
-    frames = drain(again)
-    assert [frame.seq for frame in frames] == [1, 2, 3]
-    assert steps_of(*frames) == list(range(90))
-    again.close()
-    assert not list(again.folder.glob("*.frames"))
-
-
 def test_a08_refused_frames_are_kept_with_reasons_to_a_limit(tmp_path: Path) -> None:
     limit = 12_000
     spool = Spool(tmp_path / "s", header(), max_quarantine_bytes=limit)
