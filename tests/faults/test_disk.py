@@ -145,9 +145,7 @@ def test_a16_what_of_an_orphan_could_not_be_read_is_told(tmp_path: Path, told: p
     path.write_bytes(content)
     drive(one)
     (message,) = [record.getMessage() for record in told.records if "in part only" in record.getMessage()]
-    assert "1 file damaged" in message
-    assert str(path.parent) in message
-    assert path.name + ".corrupt" in message
+    assert f"1 file in {path.parent} damaged" in message
     assert sent_of(one, "orphan") == list(range(4))
 
 

@@ -23,11 +23,9 @@ from pathlib import Path
 
 import msgspec
 
-from perfagent.process.descriptors import opened
-
 __all__ = [
     "BAD_RECORD", "FRAME", "FRAMING", "HEADER", "MAGIC", "MAX_RECORD", "TICK", "Header", "SpoolVersionError",
-    "decode_header", "folders", "framed", "must_be_known", "number_of", "numbered", "owner", "records_in", "replace_file",
+    "decode_header", "folders", "framed", "must_be_known", "number_of", "numbered", "owner", "records_in",
     "torn", "write_whole",
 ]  # fmt: skip
 
@@ -127,22 +125,6 @@ def write_whole(fd: int, size: int, data: bytes) -> None:
         raise
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Puts other content in a file's place, whole or not at all. Raises OSError."""
-    new = path.with_suffix(".thin")
-    try:
-        file = opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            write_whole(file.fd, 0, data)
-        finally:
-            file.close()
-        new.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-
-
 # ---- folders of sources
 
 
@@ -179,7 +161,7 @@ def must_be_known(folder: Path) -> None:
 def owner(folder: Path, *, at_once: bool = False) -> Header | None:
     """The newest header in a source's folder, without its lock. at_once: from the head of its newest file alone."""
     found: Header | None = None
-    for path in numbered(folder, "ticks", "frames", "corrupt")[-1 if at_once else 0 :]:
+    for path in numbered(folder, "ticks", "frames")[-1 if at_once else 0 :]:
         for _, kind, payload in records_in(_head(path, _HEAD_BYTES if at_once else -1)):
             if kind == HEADER:
                 with contextlib.suppress(*BAD_RECORD):

@@ -1,10 +1,7 @@
-"""Reads whatever is whole in the files of a source whose process is gone. Broken files are set aside, torn ends cut."""
+"""Reads whatever is whole in the files of a source whose process is gone."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +50,14 @@ class Recovered:
                 files.old_ticks.append((path, self.ticks[-1][0] if len(self.ticks) > before else 0))
 
     def _read_file(self, path: Path) -> None:
-        """A torn end is cut off; where something else is broken, what is whole before it is read, the file is renamed
-        to .corrupt, and the whole part is written anew under the old name."""
+        """Up to where something is broken: the length of a broken record cannot be trusted. Nobody writes there any more."""
         try:
             data = path.read_bytes()
         except OSError as error:
             self._files.counters["unreadable"] += 1
             self._files.failed(error)
             return
+        self._files.on_disk += len(data)
         end = len(records.MAGIC) if data.startswith(records.MAGIC) else 0
         sound = True
         for offset, kind, payload in records.records_in(data):
@@ -70,23 +67,10 @@ class Recovered:
                 sound = False
                 break
             end = offset + records.FRAMING.size + len(payload)
-        self._files.on_disk += end
-        if end == len(data):
-            return
-        with contextlib.suppress(OSError):
-            if sound and records.torn(data, end):
-                os.truncate(path, end)
-                self._files.counters["torn_bytes"] += len(data) - end
-                return
+        if sound and records.torn(data, end):
+            self._files.counters["torn_bytes"] += len(data) - end
+        elif end < len(data):
             self._files.counters["corrupt"] += 1
-            broken = path.with_name(path.name + ".corrupt")
-            try:
-                os.link(path, broken)
-            except FileExistsError:  # of a process that was killed here
-                pass
-            except OSError:  # a file system without links
-                shutil.copyfile(path, broken)
-            records.replace_file(path, data[:end])  # the last: until then all of it is under the old name
 
     def _take(self, kind: bytes, payload: bytes, path: Path, offset: int) -> None:
         if kind == records.HEADER:

@@ -66,8 +66,8 @@ class Spool(Segments):
 
     `Spool(folder, header)` starts one (and never fails: without a usable disk it works in memory); `Spool.open(folder)`
     takes over what a dead process left. counters: "dropped" samples that no longer fit anywhere, "dropped_events",
-    "corrupt" files set aside, "torn_bytes" cut from ends that were written in part, "unreadable" files that the disk did
-    not give, "disk_errors".
+    "corrupt" files that are read up to a damaged record, "torn_bytes" of ends that were written in part, "unreadable" files
+    that the disk did not give, "disk_errors".
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Spool(Segments):
     def open(cls, folder: Path, *, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError
         when the folder holds no source, and SpoolVersionError when it is one of another version."""
-        if not records.numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
+        if not records.numbered(folder, "ticks", "frames"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
         records.must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
@@ -421,7 +421,7 @@ class Spool(Segments):
         if not self.counters["unreadable"]:
             with contextlib.suppress(OSError):
                 for path in self.folder.iterdir():
-                    if path.suffix in (".ticks", ".frames", ".thin"):
+                    if path.suffix in (".ticks", ".frames"):
                         path.unlink()
                 # after those: without it their samples look as if never sent
                 (self.folder / "state").unlink(missing_ok=True)

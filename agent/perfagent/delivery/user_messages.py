@@ -187,8 +187,7 @@ def damage(spool: Spool) -> str:
     """What could not be read of a source; empty where all could."""
     text = ""
     if damaged := spool.counters["corrupt"]:
-        kept = ", ".join(path.name for path in sorted(spool.folder.glob("*.corrupt")))
-        text += f"; {some(damaged, 'file')} damaged; what could not be read is in {spool.folder}: {kept}"
+        text += f"; {some(damaged, 'file')} in {spool.folder} damaged, and read up to there"
     if unread := spool.counters["unreadable"]:
         text += f"; {some(unread, 'file')} could not be read ({spool.error or 'an error of the disk'})"
     if gone := spool.counters["dropped"]:

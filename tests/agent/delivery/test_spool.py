@@ -137,8 +137,6 @@ def test_a16_cut_anywhere_what_is_whole_before_is_read(tmp_path: Path, kind: str
         file.parent.mkdir()
         file.write_bytes(original[:cut])
         spool = Spool.open(file.parent)
-        if kind == "ticks":
-            assert file.stat().st_size == cut - spool.counters["torn_bytes"]
         assert steps_of(*drain(spool)) == list(range(3 * sum(end <= cut for end in ends))), cut
         assert spool.counters["corrupt"] == 0
         spool.abandon()
@@ -168,7 +166,7 @@ def test_a16_flipped_bits_stop_no_start_and_invent_nothing(tmp_path, kind, flips
     if len(whole) < 4 and not records.torn(bytes(content), 0):
         ends = [o + records.FRAMING.size + len(p) for o, _, p in records.records_in(bytes(content))]
         begin = ends[-1] if ends else len(records.MAGIC) if content.startswith(records.MAGIC) else 0
-        assert list(folder.glob("*.corrupt")) or records.torn(bytes(content), begin)
+        assert Spool.open(folder).counters["corrupt"] or records.torn(bytes(content), begin)
 
 
 def of_version(version: int) -> bytes:
