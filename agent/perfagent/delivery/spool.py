@@ -20,7 +20,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -59,6 +59,14 @@ class _Pending(msgspec.Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def _decoded(payloads: list[bytes], events: list[Event]) -> Iterator[Draft]:
+    """One after the other. events: is given theirs."""
+    for payload in payloads:
+        _, draft = drafted(payload)
+        events += draft.events
+        yield draft
 
 
 class Spool(Segments):
@@ -177,10 +185,10 @@ class Spool(Segments):
 
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
-        drafts, pending = [drafted(payload)[1] for payload in self._pending.drafts], self._pending
-        if drafts:
-            pending.groups += self._read(drafts)
-            pending.events += [event for draft in drafts for event in draft.events]
+        pending, events = self._pending, list[Event]()
+        if pending.drafts:
+            pending.groups += self._read(_decoded(pending.drafts, events))
+            pending.events += events
             pending.drafts = []
 
     # ---- sending
