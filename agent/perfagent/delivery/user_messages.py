@@ -172,10 +172,11 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
 
 
 def _nonfinite(step: object, evidence: Mapping[str, Any]) -> tuple[str, str] | None:
-    loss = evidence.get("loss", math.nan)
-    if math.isfinite(loss) and "loss_scale" in evidence:
+    loss = evidence.get("loss")
+    sound = isinstance(loss, float) and math.isfinite(loss)
+    if sound and "loss_scale" in evidence:
         return None  # a gradient that overflowed: GradScaler leaves such a step out and lowers its scale
-    what = "gradients are NaN or infinite" if math.isfinite(loss) else "the loss is NaN or infinite"
+    what = "gradients are NaN or infinite" if sound else "the loss is NaN or infinite"
     cause = evidence.get("cause", "unknown")
     named = [evidence["operator"]["operator"]] if cause == "operator" and "operator" in evidence["operator"] else []
     named += [repr(evidence[key]) for key in _NAMED if key in evidence][:1]

@@ -190,32 +190,40 @@ def test_spool_of_another_version_is_left_as_it_is(tmp_path: Path, version: int)
     assert path.read_bytes() == of_version(version)
 
 
-# ---- A17: two processes
+# ---- A17: two processes. A15: the disk
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a17_lock_that_is_taken_away_is_held_again(tmp_path: Path, how: str) -> None:
-    """As a cleaner does, for which the lock is an old file beside young ones."""
+@pytest.mark.parametrize("how", ["folder deleted", "folder moved", "lock deleted", "lock replaced"])
+def test_a15_a17_what_somebody_deletes_is_made_again(tmp_path: Path, how: str) -> None:
+    """A cleaner of temporary folders, or a user: what is written to a deleted file is gone with the process."""
     clock = Clock(1000.0)
-    spool = Spool(tmp_path / "s", header(), clock=clock)
+    spool = Spool(
+        tmp_path / "state" / "s", header(), clock=clock, segment_bytes=100 if how == "folder moved" else 2**23
+    )
     spool.append(tick_of(rows(0)), now=0.0)
-    lock = spool.folder / "lock"
-    said = lock.read_text()
-    lock.unlink()
-    if how == "replaced":
+    first, said = sent(spool), (lock := spool.folder / "lock").read_text()
+    spool.append(tick_of(rows(3)), now=0.0)
+    if how == "folder deleted":
+        shutil.rmtree(tmp_path / "state")
+    elif how == "folder moved":
+        (tmp_path / "state").rename(tmp_path / "elsewhere")
+    else:
+        lock.unlink()
+    if how == "lock replaced":
         lock.write_text("somebody else's")
     clock.at += 1.0  # it looks once a second
-    spool.append(tick_of(rows(3)), now=1.0)
-    spool.append(tick_of(rows(6)), now=2.0)
+    assert not spool.append(tick_of(rows(6)), now=0.0), "it was not told that the files are gone"
+    assert isinstance(spool.error, FileNotFoundError)
+    assert spool.append(tick_of(rows(9)), now=0.0), "they were not made again"
     assert lock.read_text() == said
     with pytest.raises(SpoolBusyError):
         Spool.open(spool.folder)
-    found = drain(spool)
+    spool.hold(now=0.0)
+    assert stat.S_IMODE(spool.folder.stat().st_mode) == 0o700
     crash(spool)
-    assert steps_of(*found, *drain(Spool.open(spool.folder))) == list(range(9))
-
-
-# ---- A15: the disk
+    frames = drain(Spool.open(spool.folder))
+    assert frames[0].seq == first.seq
+    assert steps_of(*frames) == [*range(12)]
 
 
 def fails(*_: object, **__: object) -> int:
@@ -265,28 +273,6 @@ def test_a15_ticks_whose_mark_cannot_be_written_go(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(os, "write", fails)
         spool.close(final="finished")
         assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (3, 1)
-
-
-@pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_a15_folder_that_went_away_is_made_again_with_what_waits(tmp_path: Path, how: str) -> None:
-    """A cleaner of temporary folders, or a user: what is written to a deleted file is gone with the process."""
-    spool = Spool(tmp_path / "state" / "s", header(), segment_bytes=100 if how == "moved" else 2**23)
-    spool.append(tick_of(rows(0)), now=0.0)
-    first = sent(spool)
-    spool.append(tick_of(rows(3)), now=0.0)
-    if how == "deleted":
-        shutil.rmtree(tmp_path / "state")
-    else:
-        (tmp_path / "state").rename(tmp_path / "elsewhere")
-    assert not spool.append(tick_of(rows(6)), now=0.0), "it was not told that the files are gone"
-    assert isinstance(spool.error, FileNotFoundError)
-    assert spool.append(tick_of(rows(9)), now=0.0), "no second folder was made"
-    spool.hold(now=0.0)
-    assert stat.S_IMODE((tmp_path / "state" / "s").stat().st_mode) == 0o700
-    crash(spool)
-    frames = drain(Spool.open(tmp_path / "state" / "s"))
-    assert frames[0].seq == first.seq
-    assert steps_of(*frames) == [*range(12)]
 
 
 # ---- A05: a long outage
