@@ -22,7 +22,7 @@ from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
 from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear
-from perfagent.integrations import functions, loggers
+from perfagent.integrations import functions
 from perfagent.step.state import state
 
 __all__ = [
@@ -95,7 +95,9 @@ def watch_loggers() -> None:
     """What the script logs by other means than ours."""
     if "loggers" not in _installed:
         _installed.add("loggers")
-        loggers.install(_patch, when_imported)
+        from perfagent.integrations.loggers.libraries import install as install_loggers
+
+        install_loggers(_patch, when_imported)
 
 
 def remove() -> None:

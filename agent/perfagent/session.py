@@ -17,8 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
-from perfagent.boundary.agent_log import logger
-from perfagent.boundary.guard import guarded
+from perfagent.boundary.guard import guarded, logger
 from perfagent.calls.arguments import as_dict, as_tags, check_arguments
 from perfagent.calls.other_trackers import options_of_init, say_once
 from perfagent.calls.wrong_calls import checked

@@ -246,7 +246,12 @@ Known limits:
 - **One process is one run**, however many trainings it does, until `finish()`, an `attach()` with another
   name, or an `attach()` with a name and another model than the one that it has trained. Each job of Hydra's
   `--multirun` that calls `attach()` is a run of its own. If several threads train at the same time, perfagent records one of the
-  trainings. Threads that take turns in one training (`asyncio.to_thread`), or follow each other, count as one.
+  trainings. Threads that take turns in one training (`asyncio.to_thread`), or follow each other, count as one; a step on another
+  thread than the one before has its number and learning rate, but neither loss nor phases.
+- **The next model, while the optimizer of the one before still exists** (an ensemble, a linear probe): its first 9 steps, or 63 where
+  its optimizer trains fewer parameters, have numbers but no rows, since it might train now and then beside the first.
+- **A vector of losses** that the script backpropagates with weights (`losses.backward(weights)`) is no loss: log it.
+- **A closure that raises** within the optimizer's step, and is tried again: the loss of that step includes the first attempt.
 - **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch
   has optimizers of another kind: perfagent records only what the script logs.
 - **Gradients by `torch.autograd.grad` or `torch.func`**: perfagent records the steps, the learning rate and the norm, nothing else.

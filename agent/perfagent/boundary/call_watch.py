@@ -1,4 +1,4 @@
-"""Replaces a function of another library for a while: our function sees each call, and calls the original."""
+"""Functions that take the place of one of another library: ours sees each call, and calls the original."""
 
 from __future__ import annotations
 
@@ -8,11 +8,46 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from perfagent.boundary.dynamo import Function, not_traced
+from perfagent.boundary.guard import guarded
 
-__all__ = ["replace"]
+__all__ = ["Watch", "after", "before", "replace"]
+
+Watch = Callable[[Function], Function]
+"""Returns what takes the place of a function."""
 
 _over: WeakKeyDictionary[Function, Function] = WeakKeyDictionary()
 """Our ended patches that a later patch of ours still covers -> the function that each of them replaced."""
+
+
+def before(note: Callable[..., object]) -> Watch:
+    """`note` gets the arguments of each call, before it. What goes wrong in it ends there."""
+    guarded_note = guarded(note)
+
+    def watch(original: Function) -> Function:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            guarded_note(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return call
+
+    return watch
+
+
+def after(note: Callable[..., object]) -> Watch:
+    """`note` gets the result of each call, and its arguments. What goes wrong in it ends there."""
+    guarded_note = guarded(note)
+
+    def watch(original: Function) -> Function:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            guarded_note(result, *args, **kwargs)
+            return result
+
+        return call
+
+    return watch
 
 
 def replace(owner: Any, name: str, first: Function, last: Callable[[], Any] | None = None) -> Callable[[], None]:

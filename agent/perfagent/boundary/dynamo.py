@@ -51,8 +51,8 @@ def passed_by(patch: Hook, original: Callable[..., Any]) -> Hook:
 
 
 def keep_out_of_frames() -> None:
-    """Marks the same functions for the calls that torch.compile meets as frames of their own. Needs torch."""
-    frames: Any = getattr(sys.modules["torch"]._C._dynamo, "eval_frame", None)
+    """Marks the same functions for the calls that torch.compile meets as frames of their own. Without torch does nothing."""
+    frames: Any = getattr(getattr(getattr(sys.modules.get("torch"), "_C", None), "_dynamo", None), "eval_frame", None)
     strategy, action = getattr(frames, "_FrameExecStrategy", None), getattr(frames, "_FrameAction", None)
     while _codes and strategy is not None and action is not None:
         code, deep = _codes.popitem()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from perfagent.boundary.dynamo import not_traced
 
-__all__ = ["by_signal", "failed", "failures", "guarded", "reset"]
+__all__ = ["by_signal", "failed", "failures", "guarded", "logger", "reset"]
 
 logger = logging.getLogger("perfagent")
 failures: dict[str, int] = {}
@@ -42,6 +42,19 @@ def by_signal(error: BaseException) -> bool:
     while trace is not None and trace.tb_frame.f_code not in handlers:
         trace = trace.tb_next
     return trace is not None
+
+
+def _handled(record: logging.LogRecord) -> None:
+    try:
+        _handle(record)
+    except Exception as error:
+        if by_signal(error):  # raised by the script's own signal handler while we were logging
+            raise
+
+
+_handle = logger.handle
+logger.handle = _handled  # type: ignore[method-assign]
+"""Handlers and filters belong to the script. Their exceptions end here: without the agent nothing would have been logged."""
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perfagent.boundary.agent_log import logger
+from perfagent.boundary.guard import logger
 from perfagent.calls.wrong_calls import FUNCTIONS, WORDS, instead_of, unknown_option
 from perfagent.errors import PerfagentError
 from perfagent.identity.naming import draw_id

@@ -28,8 +28,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.causes.upload import Upload
 from perfagent.device import accelerator
 from perfagent.measure import other_profilers
-from perfagent.step.state import state
-from perfagent.step.training_thread import lives
+from perfagent.step.state import lives, state
 
 if TYPE_CHECKING:
     from perfagent.causes.watch import Watch

@@ -22,7 +22,7 @@ from perfagent.wire import CATALOGUE, FAMILIES, LOGGED
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff
-    from perfagent.step.captured_log import CapturedLog
+    from perfagent.step.pending_logs import CapturedLog
 
 __all__ = ["EARLY_S", "CapturedRows"]
 

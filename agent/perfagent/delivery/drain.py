@@ -21,9 +21,8 @@ from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.row_packing import Packed, Packer
 from perfagent.delivery.wakeup import yield_gil
 from perfagent.device import device_was_read, listen_here
-from perfagent.step.captured_log import CapturedLog
 from perfagent.step.overflow import OverflowMark
-from perfagent.step.pending_logs import EarlyLog
+from perfagent.step.pending_logs import CapturedLog, EarlyLog
 from perfagent.step.row import StepRow
 from perfagent.step.trace import entry_count
 
@@ -173,7 +172,7 @@ class Collector:
         with contextlib.suppress(Exception):  # a device that was lost answers every query with its own error
             if type(row) is CapturedLog:  # it is written down when its names are known
                 self._handoff.logged[0] += 1
-                self._handoff.logged[1] += row.size
+                self._handoff.logged[1] += len(row.metrics)
                 self._captured.arriving.append(row)
                 return True
             if isinstance(row, StepRow) and p is not None:

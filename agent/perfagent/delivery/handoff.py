@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.boundary.agent_log import logger
+from perfagent.boundary.guard import logger
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.wakeup import Bell
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.agent_log import logger
+from perfagent.boundary.guard import logger
 from perfagent.endpoint.local_server import stopped_server
 from perfagent.wire.quantities import some
 

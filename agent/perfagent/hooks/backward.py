@@ -27,7 +27,6 @@ from perfagent.step.trace import (
     Entry,
     Loss,
     LossScale,
-    begins_entry,
     entries_of,
     trace_of,
 )
@@ -60,7 +59,7 @@ def watch_backward(original: Function) -> Function:
                         if value - value != 0.0:
                             _suspect(p, tensors)
                     else:
-                        _begin(p, tensors, began, args[0] if args else kwargs.get("grad_tensors"))
+                        _begin(p, tensors, began)
                 except Exception as error:  # noqa: BLE001 - it must not reach the training loop
                     failed(_NAME, error)
             return original(tensors, *args, **kwargs)
@@ -76,16 +75,13 @@ def watch_backward(original: Function) -> Function:
 
 
 _NAME = f"{__name__}.backward"
-_MOST_LOSSES = 2**16
-"""Most losses in one vector: adding up so many takes 20 µs."""
 _SCALINGS, _MOST_SCALINGS = ("DivBackward0", "MulBackward0"), 3
 """Operators that scale a loss: by the number of micro-batches, and by a GradScaler."""
 
 
 @untraced
-def _begin(p: StepState, tensors: Any, began: int, weights: Any = None) -> None:
-    """Records the start of a backward pass. weights: the `gradient` argument of Tensor.backward, for a root with
-    several numbers."""
+def _begin(p: StepState, tensors: Any, began: int) -> None:
+    """Records the start of a backward pass."""
     single = hasattr(tensors, "requires_grad")
     if p.losses.proof is not None:
         proof, p.losses.proof = p.losses.proof, None
@@ -101,8 +97,6 @@ def _begin(p: StepState, tensors: Any, began: int, weights: Any = None) -> None:
         if p.entered:  # called by the optimizer's own step, through a closure
             p.losses.inside_closure = p.unusual = True
         root = _root(p, tensors) if single else _sum(p, tensors)
-        if root is None and single and weights is not None:
-            root = _weighted(p, tensors, weights)
     if root is None:
         p.trace.extend((began, event, None, False, BACKWARD))
     else:
@@ -136,7 +130,7 @@ def _is_whole(tensor: Any) -> bool:
 def _fold_parts(p: StepState) -> None:
     """Counts the passes since the last whole loss as time of the backward phase, without a loss or batch."""
     step, at = p.losses.whole_loss
-    since = at if step == p.completed and begins_entry(p.trace, at) else 0  # the trace may have been shortened
+    since = at if step == p.completed else 0
     folded: list[Entry] = []
     begun: Entry | None = None
     for entry in entries_of(p.trace[since:]):
@@ -171,7 +165,7 @@ def _root(p: StepState, tensor: Any) -> Loss | None:
             p.losses.arriving = unscaled.value if isinstance(unscaled.value, Reading) else None
             return unscaled
     if tensor.numel() != 1:
-        return None  # a pipeline stage passes gradients on and has no loss
+        return None  # a vector, or a pipeline stage, which passes gradients on and has no loss
     local = getattr(tensor, "_local_tensor", tensor)
     if local.is_cpu:
         value = float(local.item())
@@ -182,26 +176,6 @@ def _root(p: StepState, tensor: Any) -> Loss | None:
         check_arrived(p, updates=False)  # of the micro-batch before
     p.losses.arriving = later = read_later(local)
     return None if later is None else Loss(later, _divided(tensor))
-
-
-def _weighted(p: StepState, tensor: Any, weights: Any) -> Loss | None:
-    """Returns the weighted sum of a vector of losses, which is what the optimizer minimizes. (With more dimensions it
-    is the output of a pipeline stage.)"""
-    tensors = sys.modules["torch"].Tensor
-    weights = weights[0] if isinstance(weights, (list, tuple)) and len(weights) == 1 else weights
-    if type(weights) is not tensors or type(tensor) is not tensors or not (tensor.is_cpu and weights.is_cpu):
-        return None
-    if (
-        tensor.dim() != 1
-        or tensor.shape != weights.shape
-        or tensor.numel() > _MOST_LOSSES
-        or not tensor.is_floating_point()
-    ):
-        return None
-    value = float((tensor.detach() * weights.detach()).sum().item())
-    if value - value != 0.0:
-        _suspect(p, tensor)
-    return Loss(value, divided=True)
 
 
 @guarded
@@ -262,10 +236,7 @@ def _divided(tensor: Any) -> LossScale:
 
 @guarded
 def remember(p: StepState, outputs: Any, scaled: Any) -> None:
-    if isinstance(outputs, (list, tuple)):
-        for one, other in zip(outputs, scaled, strict=True):
-            remember(p, one, other)
-        return
+    """A backward pass from `scaled` is one of the loss `outputs`."""
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return
     p.amp.scaling, p.unusual, p.plain = True, True, False

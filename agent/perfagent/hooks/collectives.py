@@ -26,9 +26,8 @@ from typing import Any
 
 from perfagent.boundary.dynamo import Function, keep_out_of_frames
 from perfagent.boundary.guard import guarded
-from perfagent.hooks.phases import device_mark
+from perfagent.hooks.phases import device_mark, note_phase
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import PHASE
 
 __all__ = ["COLLECTIVES", "install"]
 
@@ -99,7 +98,7 @@ def _watch_wait(original: Function) -> Function:
         finally:
             p.phase_depth -= 1
         if not hasattr(result, "wait"):  # otherwise the collective has only begun
-            _note(p, began, event)
+            note_phase(p, "comm", began, event)
         return result
 
     return wait
@@ -116,15 +115,6 @@ def _is_foreign(thread: int) -> bool:
     Python note it."""
     known = threading._active.get(thread)  # type: ignore[attr-defined]
     return known is None or type(known) is threading._DummyThread
-
-
-def _note(p: StepState, began: int, event: Any) -> None:
-    if p.clock is None:
-        p.trace.extend((began, now(), "comm", None, None, PHASE))
-    elif event is not None:
-        ended = device_mark(p)
-        if ended is not None:
-            p.trace.extend((began, now(), "comm", event, ended, PHASE))
 
 
 def _watch_end_of_backward(original: Function) -> Function:
@@ -182,4 +172,4 @@ class _End:
     @guarded
     def all_is_done(self) -> None:
         self._progress.phase_depth -= 1
-        _note(self._progress, self._began, self._event)
+        note_phase(self._progress, "comm", self._began, self._event)

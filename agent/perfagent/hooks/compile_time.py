@@ -13,9 +13,8 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.hooks.phases import device_mark
+from perfagent.hooks.phases import device_mark, note_phase
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import PHASE
 
 __all__ = ["install", "put_back", "remove", "step_of"]
 
@@ -87,9 +86,8 @@ def _ended(told: Any = None) -> None:
     if not _open:
         return
     thread, step, began, mark = _open.pop()
-    end_mark = device_mark(p) if mark is not None else None
-    if thread == get_ident() and step >= p.completed and (mark is None) == (end_mark is None):
-        p.trace.extend((began, now(), "compile", mark, end_mark, PHASE))
+    if thread == get_ident() and step >= p.completed:
+        note_phase(p, "compile", began, mark)
     elif p.clock is not None and mark is not None:
         p.clock.release([mark])
 

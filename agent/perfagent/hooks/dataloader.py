@@ -90,21 +90,17 @@ def _begin_epoch(p: StepState, loader: Any, iteration: int) -> None:
     contents_of(p).begun(loader, iteration)
 
 
-@guarded
-def _end_epoch(p: StepState, iteration: int) -> None:
-    if p.contents is not None:
-        p.contents.ended(iteration)
-
-
 def _fetch_before_training(p: StepState) -> None:
     p.logs.fetched = True
     if p.early:  # a whole iteration without a backward pass: this process does not train, at least not yet
         p.settle_early(None)
 
 
+@guarded
 def _ended(p: StepState, loader: int, began: int, error: BaseException) -> None:
     p.readers.pop(loader, None)  # the next iterator may get its id
-    _end_epoch(p, loader)
+    if p.contents is not None:
+        p.contents.ended(loader)
     if read_on(p.trace, loader):
         interrupted(p)
     p.trace.extend((began, now(), loader, None, DATA))

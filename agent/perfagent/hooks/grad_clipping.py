@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -50,39 +51,29 @@ def install(patch: Callable[..., None]) -> None:
     ):
         if hasattr(owner, name):
             patch(owner, name, watch, traced=True)
-    if not hasattr(clip_grad, "_get_total_norm"):  # before torch 2.6
-        # It is a closure around the function that clips. Many scripts import it by name before a run begins.
-        closure: Any = clip_grad.clip_grad_norm_
-        (cell,) = closure.__closure__
-        patch(cell, "cell_contents", _watch_whole, traced=True)
 
 
+@dataclass(eq=False, slots=True)
 class Clip:
     """One call that clips.
 
-    norm: of its gradients before clipping; None where not known.
     ids, at: its gradients, and the length of the trace at the call.
-    round: how many times its gradients have been clipped in this step, with a backward pass between the times.
-    whole: the norm covers the gradients of all ranks, wherever they are sharded.
     scaled: the gradients still carried the loss scale of a GradScaler, as far as is known.
+    norm: of its gradients before clipping; None where not known.
+    whole: the norm covers the gradients of all ranks, wherever they are sharded.
     """
 
-    __slots__ = ("at", "ids", "norm", "round", "scaled", "whole")
-
-    def __init__(self, ids: list[int], at: int, *, scaled: bool) -> None:
-        self.ids, self.at, self.scaled = ids, at, scaled
-        self.norm: Value | None = None
-        self.round = 1
-        self.whole = False
+    ids: list[int]
+    at: int
+    scaled: bool
+    norm: Value | None = None
+    whole: bool = False
 
 
 class Clips:
-    """The calls since the last step of the optimizer that counts, by the ids of their gradients.
+    """The calls since the last step of the optimizer that counts, by the ids of their gradients."""
 
-    measured: the round whose gradients were measured; 0 for none.
-    """
-
-    __slots__ = ("_newest", "_of", "_only", "_progress", "_settled", "measured")
+    __slots__ = ("_measured_at", "_newest", "_of", "_only", "_progress", "_settled")
 
     def __init__(self, progress: StepState) -> None:
         self._progress = progress
@@ -92,7 +83,7 @@ class Clips:
         comparing two lists takes half the time of looking up each gradient."""
         self._newest = 0, 0, 0
         self._settled: bool | None = None
-        self.measured = 0
+        self._measured_at = -1  # length of the trace then
 
     def add(self, gradients: Sequence[torch.Tensor]) -> Clip | None:
         """Adds a call that is about to begin. Returns None if its gradients are already clipped."""
@@ -103,7 +94,7 @@ class Clips:
         p.costs.clipped += 1
         p.costs.clipped_gradients += len(gradients)
         self._newest, self._settled = key, None
-        clip = Clip(list(map(id, gradients)), at, scaled=p.amp.scaling and not p.amp.unscaled)
+        clip = Clip(list(map(id, gradients)), at, p.amp.scaling and not p.amp.unscaled)
         if at < before or len(self._of) > _MOST:  # the trace was restarted without a step
             self._only, self._of = None, {}
         if self._only is None and not self._of:
@@ -117,7 +108,6 @@ class Clips:
             of.update(dict.fromkeys(set(clip.ids) - known, clip))
             return None
         for one in earlier:  # a backward pass has added to these gradients since
-            clip.round = max(clip.round, one.round + 1)
             one.norm = None  # it covered gradients that only the earlier call held
         of.update(dict.fromkeys(clip.ids, clip))
         return clip
@@ -171,7 +161,6 @@ class Clips:
             p.amp.grad_scale = read_number_later(p.amp.scale)
             if p.amp.grad_scale is None:  # no norm is better than one of scaled gradients
                 p.measured.clip_norm, p.gradients = [], None
-        p.measured.clip_rounds = max((clip.round for clip in clips), default=0)
         self._settled = bool(clips)
         return self._settled
 
@@ -187,27 +176,25 @@ class Clips:
         if p.measured.in_closure:
             return  # a closure that is called again, at other weights
         p.links.joint_step.measure_clipped(self, clip)
-        if clip.round <= self.measured or (p.gradients is not None and not self.measured):
+        if p.gradients is not None and (self._measured_at < 0 or not backward_since(p.trace, self._measured_at)):
             return
         primary = p.selection.primary
         if primary is not None and clip in self.holding(primary):  # else they are another optimizer's
             # inside of a closure the weights may have moved already
             p.links.gradient_schedule.measure(primary, after=bool(p.entered))
-            self.measured = clip.round
+            self._measured_at = len(p.trace)
 
 
 # ---- on a call that clips
 
 
+@guarded
 def about_to_clip(p: StepState, gradients: Sequence[torch.Tensor]) -> Clip | None:
     """Registers a call that is about to change these gradients, and measures them first if that is due."""
     clip: Clip | None = _add(p, gradients)
-    if clip is not None and p.clips is not None and _is_due(p, clip) and not is_captured(gradients[0]):
+    if clip is not None and p.clips is not None and p.completed >= p.measure_at and not is_captured(gradients[0]):
         p.clips.measure(clip)
     return clip
-
-
-_guarded_about_to_clip = guarded(about_to_clip)
 
 
 @guarded
@@ -231,16 +218,8 @@ def _note_norm(p: StepState, clip: Clip, norm_type: float, total: torch.Tensor) 
             return
         # of scaled gradients an overflow is usual, and no reason to look
         is_bad = isinstance(clip.norm, float) and clip.norm - clip.norm != 0.0 and not clip.scaled
-    if p.clips is not None and (is_bad or _is_due(p, clip)):
+    if p.clips is not None and (is_bad or p.completed >= p.measure_at):
         p.clips.measure(clip)
-
-
-def _is_due(p: StepState, clip: Clip) -> bool:
-    """True if these gradients should be measured. Where a loop clips after every micro-batch, only the last of them
-    counts: the gradients before are parts of it."""
-    if p.completed < p.measure_at or clip.round < p.measured.clip_rounds:
-        return False
-    return p.measured.clip_rounds > 0 or clip.round.bit_count() == 1  # no step is known yet: the 1st, 2nd, 4th, ...
 
 
 def _watch_norm(original: Function) -> Function:
@@ -260,24 +239,6 @@ def _watch_norm(original: Function) -> Function:
     return _get_total_norm
 
 
-def _watch_whole(original: Function) -> Function:
-    """Wraps what torch 2.4 and 2.5 clip with, in one function: the norm is known when the gradients have changed already."""
-
-    @functools.wraps(original)
-    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-        p = state.current
-        if p is None or p.thread != get_ident():
-            return original(parameters, max_norm, norm_type, *args, **kwargs)
-        parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)  # it may be read only once
-        clip = _guarded_about_to_clip(p, [each.grad for each in parameters if each.grad is not None])
-        total = original(parameters, max_norm, norm_type, *args, **kwargs)
-        if clip is not None and float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
-            clip.norm = read_number_later(total)
-        return total
-
-    return clip_grad_norm_
-
-
 def _watch_grouping(original: Function) -> Function:
     """Wraps clip_grad._group_tensors_by_device_and_dtype, with which all clipping begins, `clip_grad_value_` included.
 
@@ -288,7 +249,7 @@ def _watch_grouping(original: Function) -> Function:
     def _group_tensors_by_device_and_dtype(tensorlistlist: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
         if p is not None and p.thread == get_ident():
-            _guarded_about_to_clip(p, tensorlistlist[0])
+            about_to_clip(p, tensorlistlist[0])
         return original(tensorlistlist, *args, **kwargs)
 
     return _group_tensors_by_device_and_dtype

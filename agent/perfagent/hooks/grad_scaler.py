@@ -6,6 +6,7 @@ import functools
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.call_watch import after
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
 from perfagent.device import read_number_later
@@ -17,18 +18,20 @@ from perfagent.step.trace import OPTIMIZER
 __all__ = ["watch_scale", "watch_scaler_step", "watch_unscale"]
 
 
-def watch_scale(original: Function) -> Function:
-    """Wraps GradScaler.scale: remembers each scaled tensor's value before scaling."""
+def _note_scaled(scaled: object, _scaler: object, outputs: object) -> None:
+    p = state.current
+    if p is not None and scaled is not outputs and (p.thread == get_ident() or p.claim_thread()):
+        remember(p, outputs, scaled)
 
-    @functools.wraps(original)
-    def scale(self: Any, outputs: Any) -> Any:
-        scaled = original(self, outputs)
-        p = state.current
-        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.claim_thread()):
-            remember(p, outputs, scaled)
-        return scaled
 
-    return scale
+def _note_unscaled(*_: object, **__: object) -> None:
+    p = state.current
+    if p is not None and p.thread == get_ident():
+        p.amp.unscaled = True
+
+
+watch_scale, watch_unscale = after(_note_scaled), after(_note_unscaled)
+"""Wrap GradScaler.scale and unscale_: the loss is that before scaling, and from unscale_ on the gradients are unscaled."""
 
 
 def watch_scaler_step(original: Function) -> Function:
@@ -78,17 +81,3 @@ def _end_scaled(p: StepState, optimizer: Any, stepped: bool) -> None:
     if not stepped and p.primary_id != id(optimizer):
         p.links.joint_step.steps(optimizer, skipped=True)
     finish_step(p, optimizer, skipped, event)
-
-
-def watch_unscale(original: Function) -> Function:
-    """Wraps GradScaler.unscale_: from here on the gradients are unscaled."""
-
-    @functools.wraps(original)
-    def unscale_(self: Any, optimizer: Any) -> Any:
-        result = original(self, optimizer)
-        p = state.current
-        if p is not None and p.thread == get_ident():
-            p.amp.unscaled = True
-        return result
-
-    return unscale_

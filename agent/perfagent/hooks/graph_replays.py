@@ -9,21 +9,22 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-captu
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import Function
-from perfagent.boundary.guard import guarded
+from perfagent.boundary.call_watch import after, before
 from perfagent.hooks.optimizer_step import finish_step
-from perfagent.step.state import StepState, state
+from perfagent.step.state import state
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["install"]
 
-_steps: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+_steps: weakref.WeakKeyDictionary[object, weakref.ref[Optimizer]] = weakref.WeakKeyDictionary()
 """Graph -> the optimizer whose step is in it."""
 
 
@@ -31,34 +32,18 @@ def install(patch: Callable[..., None]) -> None:
     torch: Any = sys.modules["torch"]
     for graph in (torch.cuda.CUDAGraph, getattr(getattr(torch, "accelerator", None), "Graph", None)):
         if graph is not None and hasattr(graph, "replay"):
-            patch(graph, "capture_begin", _watch_begin)
-            patch(graph, "capture_end", _watch_end)
-            patch(graph, "replay", _watch_replay)
+            patch(graph, "capture_begin", after(_capture_began))
+            patch(graph, "capture_end", before(_capture_ends))
+            patch(graph, "replay", after(_replayed))
 
 
-def _watch_begin(original: Function) -> Function:
-    @functools.wraps(original)
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        p = state.current
-        if p is not None and p.thread == get_ident():
-            p.links.captured = []
-        return result
-
-    return capture_begin
+def _capture_began(*_: object, **__: object) -> None:
+    p = state.current
+    if p is not None and p.thread == get_ident():
+        p.links.captured = []
 
 
-def _watch_end(original: Function) -> Function:
-    @functools.wraps(original)
-    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _end(self)
-        return original(self, *args, **kwargs)
-
-    return capture_end
-
-
-@guarded
-def _end(graph: Any) -> None:
+def _capture_ends(graph: object, *_: object, **__: object) -> None:
     p = state.current
     if p is None or p.links.captured is None or p.thread != get_ident():
         return
@@ -69,19 +54,8 @@ def _end(graph: Any) -> None:
         p.trace, p.loss_count, p.opened = [], 0, False
 
 
-def _watch_replay(original: Function) -> Function:
-    @functools.wraps(original)
-    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        p = state.current
-        if p is not None and p.thread == get_ident() and not p.entered and self in _steps:
-            _stepped(p, _steps[self]())
-        return result
-
-    return replay
-
-
-@guarded
-def _stepped(p: StepState, optimizer: Any) -> None:
-    if optimizer is not None:
+def _replayed(_result: object, graph: object, *_: object, **__: object) -> None:
+    p = state.current
+    optimizer = _steps[graph]() if graph in _steps else None
+    if p is not None and p.thread == get_ident() and not p.entered and optimizer is not None:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())

@@ -15,9 +15,8 @@ from typing import Any
 from perfagent.boundary.dynamo import Function, keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.device import accelerator
-from perfagent.hooks.phases import device_mark
-from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import PHASE
+from perfagent.hooks.phases import device_mark, note_phase
+from perfagent.step.state import now, state
 
 __all__ = ["install"]
 
@@ -46,19 +45,13 @@ def watch_copy(original: Function) -> Function:
             return original(self, *args, **kwargs)
         began, event = now(), _mark(p)
         copied = original(self, *args, **kwargs)
-        if event is not None:
-            _note(p, began, event, copied)
+        if event is not None and copied.is_cpu:
+            p.clock.release([event])
+        elif event is not None:
+            _note(p, "h2d", began, event)
         return copied
 
     return copy
 
 
-_mark = guarded(device_mark)
-
-
-def _note(p: StepState, began: int, event: Any, copied: Any) -> None:
-    ended = None if copied.is_cpu else _mark(p)
-    if ended is not None:
-        p.trace.extend((began, now(), "h2d", event, ended, PHASE))
-    elif p.clock is not None:
-        p.clock.release([event])
+_mark, _note = guarded(device_mark), guarded(note_phase)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perfagent.device import Event, Value
 
-__all__ = ["after_step", "before_step", "finish_step", "watch_clear", "watch_whole_step"]
+__all__ = ["after_step", "before_step", "finish_step", "watch_clear", "watch_optimizer", "watch_whole_step"]
 
 _IN_FORWARD = (kinds.FORWARD, kinds.RETURNED)
 _CLEARED_AFTER = (*_IN_FORWARD, BACKWARD_END)
@@ -57,9 +57,7 @@ def _with_closure_watched(p: StepState, optimizer: Optimizer, args: Any, kwargs:
 def _watched(p: StepState, optimizer: Optimizer, closure: Function) -> Function:
     """Wraps the closure of a step. The step's gradients are those of its loss: of the closure's first call, if it is
     called several times. (Lightning also passes closures that do nothing.)"""
-    me, at, roots, first = id(optimizer), len(p.trace), p.loss_count, True
-    if not p.primary_id:
-        _ensure_primary(p, optimizer)
+    me, at, first = id(optimizer), len(p.trace), True
     if p.primary_id == me:
         p.measured.in_closure = False
 
@@ -67,17 +65,12 @@ def _watched(p: StepState, optimizer: Optimizer, closure: Function) -> Function:
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal first
         began, here = now(), len(p.trace)
-        try:
-            loss = closure(*args, **kwargs)
-        except BaseException:
-            if p.entered == me:
-                _forget_attempt(p, at, roots, counts=p.primary_id == me)
-            raise
+        loss = closure(*args, **kwargs)
         if first and p.entered == me:
             first = False
             if p.primary_id == me:
                 p.measured.in_closure = True
-                _measure_safely(p, optimizer)
+                measure_gradients(p, optimizer)
             elif not backward_since(p.trace, at):  # otherwise its gradients are from a backward pass of its own
                 p.links.joint_step.steps(optimizer)
         if p.entered == me and only_backward_since(p.trace, here):
@@ -89,44 +82,40 @@ def _watched(p: StepState, optimizer: Optimizer, closure: Function) -> Function:
 
 
 @guarded
-def _forget_attempt(p: StepState, at: int, roots: int, *, counts: bool) -> None:
-    """Discards a step whose closure raised: its losses and gradients do not belong to the step of the next attempt. at:
-    the trace's length after the entry that began the step."""
-    if p.trace[at - 1 : at] == [OPTIMIZER]:  # otherwise an evaluation has folded the entries before
-        del p.trace[at:]
-        p.loss_count, p.losses.inside_closure = roots, False
-    if counts:
-        p.clips, p.measured.clip_norm, p.measured.in_closure = None, [], False
-        p.gradients = p.amp.grad_scale = None
-        p.links.gradient_schedule.forget()
-
-
-@guarded
 def _before(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if p.thread != get_ident() and not p.move_to_thread(optimizer):
         return None
-    me, closure = id(optimizer), _closure(args, kwargs)
+    me = id(optimizer)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
         p.selection.blocked += 1
         if p.selection.blocked < _RAISED:
             return None  # ... unless that one raised in its step and will never return
     p.entered = me
     p.plain = False
+    if not p.primary_id:
+        p.selection.ensure_primary(optimizer)  # the time of a search is not the optimizer's
+    if not p.scaler_depth:
+        p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
+    return _begun(p, optimizer, args, kwargs)
+
+
+@guarded
+def _begun(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Before the step changes a weight. Returns arguments if the step is to have them in place of its own."""
     if p.losses.arriving is not None:
         check_arrived(p)
     if not p.primary_id:
         p.selection.ensure_primary(optimizer)
-    if not p.scaler_depth:
-        p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
-    if closure:
+    if _closure(args, kwargs):
         return _with_closure_watched(p, optimizer, args, kwargs)
-    if p.primary_id != me:
+    if p.primary_id != id(optimizer):
         p.links.joint_step.steps(optimizer)
     elif p.clips is not None or p.completed >= p.measure_at:
         measure_gradients(p, optimizer)
     return None
 
 
+@guarded
 def measure_gradients(p: StepState, optimizer: Optimizer) -> None:
     """Measures the gradients, unless they were clipped: then it is too late."""
     is_due = p.completed >= p.measure_at and p.gradients is None
@@ -170,7 +159,7 @@ def finish_step(
             p.links.captured.append(optimizer)
             return
         p.links.captured = None  # the device takes marks: the capture was given up, and nobody ended it
-    if p.primary_id != id(optimizer) and (not p.selection.maybe_replace_primary(optimizer, lr) or _belongs_to_last(p)):
+    if p.primary_id != id(optimizer) and (not p.selection.maybe_replace_primary(optimizer) or _belongs_to_last(p)):
         p.loss_count = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:
@@ -221,30 +210,16 @@ def _belongs_to_last(p: StepState) -> bool:
     return p.last is not None and p.last.loss_count > 0 and not p.opened and kinds.only_optimizers(p.trace)
 
 
-_measure_safely = guarded(measure_gradients)
-
-
-@guarded
-def _ensure_primary(p: StepState, optimizer: Optimizer) -> None:
-    p.selection.ensure_primary(optimizer)
-
-
 # ---- the whole call
 
 
-def watch_whole_step(optimizer: Optimizer) -> Callable[[], None]:
-    """Times the steps of an optimizer, and of others of its class, from outside of torch's own wrapper. Returns a
-    function that undoes this.
+def watch_whole_step(original: Function, kept: weakref.ref[Optimizer] | None = None) -> Function:
+    """Wraps the `step` of a class of optimizers, or that in one object, `kept`: where a scheduler put one there.
 
-    The global hooks run inside that wrapper: with cold caches, 0.1 ms of the call passes before the first of them and
-    0.04 ms after the last, a fifth of a small optimizer's step. The patch replaces the function that the loop calls:
-    the instance's own `step` where a scheduler put one, otherwise the class's. The hooks inside the wrapper do nothing
-    meanwhile: noting both would take 2 µs a step more.
+    The global hooks run inside torch's own wrapper: with cold caches, 0.1 ms of the call passes before the first of them
+    and 0.04 ms after the last, a fifth of a small optimizer's step. They do nothing meanwhile: noting both would take 2 µs
+    a step more. Classes that are not torch's (fastai's) have no such hooks at all.
     """
-    kept = weakref.ref(optimizer) if "step" in optimizer.__dict__ else None
-    owner: Any = type(optimizer) if kept is None else optimizer
-    inherited = "step" not in owner.__dict__
-    original = owner.step
     hooked = hasattr(original, "hooked")  # by torch, whose hooks learn of another thread first
     alone = 1 if kept is None else 0  # number of arguments of a step that is called without any
 
@@ -260,18 +235,10 @@ def watch_whole_step(optimizer: Optimizer) -> Callable[[], None]:
         p.entered = id(me)
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
-        if p.losses.arriving is not None:
-            check_arrived(p)
+        unusual = kwargs or len(args) > alone or p.primary_id != p.entered or p.losses.arriving is not None
         try:
-            if (kwargs or len(args) > alone) and _closure(args, kwargs):
-                args, kwargs = _with_closure_watched(p, me, args, kwargs)
-            else:
-                if not p.primary_id:
-                    _ensure_primary(p, me)
-                if p.primary_id != p.entered:
-                    p.links.joint_step.steps(me)
-                elif p.clips is not None or p.completed >= p.measure_at:
-                    _measure_safely(p, me)
+            if unusual or p.clips is not None or p.completed >= p.measure_at:
+                args, kwargs = _begun(p, me, args, kwargs) or (args, kwargs)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
             if p.links.investigator is not None:
@@ -286,9 +253,16 @@ def watch_whole_step(optimizer: Optimizer) -> Callable[[], None]:
             failed(_AFTER, error)
         return result
 
-    owner.step = not_traced(step)
-    keep_out_of_frames()
+    return not_traced(step)
 
+
+def watch_optimizer(optimizer: Optimizer) -> Callable[[], None]:
+    """Times the steps of an optimizer, and of others of its class, as whole calls. Returns a function that undoes this."""
+    kept = weakref.ref(optimizer) if "step" in optimizer.__dict__ else None
+    owner: Any = type(optimizer) if kept is None else optimizer
+    inherited = "step" not in owner.__dict__
+    owner.step = step = watch_whole_step(owner.step, kept)
+    keep_out_of_frames()
     where, ours = weakref.ref(owner), weakref.ref(step)  # a run must not keep an optimizer that its loop dropped
 
     def undo() -> None:

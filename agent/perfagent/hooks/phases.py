@@ -18,7 +18,7 @@ from perfagent.device import Event
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import PHASE
 
-__all__ = ["COUNTED", "Span", "device_mark", "watch_phase"]
+__all__ = ["COUNTED", "Span", "device_mark", "note_phase", "watch_phase"]
 
 COUNTED = ("checkpoint", "eval", "comm", "h2d")
 """Phases that include their data waits and forward passes, which are then not part of the training step."""
@@ -61,6 +61,16 @@ class Span:
 def device_mark(p: StepState) -> Event | None:
     """Returns a mark of the device clock if the current stream is the one that computes; else None."""
     return None if p.clock is None else p.clock.mark_if_computing()
+
+
+def note_phase(p: StepState, name: str, began: int, event: Event | None) -> None:
+    """Adds what has run since `began`, at which the device's mark was `event`. Where a device clock runs and an end has no
+    mark, the time is not known."""
+    ended = None if event is None else device_mark(p)
+    if p.clock is None or ended is not None:
+        p.trace.extend((began, now(), name, event, ended, PHASE))
+    elif event is not None:
+        p.clock.release([event])
 
 
 def watch_phase(

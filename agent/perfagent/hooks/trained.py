@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import accelerator, devices_of
-from perfagent.hooks.custom_optimizer import is_foreign
 from perfagent.hooks.forward import watch_forward
-from perfagent.hooks.optimizer_step import watch_whole_step
+from perfagent.hooks.optimizer_step import watch_optimizer
 from perfagent.hooks.selection.auxiliary_models import AuxiliaryModelFinder
 from perfagent.measure.batches.padding import has_embedding
 from perfagent.measure.memory import chosen_device, device_in_use
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Trained"]
 
 _MOST_OPTIMIZERS = 8
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0
+_PAUSE_S = 60.0
 
 
 class Trained:
@@ -47,7 +46,7 @@ class Trained:
         self._undo_forward: Callable[[], None] | None = None
         self._finder: AuxiliaryModelFinder | None = None
         self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
-        self._pause_s, self._due = _FIRST_PAUSE_S, 0.0
+        self._due = 0.0
         progress.links.on_next_model = self._next_model
         progress.links.on_next_optimizer = self.watch_step
 
@@ -115,7 +114,7 @@ class Trained:
     @guarded
     def _watch_foreign(self, optimizer: Optimizer) -> None:
         """Before the first step, which torch's hooks would not see."""
-        if is_foreign(optimizer):
+        if _is_foreign(optimizer):
             self.watch_step(optimizer)
 
     def _next_model(self, goes_on: bool) -> None:
@@ -139,7 +138,7 @@ class Trained:
                 self._finder = AuxiliaryModelFinder(self._progress, model, watched)
                 facts.evaluations.usual_from(self._progress.completed)
                 self._add(self._finder)
-                self._pause_s, self._due = _FIRST_PAUSE_S, time.monotonic() + _FIRST_PAUSE_S
+                self._due = time.monotonic() + _PAUSE_S
         if optimizer is not None:
             self.watch_step(optimizer)
 
@@ -151,15 +150,14 @@ class Trained:
             return
         self._undo_steps = {key: item for key, item in self._undo_steps.items() if item[0]() is not None}
         if len(self._undo_steps) < _MOST_OPTIMIZERS:
-            self._undo_steps[id(owner)] = weakref.ref(owner), watch_whole_step(optimizer)
+            self._undo_steps[id(owner)] = weakref.ref(owner), watch_optimizer(optimizer)
 
     def poll(self) -> None:
         """Now and then repeats the search for auxiliary models and for a lost model. Called on the sender's thread."""
         if self._progress.selection.has_lost_model():
             self._add(self._progress.selection)
         if self._finder is not None and time.monotonic() >= self._due:
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._due = time.monotonic() + self._pause_s
+            self._due = time.monotonic() + _PAUSE_S
             self._add(self._finder)
 
     def take_off(self) -> None:
@@ -179,6 +177,16 @@ class Trained:
 
 def _holds(model: nn.Module, part: nn.Module) -> bool:
     return any(module is part for module in model.modules())
+
+
+def _is_foreign(optimizer: Any) -> bool:
+    """True if torch's hooks see neither its steps nor those of an optimizer that it holds: its class is not torch's, or
+    never called torch's `__init__`."""
+    own = getattr(optimizer, "__dict__", {})
+    if not hasattr(type(optimizer), "step") or hasattr(type(optimizer).step, "hooked") or "step" in own:
+        return False
+    kind = sys.modules["torch"].optim.Optimizer
+    return not any(issubclass(type(held), kind) for held in own.values())
 
 
 def _trainable(model: nn.Module) -> int:

@@ -6,30 +6,29 @@ Each function is for the training thread, and does nothing where no run is activ
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from perfagent.boundary.call_watch import Watch, after, before
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, read_number_later
 from perfagent.hooks.backward import begin_pass, remember
 from perfagent.hooks.checkpoint_saves import watch_save
-from perfagent.hooks.custom_optimizer import watch_step as watch_optimizer_step
 from perfagent.hooks.evaluation import watch_environment, watch_generation
 from perfagent.hooks.forward import WatchedModel
 from perfagent.hooks.grad_clipping import Clip, about_to_clip
-from perfagent.hooks.optimizer_step import finish_step, watch_clear
+from perfagent.hooks.optimizer_step import finish_step, watch_clear, watch_whole_step
 from perfagent.hooks.phases import watch_phase
 from perfagent.hooks.selection.models import numbers_trained
 from perfagent.measure.sharding import world_size
 from perfagent.step.state import StepState, now, state
 from perfagent.step.stop import claim as stop_due
 from perfagent.step.suspend import unwatched
-from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, OPTIMIZER_END, Trace, begins_entry
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, OPTIMIZER_END, Trace
 
 if TYPE_CHECKING:
     import torch
@@ -42,42 +41,8 @@ __all__ = [
     "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
     "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "primary_optimizer",
     "resumed_after", "scaled_loss", "silent_hooks", "stop_due", "trains", "unwatched", "watch_clear", "watch_environment",
-    "watch_generation", "watch_optimizer_step", "watch_phase", "watch_save", "world_size",
+    "watch_generation", "watch_phase", "watch_save", "watch_whole_step", "world_size",
 ]  # fmt: skip
-
-Watch = Callable[[Function], Function]
-"""Returns what takes the place of a function."""
-
-
-def before(note: Callable[..., object]) -> Watch:
-    """`note` gets the arguments of each call, before it. What goes wrong in it ends there."""
-    guarded_note = guarded(note)
-
-    def watch(original: Function) -> Function:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            guarded_note(*args, **kwargs)
-            return original(*args, **kwargs)
-
-        return call
-
-    return watch
-
-
-def after(note: Callable[..., object]) -> Watch:
-    """`note` gets the result of each call, and its arguments. What goes wrong in it ends there."""
-    guarded_note = guarded(note)
-
-    def watch(original: Function) -> Function:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            guarded_note(result, *args, **kwargs)
-            return result
-
-        return call
-
-    return watch
 
 
 def is_active() -> bool:
@@ -159,7 +124,7 @@ def end_step(
     the loss, in this step."""
     p = step.progress
     # before what it waited for inside (its clipping, the exchange of the new weights), which is not optimizer time
-    at = step.at if p.trace is step.trace and begins_entry(p.trace, step.at) else len(p.trace)
+    at = step.at if p.trace is step.trace else len(p.trace)
     p.trace[at:at] = step.began, step.event, OPTIMIZER
     p.plain = False
     if norm is not None:

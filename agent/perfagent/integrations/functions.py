@@ -133,15 +133,13 @@ FUNCTIONS: Table = (
     (api.before(_divides_losses), {"poutyne.framework.model": ("Model._adjust_step_size",)}),
     (api.before(_scales_gradients), {"torch.distributed.pipelining.stage": ("_PipelineStageBase.scale_grads",)}),
     # of fastai's optimizers, a class of their own; those that it wraps, by `OptimWrapper`, are torch's
-    (api.watch_optimizer_step, {"fastai.optimizer": ("Optimizer.step",)}),
+    (api.watch_whole_step, {"fastai.optimizer": ("Optimizer.step",)}),
     (api.watch_clear, {"fastai.optimizer": ("Optimizer.zero_grad",)}),
 )  # fmt: skip
 
 
-def install(
-    patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS, then: Callable[[], None] = keep_out_of_frames
-) -> None:
-    """Watches the modules that are imported now, and the others once they are. then: called after each."""
+def install(patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS) -> None:
+    """Watches the modules that are imported now, and the others once they are."""
     by_module: dict[str, list[tuple[str, Watch]]] = defaultdict(list)
     for watch, functions in table:
         for module, names in functions.items():
@@ -151,7 +149,7 @@ def install(
         def replace(module: str = module, watches: list[tuple[str, Watch]] = watches) -> None:
             for name, watch in watches:
                 _replace(sys.modules[module], name, watch, patch)
-            then()
+            keep_out_of_frames()
 
         when_imported(module, replace)
 

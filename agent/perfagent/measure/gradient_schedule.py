@@ -204,10 +204,6 @@ class GradientSchedule:
         self._plan = None
         self._others.clear()
 
-    def forget(self) -> None:
-        """The step of the last pass was abandoned: its weights are not compared."""
-        self._weights = None
-
     def _next_pass(self, after: int, step_ns: int) -> int:
         period = self._progress.links.governor.period(self._planned_ns, step_ns)
         if self._plan is not None and self._plan.world > 1:

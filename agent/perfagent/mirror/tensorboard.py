@@ -1,9 +1,7 @@
 """Writes the series of a run as TensorBoard event files while they are recorded.
 
-For people who have TensorBoard open anyway, or a notebook or a platform that reads its files. The run itself goes where
-it always goes: a mirror holds what frames hold, so that a kill loses its last seconds and nothing of the run. Rank 0 of
-a job writes, on the sender's thread. Tags are the names of the series; some have a second tag (`ALIASES`), and there are sums
-over epochs (epochs.py).
+A mirror holds what frames hold, so that a kill loses its last seconds. Rank 0 of a job writes, on the sender's thread. Tags
+are the names of the series; some have a second tag (`ALIASES`), and there are sums over epochs (epochs.py).
 
 The format is a file of records with checksums (TFRecord), each an `Event` message. TensorBoard's own record writer and
 messages are used, without its `SummaryWriter`: that has a thread and a queue, and a fork while their lock is held would
@@ -54,8 +52,7 @@ class TensorBoardMirror:
         """Writes groups of samples. begins: the first steps of new epochs, which are taken out."""
         listed = [*groups]
         events = [event for group in listed for event in self._rows(group)]
-        starts = [begins.popleft() for _ in range(len(begins))]
-        events += [self._scalars(*epoch) for epoch in self._epochs.add(listed, starts)]
+        events += [self._scalars(*epoch) for epoch in self._epochs.add(listed, begins)]
         if events:
             self._write(events)
 

@@ -26,7 +26,6 @@ __all__ = ["GradientMeasurement", "LossState", "MixedPrecision", "OverheadCounte
 class GradientMeasurement:
     """What is measured of the gradients of the step in progress.
 
-    clip_rounds: clipping rounds in the step before, with a backward pass between them.
     clipped_scaled: the gradients were clipped before `GradScaler.unscale_`.
     moved: how far the step moved the weights.
     deferred: other measurements of this step; whoever adds one sets `unusual`.
@@ -35,7 +34,6 @@ class GradientMeasurement:
     """
 
     clip_norm: list[Value] = field(default_factory=list)
-    clip_rounds: int = 0
     clipped_scaled: bool = False
     moved: WeightChanges | None = None
     deferred: list[DeferredValues] = field(default_factory=list)

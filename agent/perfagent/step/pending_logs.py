@@ -1,4 +1,5 @@
-"""Holds log() calls that cannot be written down yet: their step is not known, or their values are still on a device."""
+"""Calls of log(), or of another logger, that cannot be written down yet: their step is not known, or their values are still
+on a device."""
 
 from __future__ import annotations
 
@@ -8,65 +9,63 @@ from typing import Any
 
 from perfagent.device import Reading, ready, value_of
 
-__all__ = ["EarlyLog", "LoggedLater"]
+__all__ = ["CapturedLog", "EarlyLog", "LoggedLater"]
 
 _EARLY_S = 5.0
 
 
 class LoggedLater:
-    """A log() call with values that are still on a device."""
+    """A log() call with values that are still on a device. step: None while it is not known."""
 
-    __slots__ = ("_metrics", "_monotonic", "_step", "_time")
+    __slots__ = ("metrics", "monotonic", "step", "wall")
 
-    def __init__(self, step: int, wall: float, monotonic: float, metrics: dict[str, Any]) -> None:
-        self._step, self._time, self._monotonic, self._metrics = step, wall, monotonic, metrics
-
-    def ready(self) -> bool:
-        return all(map(ready, self._metrics.values()))
-
-    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
-        return self._step, self._time, self._monotonic, read(self._metrics)
-
-
-class EarlyLog:
-    """A log() call before the first backward pass, whose step is not known yet. goes_on: the next call is
-    of the same step."""
-
-    __slots__ = ("_metrics", "_monotonic", "_step", "_time", "goes_on")
-
-    def __init__(self, wall: float, monotonic: float, metrics: dict[str, Any], commit: bool | None = None) -> None:
-        self._time, self._monotonic, self._metrics = wall, monotonic, metrics
-        self.goes_on = not (commit is None or commit)
-        self._step: int | None = None
+    def __init__(self, step: int | None, wall: float, monotonic: float, metrics: dict[str, Any]) -> None:
+        self.step, self.wall, self.monotonic, self.metrics = step, wall, monotonic, metrics
 
     @property
     def settled(self) -> bool:
-        return self._step is not None
+        return self.step is not None
 
-    @property
-    def step(self) -> int | None:
-        return self._step
+    def ready(self) -> bool:
+        return self.step is not None and all(map(ready, self.metrics.values()))
 
-    def settle(self, step: int) -> None:
-        self._step = step
+    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
+        assert self.step is not None
+        values = {
+            name: value_of(value) if isinstance(value, Reading) else value for name, value in self.metrics.items()
+        }
+        return self.step, self.wall, self.monotonic, values
+
+
+class EarlyLog(LoggedLater):
+    """A log() call before the first backward pass. goes_on: the next call is of the same step."""
+
+    __slots__ = ("goes_on",)
+
+    def __init__(self, wall: float, monotonic: float, metrics: dict[str, Any], commit: bool | None = None) -> None:
+        super().__init__(None, wall, monotonic, metrics)
+        self.goes_on = not (commit is None or commit)
 
     def settle_without_optimizer(self, step: int) -> None:
         """step: what log() calls have counted up to."""
-        self.settle(step)
+        self.step = step
 
     def age_s(self, now: float) -> float:
-        return now - self._monotonic
+        return now - self.monotonic
 
     def waits_too_long(self) -> bool:
-        return self._step is None and self.age_s(time.monotonic()) > _EARLY_S
-
-    def ready(self) -> bool:
-        return self._step is not None and all(map(ready, self._metrics.values()))
-
-    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
-        assert self._step is not None
-        return self._step, self._time, self._monotonic, read(self._metrics)
+        return self.step is None and self.age_s(time.monotonic()) > _EARLY_S
 
 
-def read(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {name: value_of(value) if isinstance(value, Reading) else value for name, value in metrics.items()}
+class CapturedLog(EarlyLog):
+    """A call of another logger. own_step: its own count, for a process in which no optimizer steps; None where it has none."""
+
+    __slots__ = ("own_step",)
+
+    def __init__(self, metrics: dict[str, Any], step: int | None, own_step: int | None) -> None:
+        self.wall, self.monotonic, self.metrics, self.step = time.time(), time.monotonic(), metrics, step
+        self.goes_on = True  # so that none of these counts as a step of log()
+        self.own_step = own_step
+
+    def settle_without_optimizer(self, step: int) -> None:
+        self.step = step if self.own_step is None else self.own_step

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perfagent.step.trace import Entry
 
 __all__ = [
-    "BatchContents", "Clips", "GradientSchedule", "Investigator", "JointStep", "LoopFacts", "OptimizerSelection", "RunLinks",
+    "BatchContents", "GradientSchedule", "Investigator", "JointStep", "LoopFacts", "OptimizerSelection", "RunLinks",
     "StepFlops", "StepReader", "StepWitness",
 ]  # fmt: skip
 
@@ -39,14 +39,14 @@ class OptimizerSelection(Protocol):
     def all(self) -> list[Optimizer]: ...
     def make_primary(self, optimizer: Optimizer) -> None: ...
     def ensure_primary(self, optimizer: Optimizer) -> None: ...
-    def maybe_replace_primary(self, optimizer: Optimizer, rate: object = None) -> bool: ...
+    def maybe_replace_primary(self, optimizer: Optimizer) -> bool: ...
     def find_model(self, optimizer: Optimizer) -> None: ...
     def has_lost_model(self) -> bool: ...
     def at_boundary(self) -> bool: ...
 
 
 class GradientSchedule(Protocol):
-    """signals.gradient_schedule.GradientSchedule"""
+    """measure.gradient_schedule.GradientSchedule"""
 
     rank: int
 
@@ -60,7 +60,6 @@ class GradientSchedule(Protocol):
     def compare_other(self, optimizer: Optimizer, kept: Any) -> Any: ...
     def finish(self, optimizer: Optimizer, step_ns: int) -> None: ...
     def found_model(self) -> None: ...
-    def forget(self) -> None: ...
     def took_on_device(self, ns: float, cost_ns: int) -> None: ...
     def count_next(self, places: Sequence[int], known: Collection[int]) -> None: ...
     def come_back(self) -> None: ...
@@ -117,13 +116,13 @@ class Investigator(Protocol):
 
 
 class StepWitness(Protocol):
-    """signals.step_witness.StepWitness"""
+    """measure.step_witness.StepWitness"""
 
     def look(self) -> None: ...
 
 
 class BatchContents(Protocol):
-    """signals.batches.contents.Contents"""
+    """measure.batches.contents.Contents"""
 
     cost_ns: int
 
@@ -134,16 +133,9 @@ class BatchContents(Protocol):
 
 
 class StepFlops(Protocol):
-    """signals.flops.step_flops.StepFlops"""
+    """measure.flops.step_flops.StepFlops"""
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None: ...
-
-
-class Clips(Protocol):
-    """hooks.grad_clipping.Clips"""
-
-    def settle(self, optimizer: Optimizer) -> bool: ...
-    def forget(self, optimizer: Optimizer) -> None: ...
 
 
 @dataclass(slots=True)

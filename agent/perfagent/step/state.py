@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,17 +32,16 @@ from perfagent.step.clusters import (
 )
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
 from perfagent.step.overflow import OverflowMark
-from perfagent.step.pending_logs import EarlyLog
+from perfagent.step.pending_logs import CapturedLog, EarlyLog
 from perfagent.step.row import OccasionalValues, OptimizerGradients, StepRow
-from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
-from perfagent.step.training_thread import OneOfThreads, lives
+from perfagent.step.trace import OPTIMIZER_END, Trace
 
 if TYPE_CHECKING:
     from perfagent.device import DeviceClock, Event, Value
     from perfagent.step.gradients import GradientNorms
     from perfagent.step.roles import BatchContents, OptimizerSelection, RunLinks
 
-__all__ = ["StepState", "now", "state"]
+__all__ = ["StepState", "lives", "now", "state"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
@@ -132,13 +132,6 @@ class StepState:
         if self.boundary is not None:
             self.boundary()
 
-    def complete_late(self, trace: Trace, lr: float | None) -> None:
-        """Adds a step that is recognized only long after its end. trace: all of the step, its end included."""
-        self.completed = step = self.completed + 1
-        roots = sum(entry[0] == BACKWARD and entry[3] is not None for entry in entries_of(trace))
-        self.rows.append(_as_row(StepRow, (step, 0.0, self.step_end, roots, lr, None, 0, trace, None)))
-        self.step_end = trace[-3]
-
     def _occasional(self, skipped: Value | bool | None) -> OccasionalValues:
         """Collects what only some steps have."""
         amp, measured = self.amp, self.measured
@@ -196,7 +189,7 @@ class StepState:
             self.thread = get_ident()  # the first thread that steps is the training thread
             self.trace, self.loss_count = [], 0  # what another thread did is not part of its step
         elif self.primary_id == id(optimizer) and not (self.entered or self.opened):
-            self.thread = OneOfThreads.of(*getattr(self.thread, "known", (self.thread,)), get_ident())
+            self.thread = get_ident()  # threads of a pool that take turns: of the first step on each, its end is known
         else:
             return self.claim_thread()
         return True
@@ -241,7 +234,7 @@ class StepState:
                 log.settle_without_optimizer(self.logs.early_step)
                 self.logs.early_step += not log.goes_on
             else:
-                log.settle(step)
+                log.step = step
 
     # ---- log() after it, before the first step of an optimizer
 
@@ -262,9 +255,28 @@ class StepState:
 
     def log_unstepped(self, log: EarlyLog) -> None:
         if self.logs.by_log:
-            log.settle(self.logs.early_step)
+            log.step = self.logs.early_step
             self.logs.early_step += not log.goes_on
         else:
+            self.early.append(log)
+        self.rows.append(log)
+
+    def log_captured(self, metrics: dict[str, Any], step: int | None, own_step: int | None) -> None:
+        """Appends what a script logs by another logger. step: what the call names, in whatever unit the script counts; else
+        it is the step in progress, or the logger's own count where no optimizer steps. Moves no step of the run's own."""
+        log = CapturedLog(metrics, step, own_step)
+        if step is not None:
+            pass
+        elif self.last is not None or self.logs.by_log is False:
+            log.step = self.in_progress()
+        elif self.logs.by_log or "torch" not in sys.modules:  # nothing here will step an optimizer soon
+            log.settle_without_optimizer(self.logged_at())
+        else:
+            if self.losses.seen_backward:
+                # as log() asks: whoever waits for an optimizer's first step learns in the end that there is none
+                self.unstepped()
+            if len(self.early) >= _EARLY_LOGS:
+                self.settle_early(None)
             self.early.append(log)
         self.rows.append(log)
 
@@ -274,6 +286,11 @@ class StepState:
         self.logs.early_step = max(self.logs.early_step, self.completed + 2)  # the first call has the first step
         self.logs.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
+
+
+def lives(thread: int) -> bool:
+    """True if a thread with that ident exists, whether Python or another library started it."""
+    return thread in getattr(threading, "_active", {}) or thread in sys._current_frames()
 
 
 class _State:

@@ -37,7 +37,7 @@ from perfagent.device import Value
 __all__ = [
     "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
     "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "EvalTrace", "Loss", "LossScale", "RolloutTrace",
-    "Trace", "backward_since", "begins_entry", "entries_of", "entry_count", "events_of", "forward_passes", "forward_runs",
+    "Trace", "backward_since", "entries_of", "entry_count", "events_of", "forward_mode", "forward_passes",
     "only_backward_since", "only_optimizers", "read_on", "shorten", "trace_of",
 ]  # fmt: skip
 
@@ -103,17 +103,17 @@ def events_of(entries: Sequence[Entry]) -> list[Any]:
     return events + [entry[2] for entry in entries if entry[0] not in _HOST_TIMED and entry[2] is not None]
 
 
-def forward_runs(trace: Trace) -> bool:
-    """True if the root was called and its forward pass is not over. Searches the newest entries only."""
+def forward_mode(trace: Trace) -> bool | None:
+    """Whether the forward pass that runs is a training's; None if none runs. Searches the newest entries only."""
     end = len(trace)
     for _ in range(NEWEST):
         kind = trace[end - 1] if end else OPTIMIZER_END
         if kind in (BACKWARD_END, OPTIMIZER_END) or (kind == RETURNED and trace[end - 2]):
-            return False
+            return None
         if kind == FORWARD:
-            return True
+            return bool(trace[end - 3])
         end -= FIELDS[kind]
-    return False
+    return None
 
 
 def backward_since(trace: Trace, at: int) -> bool:
@@ -137,14 +137,6 @@ def only_backward_since(trace: Trace, at: int) -> bool:
         ended = ended or kind == BACKWARD_END
         end -= FIELDS[kind]
     return ended
-
-
-def begins_entry(trace: Trace, at: int) -> bool:
-    """True if an entry of the trace begins at item `at`, or the next entry will."""
-    end = len(trace)
-    while end > at:
-        end -= FIELDS[trace[end - 1]]
-    return end == at
 
 
 def only_optimizers(trace: Trace) -> bool:

@@ -13,7 +13,6 @@ import torch
 from perfagent.delivery.captured_rows import EARLY_S
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
-from perfagent.step.captured_log import capture
 from perfagent.step.state import StepState
 
 Written = list[tuple[int, dict[str, float]]]
@@ -82,7 +81,7 @@ def test_when_and_under_which_name_it_is_written(progress, collector, monkeypatc
     last = False
     for what in CASES[case]:
         if isinstance(what, dict):
-            capture(progress, what, step, None)
+            progress.log_captured(what, step, None)
         elif isinstance(what, list):
             assert written(collector, last=last) == what
         elif what == "waits":
@@ -102,7 +101,7 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: StepState, co
     stepped(progress, "lr")
     sender.rows.append((2, 0.0, time.monotonic(), {"acc": 0.5, "loss": 3.0}))
     sender.rows.append((2, 0.0, time.monotonic(), {"odd": torch.tensor(0.5)}))
-    capture(progress, {"acc": 0.5, "loss": 3.0, "odd": 0.5}, 2, None)
+    progress.log_captured({"acc": 0.5, "loss": 3.0, "odd": 0.5}, 2, None)
     assert written(collector) == [
         (2, {"acc": 0.5, "loss": 3.0}), (2, {"logged/acc": 0.5, "logged/loss": 3.0, "logged/odd": 0.5}), (2, {"odd": 0.5}),
     ]  # fmt: skip
@@ -111,6 +110,6 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: StepState, co
 def test_value_that_two_loggers_were_given_counts_once(progress: StepState, collector: Collector) -> None:
     stepped(progress, "phase/optimizer_s")
     for step, value in ((2, 1.0), (2, 1.0), (2, 2.0), (2, float("nan")), (2, float("nan")), (3, 2.0)):
-        capture(progress, {"x": value}, step, None)
+        progress.log_captured({"x": value}, step, None)
     found = [(step, str(values["x"])) for step, values in written(collector)]
     assert found == [(2, "1.0"), (2, "2.0"), (2, "nan"), (3, "2.0")]

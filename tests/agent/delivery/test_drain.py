@@ -112,7 +112,7 @@ def test_log_without_its_step_waits_and_is_counted_at_the_end(sender: Any, colle
     sender.rows.extend([settled, waits, log(7, x=2.0)])
     assert rows_of(collector.collect(0.0, last=False)) == [(7, {"x": 2.0})]
     assert collector.aside == [settled, waits]
-    settled.settle(3)
+    settled.step = 3
     sender.rows.append(comes_last)
     assert rows_of(collector.collect(0.1, last=True)) == [(3, {"x": 1.0})]
     assert (sender.counters["dropped"], sender.counters["overflows"], collector.aside) == (2, 0, [])

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.call_slot import CALL, CallSlot, anything_compiled, copy_that_calls
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import WatchedModel, size_of_call
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import DATA, FIELDS, FORWARD, backward_since, forward_runs
+from perfagent.step.trace import DATA, FIELDS, FORWARD, forward_mode
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +50,6 @@ class AuxiliaryModelFinder:
         self._found: dict[int, weakref.ref[nn.Module]] = {}
         self._depth = 0
         self._off = False
-        self._step, self._at, self._training = -1, 0, False  # at a part's newest call: step, length of the trace, mode
 
     def at_boundary(self) -> bool:
         if self._undo:
@@ -119,9 +118,9 @@ class AuxiliaryModelFinder:
             if id(module) in inner or not _may_be_watched(module):
                 continue
             if own.isdisjoint(_ids(module, "parameters")):
-                new.append(AuxiliaryModel(module))
+                new.append(WatchedCall(self, module, module.training))
             elif id(module) in parts and not self.root_call.called:
-                new.append(Submodule(self, module))
+                new.append(WatchedCall(self, module, None))
         if new and len(self._watched) + len(new) <= _MOST_MODELS:
             for each in new:
                 each.put_on()
@@ -137,20 +136,17 @@ class AuxiliaryModelFinder:
 
     @guarded
     def begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begins the forward pass with the first call since the last backward pass."""
+        """Begins the forward pass, unless it runs."""
         p, training = self._progress, self.is_training()
-        at = len(p.trace)
-        same = p.completed == self._step and training == self._training and at >= self._at
-        begins = not same or (at > self._at and backward_since(p.trace, self._at))
-        self._step, self._at, self._training = p.completed, at, training
-        if begins:
-            began = now()
-            p.opened = True
-            if not training:
-                interrupted(p)
-            fetched = at >= _FETCH and p.trace[_FETCH - 1] == DATA
-            size = None if fetched else size_of_call(p, args, kwargs)
-            p.trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
+        if forward_mode(p.trace) is training:
+            return
+        began, at = now(), len(p.trace)
+        p.opened = True
+        if not training:
+            interrupted(p)
+        fetched = at >= _FETCH and p.trace[_FETCH - 1] == DATA
+        size = None if fetched else size_of_call(p, args, kwargs)
+        p.trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
 
 
 def _ids(module: nn.Module, of: str) -> Iterator[int]:
@@ -167,12 +163,14 @@ def _may_be_watched(module: nn.Module) -> bool:
 
 
 class WatchedCall(CallSlot):
-    """Replaces the call of a module. A subclass makes the call and writes it into the trace, in `record`."""
+    """Replaces the call of another model, or of a part of the root. mode: a model's mode in training; in the other mode it
+    is evaluated. None for a part."""
 
-    __slots__ = ("_grad_enabled",)
+    __slots__ = ("_finder", "_grad_enabled", "_mode")
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, finder: AuxiliaryModelFinder, module: nn.Module, mode: bool | None) -> None:
         super().__init__(module)
+        self._finder, self._mode = finder, mode
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -181,45 +179,19 @@ class WatchedCall(CallSlot):
         if copy is not None:
             return copy._call_impl(*args, **kwargs)
         call = self._replaced or module._call_impl  # the module is alive, since it is calling us
-        p = state.current
+        p, finder, graded = state.current, self._finder, self._grad_enabled()
         if p is None or p.backward_depth or p.phase_depth or p.thread != get_ident():
             return call(*args, **kwargs)
-        return self.record(p, call, args, kwargs)
-
-    def record(self, p: StepState, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-
-class AuxiliaryModel(WatchedCall):
-    __slots__ = ("_mode",)
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self._mode = module.training  # its mode in training; in the other mode it is evaluated
-
-    def record(self, p: StepState, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module: Any = self._module()
-        graded = self._grad_enabled()
-        if graded and forward_runs(p.trace):
+        if self._mode is not None:
+            if graded and forward_mode(p.trace) is not None:
+                return call(*args, **kwargs)
+            return evaluated(p, module.training == self._mode, call, args, kwargs, graded=graded)
+        if finder.root_call.called:
             return call(*args, **kwargs)
-        return evaluated(p, module.training == self._mode, call, args, kwargs, graded=graded)
-
-
-class Submodule(WatchedCall):
-    __slots__ = ("_finder",)
-
-    def __init__(self, finder: AuxiliaryModelFinder, part: nn.Module) -> None:
-        super().__init__(part)
-        self._finder = finder
-
-    def record(self, p: StepState, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._finder.root_call.called:
-            return call(*args, **kwargs)
-        if not self._grad_enabled():
-            return evaluated(p, self._finder.is_training(), call, args, kwargs)
-        self._finder.begin_forward(args, kwargs)
+        if not graded:
+            return evaluated(p, finder.is_training(), call, args, kwargs)
+        finder.begin_forward(args, kwargs)
         return call(*args, **kwargs)
 
 
-for _watcher in (WatchedCall.__call__, AuxiliaryModel.record, Submodule.record):
-    not_traced(_watcher)
+not_traced(WatchedCall.__call__)

@@ -65,7 +65,7 @@ class JointStep:
         self._in_vain = False  # others were measured, but then the primary one was not
         self._step = self._at = 0  # of the early ones: the step, and the trace's length when the first of them stepped
         self._measured: dict[int, tuple[int, int, GradientNorms | None]] = {}
-        """id of an optimizer -> step, round of clipping, and norms measured just before that clipping."""
+        """id of an optimizer -> step and length of the trace, and the norms measured then, just before clipping."""
 
     def forget(self) -> None:
         """Called when another optimizer becomes the primary one."""
@@ -145,12 +145,12 @@ class JointStep:
 
     def measure_clipped(self, clips: Clips, clip: Clip) -> None:
         """Measures the gradients of the other optimizers before clipping changes them."""
-        step = self._progress.completed + self._progress.opened
+        p = self._progress
+        step = p.completed + p.opened
         for me, optimizer in [*self._members.items()]:
-            when, number, _ = self._measured.get(me, (-1, 0, None))
-            if (when != step or number < clip.round) and clip in clips.holding(optimizer):
-                norms = self._progress.links.gradient_schedule.measure_other(optimizer)
-                self._measured[me] = step, clip.round, norms
+            when, at, _ = self._measured.get(me, (-1, 0, None))
+            if (when != step or backward_since(p.trace, at)) and clip in clips.holding(optimizer):
+                self._measured[me] = step, len(p.trace), p.links.gradient_schedule.measure_other(optimizer)
 
     def _drop_early(self, step: int) -> None:
         """Drops the early optimizers that stepped on an earlier backward pass than the primary one."""

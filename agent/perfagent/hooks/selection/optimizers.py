@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perfagent.hooks.selection.models import numbers_trained, parameters_by_id, root_of, search
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.state import now
-from perfagent.step.trace import OPTIMIZER_END, entries_of, trace_of
+from perfagent.step.trace import FIELDS, OPTIMIZER_END
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,13 +41,14 @@ _SEARCHES, _PAUSE = 8, 100
 times as long as the last one took: it takes 0.15 s, and loops of meta-learning restart hundreds of times."""
 
 
-class _Steps(NamedTuple):
+@dataclass(slots=True)
+class _Steps:
     """The steps of another optimizer since the primary one's newest. at: `completed` then. patience: how many it must make
     to take over."""
 
     at: int
-    rates: list[float | None]
     patience: int
+    made: int = 0
 
 
 class OptimizerSelection:
@@ -127,9 +129,9 @@ class OptimizerSelection:
         self.began = p.completed
         p.links.joint_step.forget()
 
-    def maybe_replace_primary(self, optimizer: Optimizer, rate: object = None) -> bool:
+    def maybe_replace_primary(self, optimizer: Optimizer) -> bool:
         """Makes another optimizer the primary one if the old one is gone, smaller or replaced, or has not stepped for
-        long. rate: the learning rate of this step, if the optimizer no longer has it."""
+        long."""
         primary = self.primary
         if primary is None:
             primary = self._outer_optimizer(numbers_trained(optimizer))
@@ -137,13 +139,13 @@ class OptimizerSelection:
                 self.make_primary(primary)
             if primary is optimizer:
                 return True
-        if primary is not None and not self._displaces(optimizer, primary, rate):
+        if primary is not None and not self._displaces(optimizer, primary):
             return False
         self.make_primary(optimizer)
         self._steppers.clear()
         return True
 
-    def _displaces(self, optimizer: Optimizer, primary: Optimizer, rate: object) -> bool:
+    def _displaces(self, optimizer: Optimizer, primary: Optimizer) -> bool:
         p, me, size = self._progress, id(optimizer), numbers_trained(primary)
         seen, steps = self._others.get(me), self._steppers.get(me)
         if seen is not None and seen() is not optimizer:  # the records are those of another one that is gone
@@ -154,14 +156,15 @@ class OptimizerSelection:
             return True
         if steps is None or steps.at != p.completed:
             is_member = seen is None and numbers_trained(optimizer) >= _SAME * size
-            steps = _Steps(p.completed, [], _UNPROVEN if is_member or p.last is None else _PATIENCE)
+            steps = _Steps(p.completed, _UNPROVEN if is_member or p.last is None else _PATIENCE)
         if seen is None:
             self._remember(optimizer)
         self._steppers[me] = steps
-        if len(steps.rates) + 1 < steps.patience:
-            steps.rates.append(_rate(optimizer, rate))
+        if steps.made + 1 < steps.patience:
+            steps.made += 1
             return False
-        self._count_late(steps.rates)
+        p.completed += steps.made
+        self._begin_after_last_end()
         self._remember(primary)
         return True
 
@@ -181,21 +184,15 @@ class OptimizerSelection:
         if len(self._others) < _PATIENCE:
             self._others[id(optimizer)] = weakref.ref(optimizer)
 
-    def _count_late(self, rates: Sequence[float | None]) -> None:
-        """Turns the steps that an optimizer made while the primary one made none into the run's steps: a linear probe, the
-        next model of several. rates: their learning rates, without the step that is about to end. If others stepped in
-        between, these steps have no rows."""
+    def _begin_after_last_end(self) -> None:
+        """Lets the step that is about to end begin where the last step of any optimizer ended."""
         p = self._progress
-        kind, entries = type(p.trace), entries_of(p.trace)
-        ends = [at + 1 for at, entry in enumerate(entries) if entry[0] == OPTIMIZER_END]
-        if len(ends) == len(rates):
-            for begin, end, rate in zip((0, *ends), ends, rates, strict=False):
-                p.complete_late(kind(trace_of(entries[begin:end])), rate)
-        else:
-            p.completed += len(rates)
-        if ends:
-            p.step_end = entries[ends[-1] - 1][1]
-            p.trace = kind(trace_of(entries[ends[-1] :]))
+        end = len(p.trace)
+        while end and p.trace[end - 1] != OPTIMIZER_END:
+            end -= FIELDS[p.trace[end - 1]]
+        if end:
+            p.step_end = p.trace[end - 3]
+            del p.trace[:end]
 
     # ---- the model
 
@@ -255,10 +252,3 @@ def _trains_same(optimizer: Optimizer, primary: Optimizer) -> bool:
     """True if it trains the primary one's parameters: the next stage."""
     before, after = parameters_by_id(primary), parameters_by_id(optimizer)
     return sum(numbers_in(before[one]) for one in before.keys() & after.keys()) >= _SAME * numbers_trained(primary)
-
-
-def _rate(optimizer: Optimizer, rate: object) -> float | None:
-    """Returns the learning rate for a step that may turn out to be one of the run's; None if it may be on a device."""
-    if rate is None and optimizer.param_groups:
-        rate = optimizer.param_groups[0].get("lr")
-    return rate if isinstance(rate, float) else None

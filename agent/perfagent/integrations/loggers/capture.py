@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from perfagent.boundary.guard import failed, failures
 from perfagent.device import is_tensor, read_number_later
-from perfagent.step.captured_log import capture
 from perfagent.step.state import StepState, state
 
 __all__ = ["Logs", "captured"]
@@ -99,7 +98,7 @@ def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
         step = logs.step
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = _whole(step)
-        capture(p, metrics, step, logs.own_step)
+        p.log_captured(metrics, step, logs.own_step)
 
 
 def _add(metrics: dict[str, Any], name: str, value: Any, joint: str) -> None:

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.integrations import functions
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.integrations.loggers.settings import note
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
-    from perfagent.integrations.functions import Patch, Table
+    from perfagent.integrations.functions import Patch, Table, WhenImported
 
-__all__ = ["LOGGERS", "logs_of", "patch_mlflow"]
+__all__ = ["LOGGERS", "install", "logs_of"]
 
 Values = Mapping[str, object]
 
@@ -78,7 +80,7 @@ def _mlflow_metric(
     *_: object, **__: object,
 ) -> list[Logs]:  # fmt: skip
     """Where `mlflow.log_metric(s)` and the client's meet, whether they wait for the server or not. Below `mlflow.log_metric` a
-    step that was not named is 0: `patch_mlflow` knows which it was."""
+    step that was not named is 0: `_patch_mlflow` knows which it was."""
     return [Logs({key: value}, step)]
 
 
@@ -109,7 +111,7 @@ def _mlflow_log_metrics(metrics: Values, step: object = None, *_: object, **__: 
     return [Logs(metrics, step)]
 
 
-def patch_mlflow(patch: Patch) -> None:
+def _patch_mlflow(patch: Patch) -> None:
     """MLflow's functions without a client: a call that names no step is of the step in progress. Scripts that took a function
     by its name before there was a run (`from mlflow import log_metric`) are looked up."""
     for name, watch in (("log_metric", _mlflow_log_metric), ("log_metrics", _mlflow_log_metrics)):
@@ -117,6 +119,7 @@ def patch_mlflow(patch: Patch) -> None:
         for module in [*sys.modules.values()]:
             if isinstance(module, ModuleType) and vars(module).get(name) is original:
                 patch(module, name, watch)
+    keep_out_of_frames()
 
 
 @captured
@@ -229,3 +232,13 @@ LOGGERS: Table = (
     (_wandb, {"wandb.sdk.wandb_run": ("Run._log",)}),
     (_wandb_finish, {"wandb.sdk.wandb_run": ("Run._finish",)}),
 )  # fmt: skip
+
+
+def install(patch: Patch, when_imported: WhenImported) -> None:
+    """Each now if its library is there, else when the script's own import of it is complete."""
+    functions.install(patch, when_imported, LOGGERS)
+
+    def mlflow() -> None:
+        _patch_mlflow(patch)
+
+    when_imported("mlflow", mlflow)

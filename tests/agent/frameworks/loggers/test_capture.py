@@ -16,7 +16,7 @@ from perfagent import patching
 from perfagent.boundary import guard
 from perfagent.device import Reading, readings
 from perfagent.integrations.loggers.capture import Logs, captured
-from perfagent.step.captured_log import CapturedLog
+from perfagent.step.pending_logs import CapturedLog
 
 Record = Callable[..., Any]
 
