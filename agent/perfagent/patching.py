@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent import integrations
-from perfagent.boundary import saved_tensors
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once, is_executing
@@ -71,7 +70,6 @@ def install() -> bool:
     grad_clipping.install(_patch)
     graph_replays.install(_patch)
     keep_out_of_frames()
-    saved_tensors.install(_patch)
     functions.install(_patch, when_imported)
     compile_time.install(when_imported)
     _undo.append(compile_time.remove)
@@ -106,7 +104,6 @@ def remove() -> None:
         _undo.pop()()
     _patches.clear()
     _installed.clear()
-    saved_tensors.forget()
 
 
 def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> None:

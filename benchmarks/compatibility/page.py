@@ -251,6 +251,7 @@ Known limits:
 - **The next model, while the optimizer of the one before still exists** (an ensemble, a linear probe): its first 9 steps, or 63 where
   its optimizer trains fewer parameters, have numbers but no rows, since it might train now and then beside the first.
 - **A vector of losses** that the script backpropagates with weights (`losses.backward(weights)`) is no loss: log it.
+- **Adaptive clipping** (timm's `--clip-mode agc`) is not recognized: the gradients are measured after it.
 - **A closure that raises** within the optimizer's step, and is tried again: the loss of that step includes the first attempt.
 - **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch
   has optimizers of another kind: perfagent records only what the script logs.
@@ -268,8 +269,8 @@ Known limits:
 - **Gradients clipped before the first step** of an optimizer that `attach` was not given: that step has the norm from clipping, and
   no norms of layers. After `clip_grad_value_` it has none.
 - **Optimizers over the same parameters that step in turn**, each on a backward pass of its own: every step of each counts.
-- **Other models that the loop calls** (a teacher, a discriminator). perfagent looks for them after the first step, after 15 s, and then
-  less and less often, at least every ten minutes. Until then the time of their calls is `other`. It watches at most 64 modules.
+- **Other models that the loop calls** (a teacher, a discriminator). perfagent looks for them after the first step, and then once a
+  minute. Until then the time of their calls is `other`. It watches at most 64 modules.
 - **A second, smaller training in one process.** While the first training's optimizer exists, perfagent recognizes the second training
   only after up to 64 steps. It then records these steps together, without gradient norms. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.

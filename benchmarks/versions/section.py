@@ -29,8 +29,8 @@ that some signals may be missing.
 _GAPS = (
     "Up to torch 2.10, perfagent reports each recompilation, but not that a function has reached the limit, and `perfagent "
     "stacks` does not list the last collectives of gloo: torch keeps no record of either.",
-    "With torch 2.4 and 2.6, once a script uses activation checkpointing or other hooks on saved tensors, the cause of a NaN "
-    "names the module but not the operator, and the loss of a script that divides by the items of each micro-batch is their sum.",
+    "With torch 2.4 and 2.6, the cause of a NaN names the module but not the operator, and the loss of a script that divides by "
+    "the items of each micro-batch is their sum.",
     "With torch 2.4 and 2.5, clipping does not say its norm: gradients are measured as often as without it.",
     "With torch 2.4 and 2.6, the loss of a pipeline schedule is the mean over the micro-batches, although torch minimizes "
     "their sum.",

@@ -86,9 +86,8 @@ class Recorded:
 @pytest.fixture
 def record(tmp_path: Path, nothing_compiled: None) -> Iterator[Callable[..., Recorded]]:
     """record(model=None, ...): starts a recorded run; what the hooks could not do fails the test."""
-    from perfagent.boundary import guard, saved_tensors
+    from perfagent.boundary import guard
 
-    saved_tensors.forget()
     made: list[Recorded] = []
 
     def start(model: Any = None, *, start_step: int | None = None, optimizer: Any = None, **settings: Any) -> Recorded:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.saved_tensors import is_packed
 from perfagent.causes.batch import can_be_counted
 from perfagent.device import Reading, read_later
+from perfagent.measure.loss_function import is_packed
 from perfagent.wire.evidence import OperatorFound
 
 if TYPE_CHECKING:

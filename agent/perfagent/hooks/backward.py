@@ -14,22 +14,11 @@ from typing import Any
 
 from perfagent.boundary.dynamo import Function, untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.boundary.saved_tensors import is_packed
 from perfagent.device import DeviceClock, Event, Reading, read_later, read_number_later
-from perfagent.measure.loss_function import loss_function
+from perfagent.measure.loss_function import is_packed, loss_function
+from perfagent.step import trace as kinds
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import (
-    BACKWARD,
-    BACKWARD_END,
-    FIELDS,
-    MOST_ITEMS,
-    PHASE,
-    Entry,
-    Loss,
-    LossScale,
-    entries_of,
-    trace_of,
-)
+from perfagent.step.trace import BACKWARD, BACKWARD_END, MOST_ITEMS, Entry, Loss, LossScale
 
 __all__ = ["begin_pass", "check_arrived", "remember", "watch_backward"]
 
@@ -133,17 +122,17 @@ def _fold_parts(p: StepState) -> None:
     since = at if step == p.completed else 0
     folded: list[Entry] = []
     begun: Entry | None = None
-    for entry in entries_of(p.trace[since:]):
+    for entry in kinds.entries_of(p.trace[since:]):
         if entry[0] == BACKWARD:
             begun = entry
             p.loss_count -= entry[3] is not None
         elif entry[0] == BACKWARD_END and begun is not None:
-            folded.append((PHASE, begun[1], entry[1], "backward", begun[2], entry[2]))
+            folded.append((kinds.PHASE, begun[1], entry[1], "backward", begun[2], entry[2]))
             begun = None
         else:
             folded.append(entry)
-    p.trace[since:] = trace_of(folded)
-    p.losses.whole_loss = p.completed, len(p.trace) + FIELDS[BACKWARD]
+    p.trace[since:] = kinds.trace_of(folded)
+    p.losses.whole_loss = p.completed, len(p.trace) + kinds.FIELDS[BACKWARD]
 
 
 def begin_pass(p: StepState, tensor: Any) -> Event | None:

@@ -1,17 +1,15 @@
 """Times exposed communication, `phase/comm_s`: the time for which training waited only for a collective.
 
-It watches three places where training can wait, in a job of several ranks and from the first step on:
+Watched, in a job of several ranks and from the first step on:
 
-- a collective that the script or a framework calls and that returns when done, and `Work.wait()` of an earlier one;
+- a collective that returns when done, and `Work.wait()` of an earlier one;
 - FSDP2's wait for the parameters of a module;
-- the end of a backward pass, where DDP and FSDP2 wait for gradients that are still in transit. They wait in C++, in
-  callbacks of the autograd engine, which runs its callbacks in the order in which they were queued. Our first callback,
-  queued by the very first gradient, runs when the local work is done. It queues a second, which runs when the exchange
-  is done. The time between them is exposed.
+- the end of a backward pass, where DDP and FSDP2 wait for gradients in callbacks of the autograd engine, which runs them
+  in the order in which they were queued. Our first one, queued by the very first gradient, runs when the local work is
+  done. It queues a second, which runs when the exchange is done.
 
-On the CPU that is the host's time. On CUDA a wait holds up the stream, not the host: the time between two events on the
-computing stream is the time for which that stream had nothing else to do. Waits on another stream hold up no
-computation and are left out. Communication that overlaps with computation is left out on purpose.
+On a device the time is that between two events on the computing stream; waits on another stream hold up no computation.
+Communication that overlaps with computation is left out on purpose.
 """
 
 from __future__ import annotations
@@ -71,9 +69,8 @@ def install(patch: Patch) -> None:
 def _cell_of(collective: Any) -> Any:
     """Returns the cell in which torch's wrappers of a collective keep the function that does the work, or None.
 
-    With the patch in the cell, the collective stays the same object. By it torch.compile knows the collective's
-    replacement in a graph, also under names by which other modules have imported it. And the wrapper that warns about
-    its use still names its caller.
+    With the patch in the cell, the collective stays the object by which torch.compile knows its replacement in a graph and
+    by which other modules have imported it, and the wrapper that warns about its use still names its caller.
     """
     cell = None
     while isinstance(collective, FunctionType):

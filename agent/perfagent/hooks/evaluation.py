@@ -1,15 +1,11 @@
 """Recognizes evaluations between steps, by a framework's own loop or by calls of the root model without backward.
 
-A plain loop is recognized later, on the sender's thread, from the order of the trace (decode/evaluation_spans.py), and
-calls of a model that nobody watches by its loader (decode/evaluations.py). Calls without gradients in training mode count
-only as an interruption: what every step does (a rollout, a teacher's answer, the generator's samples for a discriminator)
-is part of the training, and of its forward pass.
+A plain loop is recognized later, on the sender's thread (decode/evaluation_spans.py, evaluations.py). Calls without
+gradients in training mode count only as an interruption: what every step does (a rollout, a teacher's answer) is part of
+the training. If an environment was stepped in the same span, or a language model generated text in training mode, that is a
+rollout, a phase of its own.
 
-If an environment was stepped in the same span, the model chose actions there: that is a rollout, a phase of its own. So
-is the text that a language model generates in training mode.
-
-An evaluation is part of the step that follows it. An evaluation after the last step is reported when the run ends, in
-a row of its own.
+An evaluation is part of the step that follows it; one after the last step has a row of its own.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 Also reads batch shapes in loops without a DataLoader.
 
-Only the root is watched, and only after the first step; for a compiled model, its wrapper. Forward hooks are not used:
-they cost the module its fast path (2 µs a call), would be copied and pickled along with it (a closure cannot be), and
-become part of the graph where torch.compile traces them.
+Only the root is watched, and only after the first step; for a compiled model, its wrapper (boundary/call_slot.py).
 
 If the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
 the model's call and backward does not have that time in `forward`. A call counts only if a backward pass follows; calls

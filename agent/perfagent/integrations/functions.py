@@ -93,20 +93,6 @@ def _clip_of_fsdp1(original: Function) -> Function:
     return clip_grad_norm_
 
 
-def _clip_of_timm(original: Function) -> Function:
-    """timm's adaptive clipping (`--clip-mode agc`) changes gradients unit by unit. Its other two ways are torch's own."""
-
-    @functools.wraps(original)
-    def adaptive_clip_grad(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if api.is_training_thread():
-            is_one = isinstance(parameters, sys.modules["torch"].Tensor)
-            parameters = [parameters] if is_one else list(parameters)  # a generator can be asked once
-            api.begin_clipping(parameters)
-        return original(parameters, *args, **kwargs)
-
-    return adaptive_clip_grad
-
-
 def _divides_losses(_model: object, examples_in_step: int) -> None:
     """poutyne: with `batches_per_step` it backpropagates the sum over each batch and divides the gradients of all at the end.
     So the losses are divided, too: then they are what the optimizer minimizes."""
@@ -129,7 +115,6 @@ FUNCTIONS: Table = (
     (_clip_of_fsdp1, {
         "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel.clip_grad_norm_",),
     }),
-    (_clip_of_timm, dict.fromkeys(("timm.utils.agc", "timm.utils.clip_grad", "timm.utils"), ("adaptive_clip_grad",))),
     (api.before(_divides_losses), {"poutyne.framework.model": ("Model._adjust_step_size",)}),
     (api.before(_scales_gradients), {"torch.distributed.pipelining.stage": ("_PipelineStageBase.scale_grads",)}),
     # of fastai's optimizers, a class of their own; those that it wraps, by `OptimWrapper`, are torch's

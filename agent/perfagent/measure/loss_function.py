@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
-__all__ = ["loss_function"]
+__all__ = ["is_packed", "loss_function"]
 
 _MOST_NODES = 40
 """Between the root and the model's last layer there are a dozen, with several losses added up."""
@@ -37,6 +37,12 @@ _OF_A_DIFFERENCE = (*_REGRESSIONS, "PowBackward0", "AbsBackward0")
 """Regression losses, and the operators that hand-written ones apply to the difference. (Others compare all pairs on purpose.)"""
 _PAIRS = ("SubBackward0", "ExpandBackward0")
 _MEAN = 1  # of torch's `reduction`
+
+
+def is_packed(kept: object) -> bool:
+    """True if a hook packed what autograd keeps as `node._raw_saved_NAME`: to read it would run that hook (activation
+    checkpointing would run the model again). Where torch does not say so (2.4, 2.6), all counts as packed."""
+    return kept is not None and getattr(kept, "unpack_hook", kept) is not None
 
 
 def loss_function(root: Tensor) -> dict[str, Any]:

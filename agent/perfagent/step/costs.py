@@ -1,9 +1,7 @@
 """Estimates what the agent costs by counting, not by measuring: reading a clock twice costs as much as a hook does.
 
 The unit is a stamp: appending one tuple that holds the time. Each process measures the cost of a stamp once, on the
-sender's thread; how many stamps a hook is worth comes from benchmarks/overhead/timing.py, which measures whole
-loops. A hook runs with cold caches in the middle of a training step, so it costs about three times what it costs in
-a loop of its own.
+sender's thread; how many stamps a hook is worth comes from benchmarks/overhead/timing.py, which measures whole loops.
 """
 
 from __future__ import annotations
@@ -19,16 +17,14 @@ _RARE, _SCALED = 200, 130
 """Stamps for what only some steps have (clipping, mixed precision, a pass), and the extra stamps for a
 GradScaler's step."""
 _CLIP, _CLIPPED = 250, 6
-"""Stamps for a call that clips, and for each of its gradients: their identities show what was clipped. With prices for
-steps and entries alone, 25 of 77 µs were counted in a loop with a loader, log() and clipping."""
+"""Stamps for a call that clips, and for each of its gradients."""
 _LOG, _VALUE = 45, 4
 """Stamps for a log() call, and for each of its values."""
 _LOG_AGAIN, _VALUE_AGAIN = 10, 0.5
 """Stamps for a log() call right after another one, and for each of its values: all that it needs is in the caches."""
 _TOLD, _LAYER = 3000, 10
-"""Stamps for reporting one measured step on the sender's thread, and for each of its layers, since such a step has
-series that its neighbors lack. Measured as the CPU time of that thread with a pass in every tenth step, minus that with
-none. (0.3 ms: on small models more than the pass itself, so it is charged to the pass that is planned.)"""
+"""Stamps for reporting one measured step on the sender's thread, and for each of its layers. (0.3 ms: on small models more
+than the pass itself, so it is charged to the pass that is planned.)"""
 _BLOCKS, _STAMPS = 9, 100
 _USUAL_NS = 100.0
 _measured_ns = 0.0

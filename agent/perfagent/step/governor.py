@@ -2,10 +2,8 @@
 
 The hooks' time on the training thread is counted (step/costs.py); the sender's thread adds the CPU time of the agent's
 threads. The rest of the budget goes to work that can run less often: measuring gradients, comparing weights, looking
-for dead units. The fixed part cannot be reduced: it is counted, and shows in `agent/overhead_pct` even where it alone
-exceeds the budget, as in short steps. (A step costs 15 to 25 µs in the hooks, 50 to 80 µs with a loader, clipping and
-log(), and 10 to 25 µs in the sender's thread, which also takes 2 to 4 ms each second. That is a budget of 0.5 % for
-steps of 10 to 20 ms, twice that for 5 ms, and a seventh of the time for 0.3 ms.)
+for dead units. The fixed part (15 to 80 µs a step in the hooks, 10 to 25 µs in the sender's thread) cannot be reduced: it
+is counted, and shows in `agent/overhead_pct` even where it alone exceeds the budget, as in short steps.
 """
 
 from __future__ import annotations

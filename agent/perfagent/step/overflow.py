@@ -1,4 +1,4 @@
-"""Counts the rows that a full deque drops, without any cost to the training thread, which only appends."""
+"""Counts the rows that a full deque drops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ class OverflowMark:
 
     One mark lies among the rows and holds the number of rows appended before it. When the deque drops the mark,
     exactly `maxlen` rows have come after it, and a new mark is appended. So the reader of the deque always meets a
-    mark and can compare counts.
+    mark and can compare counts. (A count with every append would cost each log().)
 
     fresh: the reader itself put this mark in, so it says nothing about dropped rows. Nobody else may hold a
     reference to a mark.
-
-    Rejected: a count with every append would cost each log(); whether the deque is full when it is read says little:
-    149,906 lost rows were counted as one.
     """
 
     __slots__ = ("_rows", "before", "fresh", "live")

@@ -1,4 +1,5 @@
-"""The parts of a run that a step's state refers to, by what is asked of them: no import points to the rooms above."""
+"""The parts of a run that a step's state refers to, by what is asked of them: no import points to the rooms above. Each
+protocol is that of the class of its name in `hooks`, `measure`, `decode` or `causes`."""
 
 from __future__ import annotations
 
@@ -23,8 +24,6 @@ __all__ = [
 
 
 class OptimizerSelection(Protocol):
-    """hooks.selection.optimizers.OptimizerSelection"""
-
     blocked: int
     began: int
     model_size: int
@@ -46,8 +45,6 @@ class OptimizerSelection(Protocol):
 
 
 class GradientSchedule(Protocol):
-    """measure.gradient_schedule.GradientSchedule"""
-
     rank: int
 
     def measure(self, optimizer: Optimizer, *, after: bool = False) -> None: ...
@@ -66,8 +63,6 @@ class GradientSchedule(Protocol):
 
 
 class JointStep(Protocol):
-    """hooks.selection.joint_step.JointStep"""
-
     clipped: tuple[int, Any]
     kept: Any
 
@@ -79,8 +74,6 @@ class JointStep(Protocol):
 
 
 class LoopFacts(Protocol):
-    """decode.phase_times.LoopFacts"""
-
     averages: bool | None
     divided_later: bool
     embedded: bool
@@ -91,8 +84,6 @@ class LoopFacts(Protocol):
 
 
 class StepReader(Protocol):
-    """decode.step_decoder.StepReader"""
-
     flops: Any
     gradients: Any
     investigator: Any
@@ -104,8 +95,6 @@ class StepReader(Protocol):
 
 
 class Investigator(Protocol):
-    """causes.investigator.Investigator"""
-
     stop: Any
 
     def passing(self, error: BaseException) -> None: ...
@@ -116,14 +105,10 @@ class Investigator(Protocol):
 
 
 class StepWitness(Protocol):
-    """measure.step_witness.StepWitness"""
-
     def look(self) -> None: ...
 
 
 class BatchContents(Protocol):
-    """measure.batches.contents.Contents"""
-
     cost_ns: int
 
     def look(self, iteration: int, batch: object) -> None: ...
@@ -133,8 +118,6 @@ class BatchContents(Protocol):
 
 
 class StepFlops(Protocol):
-    """measure.flops.step_flops.StepFlops"""
-
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None: ...
 
 

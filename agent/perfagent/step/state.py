@@ -3,9 +3,7 @@ are needed at once.
 
 One `StepState` belongs to one run. The hooks write to `state.current`, which is None when no run is active and in
 every forked child. A hook adds a few items to the trace and returns; the sender's thread interprets them
-(decode/phase_times.py), because a hook runs with cold caches in the middle of a training step and every object
-it touches costs time. Measured: the same arithmetic in the hooks cost four times as much in a real step as in a
-loop of its own.
+(decode/phase_times.py): with the cold caches of a training step, the same arithmetic in a hook took four times as long.
 
 Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; threads
 exchange data by one append to a deque or one assignment.

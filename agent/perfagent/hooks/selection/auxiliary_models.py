@@ -1,15 +1,12 @@
 """Watches the modules that the loop calls itself, besides the root model: a teacher, a discriminator, the other tower of
 two; and the parts of a root that is never called, by a method such as `model.loss(x)`.
 
-Calls of other models belong to the forward pass. Many calls in a row without gradients are an evaluation, as for the root
-(decode/evaluation_spans.py). The first call of a part begins the forward pass, which then lasts until backward starts.
+Calls of other models belong to the forward pass (without them two thirds of that of a distillation were `other`); many in
+a row without gradients are an evaluation, as for the root. The first call of a part begins the forward pass.
 
 One step with torch's hooks for all modules shows which modules these are: they have parameters, and no other module calls
 them. The search is repeated now and then, since a discriminator may join late. Processes that compile anything are left
 alone: code traced while those hooks are on is never compiled, and a watched part would break the graph of a method.
-
-Without these models, two thirds of the forward pass of a distillation, and a third of a GAN's, were `other`. A search
-of all live modules takes 0.1 s and does not show which are called.
 """
 
 from __future__ import annotations

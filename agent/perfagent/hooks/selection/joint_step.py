@@ -1,11 +1,9 @@
 """Combines optimizers that step on one backward pass, such as Muon for the matrices and AdamW for the rest.
 
 The gradient norm of such a step covers the gradients of all of them. Each optimizer's gradients are measured just
-before its own step: a scaler unscales for one optimizer at a time, and a loop may clear the gradients of one before the
-next one steps. Gradients of optimizers that step before the primary one are kept here. Those that step after it add to
-the step that it has ended. That step is read when the next one begins, or when nothing has happened for a while
-(decode/finished_steps.py); anything later is left out. An optimizer with its own backward pass, such as a GAN's critic,
-is excluded.
+before its own step: a scaler unscales for one at a time, and a loop may clear those of one before the next one steps.
+What steps before the primary one is kept here; what steps after it adds to the step that it has ended, until that is
+read (decode/finished_steps.py). An optimizer with its own backward pass, such as a GAN's critic, is excluded.
 """
 
 from __future__ import annotations
@@ -43,17 +41,8 @@ class JointStep:
     """
 
     __slots__ = (
-        "_apart",
-        "_at",
-        "_early",
-        "_in_vain",
-        "_measured",
-        "_members",
-        "_progress",
-        "_step",
-        "clipped",
-        "kept",
-    )
+        "_apart", "_at", "_early", "_in_vain", "_measured", "_members", "_progress", "_step", "clipped", "kept",
+    )  # fmt: skip
 
     def __init__(self, progress: StepState) -> None:
         self._progress = progress

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
@@ -145,16 +144,10 @@ def _differ(a: object, b: object) -> bool:
 
 def _whole(step: Any) -> int | None:
     """A step that a run can have, where one is named that can be read without waiting for a device."""
-    if type(step) is not int:
-        if step is None or (is_tensor(step) and not step.is_cpu):
-            return None
-        try:
-            step = operator.index(step)
-        except TypeError:
-            if not isinstance(step, (int, float)) and not hasattr(step, "__float__"):
-                return None
-            step = float(step)
-            if not math.isfinite(step):
-                return None
-            step = int(step)
-    return max(0, step) if step <= MAX_STEP else None
+    if step is None or isinstance(step, (str, bytes)) or (is_tensor(step) and not step.is_cpu):
+        return None
+    try:
+        whole = int(step)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(0, whole) if whole <= MAX_STEP else None
