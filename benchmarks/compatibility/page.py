@@ -252,6 +252,7 @@ Known limits:
   its optimizer trains fewer parameters, have numbers but no rows, since it might train now and then beside the first.
 - **A vector of losses** that the script backpropagates with weights (`losses.backward(weights)`) is no loss: log it.
 - **Adaptive clipping** (timm's `--clip-mode agc`) is not recognized: the gradients are measured after it.
+- **Cached gradients** (sentence-transformers) with accumulation: the loss of a step is that of its last batch.
 - **A closure that raises** within the optimizer's step, and is tried again: the loss of that step includes the first attempt.
 - **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch
   has optimizers of another kind: perfagent records only what the script logs.

@@ -18,7 +18,7 @@ from perfagent.device import DeviceClock, Event, Reading, read_later, read_numbe
 from perfagent.measure.loss_function import is_packed, loss_function
 from perfagent.step import trace as kinds
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import BACKWARD, BACKWARD_END, MOST_ITEMS, Entry, Loss, LossScale
+from perfagent.step.trace import BACKWARD, BACKWARD_END, MOST_ITEMS, Loss, LossScale
 
 __all__ = ["begin_pass", "check_arrived", "remember", "watch_backward"]
 
@@ -79,7 +79,9 @@ def _begin(p: StepState, tensors: Any, began: int) -> None:
         p.losses.loss_made = {}  # first: an error in there must not come again, nor cost the rest
         _note_loss(p, tensors)
     if p.loss_count and single and _is_whole(tensors):
-        _fold_parts(p)
+        for at in kinds.backward_passes(p.trace):
+            p.trace[at + 2] = None  # the loss of a part
+        p.loss_count = 0
     event = begin_pass(p, tensors if single else None)
     root = None
     if not p.losses.inside_closure:  # LBFGS evaluates several times; only the first is the loss at the current weights
@@ -114,25 +116,6 @@ def _is_whole(tensor: Any) -> bool:
         node = node.next_functions[0][0]
     leaf: Any = tensor if tensor.grad_fn is None else getattr(node, "variable", None)
     return type(leaf) is sys.modules["torch"].Tensor and leaf.numel() == 1 and bool(leaf._backward_hooks)
-
-
-def _fold_parts(p: StepState) -> None:
-    """Counts the passes since the last whole loss as time of the backward phase, without a loss or batch."""
-    step, at = p.losses.whole_loss
-    since = at if step == p.completed else 0
-    folded: list[Entry] = []
-    begun: Entry | None = None
-    for entry in kinds.entries_of(p.trace[since:]):
-        if entry[0] == BACKWARD:
-            begun = entry
-            p.loss_count -= entry[3] is not None
-        elif entry[0] == BACKWARD_END and begun is not None:
-            folded.append((kinds.PHASE, begun[1], entry[1], "backward", begun[2], entry[2]))
-            begun = None
-        else:
-            folded.append(entry)
-    p.trace[since:] = kinds.trace_of(folded)
-    p.losses.whole_loss = p.completed, len(p.trace) + kinds.FIELDS[BACKWARD]
 
 
 def begin_pass(p: StepState, tensor: Any) -> Event | None:

@@ -31,8 +31,6 @@ __all__ = ["after_step", "before_step", "finish_step", "watch_clear", "watch_opt
 
 _IN_FORWARD = (kinds.FORWARD, kinds.RETURNED)
 _CLEARED_AFTER = (*_IN_FORWARD, BACKWARD_END)
-_RAISED = 64
-"""Steps of other optimizers after which an optimizer that began a step and never ended it is assumed to have raised."""
 
 
 @untraced
@@ -87,9 +85,7 @@ def _before(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         return None
     me = id(optimizer)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
-        p.selection.blocked += 1
-        if p.selection.blocked < _RAISED:
-            return None  # ... unless that one raised in its step and will never return
+        return None
     p.entered = me
     p.plain = False
     if not p.primary_id:
@@ -135,7 +131,7 @@ def after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:  # n
     p = state.current
     if p is None or p.whole or p.entered != id(optimizer) or p.thread != get_ident():
         return
-    p.entered = p.selection.blocked = 0
+    p.entered = 0
     if p.scaler_depth:
         p.scaler_depth = 2  # GradScaler.step did not skip, and ends the step
         p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; it is reset later
@@ -246,7 +242,7 @@ def watch_whole_step(original: Function, kept: weakref.ref[Optimizer] | None = N
             raise
         finally:
             p.whole = False
-            p.entered = p.selection.blocked = 0
+            p.entered = 0
         try:
             finish_step(p, me, None, None if p.clock is None else p.clock.mark())
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop

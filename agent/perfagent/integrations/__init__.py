@@ -1,8 +1,7 @@
 """What is true of one library: a module each, loaded only in a process that has imported that library.
 
-Most need none for their steps: the Transformers Trainer, Accelerate, DDP and FSDP2 call their model, step ordinary
-optimizers, call `torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md
-has the table.
+Most need none for their steps: they call their model, step ordinary optimizers, call `torch.autograd.backward` and read a
+DataLoader, which is what the hooks watch.
 
 An adapter is a module with `install(library, patch)`. What adapters may call is in api.py. Where wrapping a function is all
 that a library needs, it is a row of functions.py.

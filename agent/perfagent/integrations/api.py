@@ -28,7 +28,7 @@ from perfagent.measure.sharding import world_size
 from perfagent.step.state import StepState, now, state
 from perfagent.step.stop import claim as stop_due
 from perfagent.step.suspend import unwatched
-from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, OPTIMIZER_END, Trace
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace, backward_passes
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ def silent_hooks(optimizer: object) -> Iterator[None]:
         yield
     finally:
         p.whole = False
-        p.entered = p.selection.blocked = p.scaler_depth = 0
+        p.entered = p.scaler_depth = 0
 
 
 def discard_step(step: OpenStep) -> None:
@@ -248,13 +248,9 @@ def divide_losses(parts: int) -> None:
     p = state.current
     if p is None or p.thread != get_ident():
         return
-    trace, end = p.trace, len(p.trace)
-    while end and trace[end - 1] != OPTIMIZER_END:
-        begin = end - FIELDS[trace[end - 1]]
-        if trace[end - 1] == BACKWARD:
-            value = trace[begin + 2]
-            trace[begin + 2 : begin + 4] = value / parts if isinstance(value, float) else None, True
-        end = begin
+    for at in backward_passes(p.trace):
+        value = p.trace[at + 2]
+        p.trace[at + 2 : at + 4] = value / parts if isinstance(value, float) else None, True
 
 
 def divides_later() -> None:

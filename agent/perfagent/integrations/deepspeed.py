@@ -1,14 +1,11 @@
 """DeepSpeed: the engine's `step` is the step, its `backward` the backward pass, its gradient norm the norm.
 
-ZeRO-1 and 2 step the optimizer inside once per parameter group, ZeRO-3 once per sub-group, and not at all when the
-gradients overflow, so the optimizer hooks would count wrong: they are silent inside `engine.step`, and a step is over
-when `engine.global_steps` moves on, which it does at the end of an accumulation window only. Gradients are partitioned
-and partly gone by then, but DeepSpeed has computed their global norm for itself. What `engine.backward` returns is the
-loss divided by the accumulation steps and not yet multiplied by the loss scale. No collective is issued here, and
-nothing waits for the device.
+ZeRO steps the optimizer inside once per parameter group, and not at all when the gradients overflow, so the optimizer
+hooks are silent inside `engine.step`; a step is over when `engine.global_steps` moves on, at the end of an accumulation
+window. Gradients are partitioned and partly gone by then, but DeepSpeed has computed their global norm for itself. What
+`engine.backward` returns is the loss divided by the accumulation steps and not yet multiplied by the loss scale.
 
-An engine that steps a plain torch optimizer (stage 0 in full precision) needs the usual hooks, and its clipping
-watched.
+An engine that steps a plain torch optimizer (stage 0 in full precision) needs the usual hooks, and its clipping watched.
 """
 
 from __future__ import annotations

@@ -38,14 +38,12 @@ _SAVERS: Functions = {
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),
     "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
-    "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
     "lightning.fabric.fabric": ("Fabric.save",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
 }
 _EVALUATORS: Functions = {
     "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
     "lightning.pytorch.loops.evaluation_loop": ("_EvaluationLoop.run",),
-    "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
     "stable_baselines3.common.evaluation": ("evaluate_policy",),
     "ultralytics.engine.validator": ("BaseValidator.__call__",),
 }
@@ -60,8 +58,6 @@ _GENERATORS: Functions = {"transformers.generation.utils": ("GenerationMixin.gen
 _SEARCHES: Functions = {
     "lightning.pytorch.callbacks.lr_finder": ("LearningRateFinder.lr_find",),
     "lightning.pytorch.callbacks.batch_size_finder": ("BatchSizeFinder.scale_batch_size",),
-    "pytorch_lightning.callbacks.lr_finder": ("LearningRateFinder.lr_find",),
-    "pytorch_lightning.callbacks.batch_size_finder": ("BatchSizeFinder.scale_batch_size",),
     "fastai.callback.schedule": ("Learner.lr_find",),
     "torch_lr_finder.lr_finder": ("LRFinder.range_test",),
 }
@@ -128,7 +124,8 @@ def install(patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS)
     by_module: dict[str, list[tuple[str, Watch]]] = defaultdict(list)
     for watch, functions in table:
         for module, names in functions.items():
-            by_module[module] += [(name, watch) for name in names]
+            for package in {module, module.replace("lightning.pytorch", "pytorch_lightning")}:  # its older name
+                by_module[package] += [(name, watch) for name in names]
     for module, watches in by_module.items():
 
         def replace(module: str = module, watches: list[tuple[str, Watch]] = watches) -> None:

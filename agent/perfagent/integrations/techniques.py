@@ -1,17 +1,16 @@
 """Recognizes techniques of other libraries from the model: adapters (peft), quantized weights (bitsandbytes, torchao),
 pruning (torch.nn.utils.prune), a distillation's teacher, loaders (WebDataset, DALI), a profiler (Nsight).
 
-Each is recorded in the run's configuration as `techniques`, with what it saves: the trainable share, bytes of weights,
-bytes of gradients and moments that frozen weights do not need. Read on the sender's thread: sizes and types only, no
-value of a tensor on a device, no gradient. A library that the script has not imported is not imported for it: classes
-are known by their names.
+Each is recorded in the run's configuration as `techniques`, with what it saves. Read on the sender's thread: sizes and
+types only, no value of a tensor on a device. Classes are known by their names, since no library is imported for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ def elements(parameter: torch.Tensor) -> int:
     state = getattr(parameter, "quant_state", None)
     shape = getattr(state, "shape", None)
     if shape is not None:
-        count = 1
-        for size in shape:
-            count *= int(size)
-        return count
+        return math.prod(map(int, shape))
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
@@ -82,7 +78,11 @@ def of_variable(name: str, value: Any) -> dict[str, object]:
 
 def _adapters(model: torch.nn.Module) -> dict[str, object]:
     configurations: Any = next(
-        (found for module in _around(model) if isinstance(found := module.__dict__.get("peft_config"), dict) and found),
+        (
+            found
+            for module in model.modules()
+            if isinstance(found := module.__dict__.get("peft_config"), dict) and found
+        ),
         None,
     )
     if configurations is None:
@@ -99,19 +99,6 @@ def _adapters(model: torch.nn.Module) -> dict[str, object]:
             one["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
         told[str(name)] = one
     return told
-
-
-def _around(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model, and what it is or wraps: DDP, torch.compile, peft's own layers of wrapping."""
-    for _ in range(8):
-        yield model
-        inner = next(
-            (model._modules[name] for name in ("module", "_orig_mod", "base_model", "model") if name in model._modules),
-            None,
-        )
-        if inner is None:
-            return
-        model = inner
 
 
 def _frozen(parameters: list[torch.nn.Parameter]) -> dict[str, object]:

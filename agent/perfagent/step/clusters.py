@@ -105,7 +105,6 @@ class LossState:
 
     accumulates: several backward passes a step; assumed until the first step is over.
     user_losses: step -> logged "loss", until the sender's thread takes it.
-    whole_loss: `completed` and trace length at the last loss with folded parts (hooks/backward.py).
     loss_made: of what the loss is made (measure/loss_function.py), once it is known.
     proof: gets the root of the next backward pass (measure/uncleared.py).
     arriving: the newest loss of this step, on its way from a device; is_late: it, or the one before, had not come
@@ -117,7 +116,6 @@ class LossState:
     seen_backward: bool = False
     inside_closure: bool = False
     user_losses: dict[int, float] = field(default_factory=dict)
-    whole_loss: tuple[int, int] = (-1, 0)
     loss_made: dict[str, Any] | None = None
     proof: Callable[[Any], None] | None = None
     arriving: Reading | None = None

@@ -24,7 +24,6 @@ __all__ = [
 
 
 class OptimizerSelection(Protocol):
-    blocked: int
     began: int
     model_size: int
 

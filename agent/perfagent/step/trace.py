@@ -29,7 +29,7 @@ clock, or None):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from perfagent.device import Value
@@ -37,7 +37,7 @@ from perfagent.device import Value
 __all__ = [
     "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
     "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "EvalTrace", "Loss", "LossScale", "RolloutTrace",
-    "Trace", "backward_since", "entries_of", "entry_count", "events_of", "forward_mode", "forward_passes",
+    "Trace", "backward_passes", "backward_since", "entries_of", "entry_count", "events_of", "forward_mode", "forward_passes",
     "only_backward_since", "only_optimizers", "read_on", "shorten", "trace_of",
 ]  # fmt: skip
 
@@ -114,6 +114,15 @@ def forward_mode(trace: Trace) -> bool | None:
             return bool(trace[end - 3])
         end -= FIELDS[kind]
     return None
+
+
+def backward_passes(trace: Trace) -> Iterator[int]:
+    """Yields where the backward passes since the last step of any optimizer begin in the trace, the newest first."""
+    end = len(trace)
+    while end and trace[end - 1] != OPTIMIZER_END:
+        end -= FIELDS[kind := trace[end - 1]]
+        if kind == BACKWARD:
+            yield end
 
 
 def backward_since(trace: Trace, at: int) -> bool:

@@ -112,27 +112,6 @@ def test_a_process_that_compiles_is_left_alone(record):
     assert not is_watched(teacher)
 
 
-def test_a_watched_transformer_answers_the_same_bits(record):
-    """In evaluation mode it takes another way where it has hooks."""
-
-    def losses(*, watched):
-        torch.manual_seed(0)
-        model, teacher = student(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
-        optimizer, found = sgd(model), []
-        if watched:
-            record(model, optimizer=optimizer)
-        for _ in range(8):
-            x = torch.randn(2, 3, 4)
-            with torch.no_grad():
-                wanted = teacher(x)
-            found.append((model(x) - wanted).square().mean())
-            step(optimizer, found[-1])
-        assert is_watched(teacher) == watched
-        return [loss.item() for loss in found]
-
-    assert losses(watched=False) == losses(watched=True)
-
-
 # ---- evaluations, logs and phases beside such models
 
 

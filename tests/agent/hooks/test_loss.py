@@ -175,14 +175,6 @@ def test_a_loss_that_is_logged_stands_alone_at_its_step(record, model, every):
     assert recorded.of("loss") == list(enumerate(printed, start=1))
 
 
-def test_another_quantity_named_loss_takes_the_series_over(record, model):
-    recorded, optimizer = record(model), sgd(model)
-    for number in range(5):
-        step(optimizer, cross_entropy(model, torch.randn(6, 8)))
-        recorded.run.log({"loss": 17.0}, step=number)
-    assert recorded.of("loss") == [(number, 17.0) for number in range(5)]
-
-
 # ---- means over what a mask leaves
 
 
@@ -248,3 +240,20 @@ def test_a_divisor_that_checkpointing_holds_is_not_asked_for(record, model):
     for _ in range(4):
         step(optimizer, checkpoint(masked_mean, torch.randn(4, 8), torch.ones(4), use_reentrant=False))
     assert len(calls) == 4 * 2
+
+
+def test_a_loss_whose_parts_were_backpropagated_before_is_itself(record, model):
+    """Cached gradients: the parts make the gradients of the model's output; a hook on the whole does the rest."""
+    recorded, optimizer, printed = record(model), sgd(model), []
+    for _ in range(3):
+        out = model(torch.randn(6, 8))
+        cached, loss = out.detach().requires_grad_(), torch.zeros(())
+        for part in cached.chunk(3):
+            part.square().mean().backward()
+            loss = loss + part.detach().square().mean()
+        loss.requires_grad_().register_hook(lambda _, out=out, cached=cached: out.backward(cached.grad))
+        loss.backward()
+        printed.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses_of(recorded) == printed

@@ -101,30 +101,6 @@ def test_optimizers_that_come_and_go_are_timed_and_freed(record):
         assert dropped() is None
 
 
-def test_what_a_step_is_given_beside_a_closure_reaches_it(record):
-    given = []
-
-    class Noted(torch.optim.SGD):
-        def step(self, closure=None, note=None):
-            given.append(note)
-            return super().step(closure)
-
-    model = small()
-    optimizer = Noted(model.parameters(), lr=0.1)
-    recorded = record(model)
-
-    def closure():
-        model(torch.randn(4, 8)).square().mean().backward()
-
-    for number in range(4):
-        if number % 2:
-            optimizer.step(note=number, closure=closure)
-        else:
-            optimizer.step(closure, number)
-    assert given == [0, 1, 2, 3]
-    assert [number for number, _ in recorded.steps()] == [1, 2, 3, 4]
-
-
 def test_a_rate_is_told_as_it_is_whatever_its_type(record):
     model = small()
     recorded = record(model)

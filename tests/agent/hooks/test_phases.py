@@ -107,31 +107,6 @@ def test_what_follows_the_call_is_forward_until_there_is_a_loss(record, model, f
     assert_phases(recorded, forward=forward)
 
 
-def test_calls_of_an_evaluation_between_steps_are_not_forward(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(3):
-        model.eval()
-        model(X)  # without no_grad, as some do
-        with torch.no_grad():
-            model(X)
-        model.train()
-        step(model, optimizer)
-    assert_phases(recorded, forward=FORWARD_S)
-
-
-def test_micro_steps_add_up(record):
-    recorded, model, optimizer = start(record)
-    loader = iter(DataLoader(Slow(12), batch_size=1))
-    for _ in range(4):
-        for _ in range(3):
-            (model(next(loader)).square().mean() / 3).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_phases(recorded, first=1, data=3 * DATA_S)
-    assert_phases(recorded, forward=3 * FORWARD_S, other=0.0)
-    assert recorded.consumed() == {2: 3, 3: 3, 4: 3}
-
-
 # ---- batches that a script names
 
 
@@ -143,14 +118,6 @@ def batches(record_run, count, ending=0.0):
         nap(ending)
 
     return record_run.batches(rows())
-
-
-def test_batches_times_any_iterable(record):
-    recorded, model, optimizer = start(record)
-    for x in batches(recorded.run, 3):
-        step(model, optimizer, x)
-    assert_phases(recorded, first=1, data=DATA_S)
-    assert recorded.consumed() == {2: 5, 3: 5}
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["plain", "a phase by name"])

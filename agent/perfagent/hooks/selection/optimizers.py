@@ -56,12 +56,11 @@ class OptimizerSelection:
     `has_lost_model`.
 
     began: `completed` when the primary optimizer became that.
-    blocked: steps of others since an optimizer began a step that has not ended.
     model_size: number of trainable parameters of the model that the script named.
     """
 
     __slots__ = (
-        "_model", "_next_search_ns", "_others", "_primary", "_progress", "_searches", "_steppers", "began", "blocked",
+        "_model", "_next_search_ns", "_others", "_primary", "_progress", "_searches", "_steppers", "began",
         "model_size",
     )  # fmt: skip
 
@@ -70,7 +69,7 @@ class OptimizerSelection:
         self._primary: weakref.ref[Optimizer] | None = None
         self._model: weakref.ref[nn.Module] | None = None
         self.began = -1
-        self.blocked = self.model_size = self._searches = self._next_search_ns = 0
+        self.model_size = self._searches = self._next_search_ns = 0
         self._steppers: dict[int, _Steps] = {}
         self._others: dict[int, weakref.ref[Optimizer]] = {}
 
@@ -119,13 +118,15 @@ class OptimizerSelection:
         self.make_primary(chosen)
 
     def make_primary(self, optimizer: Optimizer) -> None:
-        p = self._progress
+        p, key = self._progress, id(optimizer)
 
         def forget(gone: weakref.ref[Optimizer]) -> None:
+            if p.entered == key:
+                p.entered = 0  # it raised in its step
             if self._primary is gone:
                 p.primary_id = 0  # another object may get the same id
 
-        self._primary, p.primary_id = weakref.ref(optimizer, forget), id(optimizer)
+        self._primary, p.primary_id = weakref.ref(optimizer, forget), key
         self.began = p.completed
         p.links.joint_step.forget()
 

@@ -201,19 +201,14 @@ def _wandb_finish(run: Any, *_: object, **__: object) -> list[Logs]:
     return []
 
 
-_CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
 LOGGERS: Table = (
     (_accelerate, {"accelerate.accelerator": ("Accelerator.log",)}),
     (_deepspeed, {"deepspeed.monitor.monitor": ("MonitorMaster.write_events",)}),
     (_fabric, {"lightning.fabric.fabric": ("Fabric.log_dict",)}),
     (_lightning, {
-        f"lightning.pytorch.{_CONNECTOR}": ("_LoggerConnector.log_metrics",),
-        f"pytorch_lightning.{_CONNECTOR}": ("_LoggerConnector.log_metrics",),
+        "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": ("_LoggerConnector.log_metrics",),
     }),
-    (_lightning_csv, {
-        "lightning.pytorch.loggers.csv_logs": ("CSVLogger.log_metrics",),
-        "pytorch_lightning.loggers.csv_logs": ("CSVLogger.log_metrics",),
-    }),
+    (_lightning_csv, {"lightning.pytorch.loggers.csv_logs": ("CSVLogger.log_metrics",)}),
     (_mlflow_metric, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_metric",)}),
     (_mlflow_batch, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_batch",)}),
     (_mlflow_parameter, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_param",)}),

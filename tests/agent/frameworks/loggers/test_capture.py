@@ -33,9 +33,6 @@ class Logger:
         self.given.append(dict(values))
         return "done"
 
-    def forward(self, values: Any, other: Logger) -> None:
-        other.log({f"train/{name}": value for name, value in values.items()} | {"more": 1.0})
-
 
 @pytest.fixture
 def watched() -> Iterator[type[Logger]]:
@@ -43,7 +40,6 @@ def watched() -> Iterator[type[Logger]]:
 
     class Watched(Logger):
         log = captured(lambda self, values, step=None: [Logs(values, step)])(Logger.log)
-        forward = captured(lambda self, values, other: [Logs(values)])(Logger.forward)
 
     yield Watched
     guard.reset()
@@ -125,15 +121,6 @@ def test_what_is_no_scalar_is_ignored_and_later_changes_too(
     found.pop("meta")  # cannot be read: nothing is written of it
     assert found == {"float": 1.5, "int": 2, "bool": True, "numpy": 0.5, "array": 1.0, "tensor": 1.0, "half": 1.0}
     assert run.sender.counters == {}
-
-
-def test_what_one_logger_forwards_counts_once(record: Record, watched: Any) -> None:
-    run = start(record)
-    train(1)
-    outer, inner = watched(), watched()
-    outer.forward({"loss": 2.0}, inner)
-    assert inner.given == [{"train/loss": 2.0, "more": 1.0}]
-    assert scalars(run) == [(1, {"loss": 2.0}), (1, {"more": 1.0})]
 
 
 def test_errors_of_the_library_are_its_own_and_turn_nothing_off(record: Record, watched: Any) -> None:
