@@ -29,15 +29,14 @@ class Governor:
     two reports between which a step ended; 0 before there were two.
     """
 
-    __slots__ = ("_left", "_own_ns", "_pass_ns", "_started", "_stepped", "_threads_s", "budget", "clock", "step_ns")
+    __slots__ = ("_left", "_started", "_stepped", "_totals", "budget", "clock", "step_ns")
 
     def __init__(self, budget_pct: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.budget = budget_pct / 100.0
         self._left = self.budget
         self.clock = clock
         self._started = clock()
-        self._own_ns = self._pass_ns = 0.0
-        self._threads_s = 0.0
+        self._totals = 0.0, 0.0, 0.0
         self.step_ns = 0
         self._stepped: tuple[int, float] | None = None  # steps completed at a report, and the time of that report
 
@@ -66,13 +65,10 @@ class Governor:
         if elapsed < _WINDOW_S:
             return None
         self._time_steps(completed)
+        totals = own_ns / 1e9, pass_ns / 1e9, threads_s
         # a total falls where a thread is replaced, or what counted a part of it ends
-        own, passes, threads = (
-            max(0.0, own_ns - self._own_ns) / 1e9,
-            max(0.0, pass_ns - self._pass_ns) / 1e9,
-            max(0.0, threads_s - self._threads_s),
-        )
-        self._own_ns, self._pass_ns, self._threads_s, self._started = own_ns, pass_ns, threads_s, self.clock()
+        own, passes, threads = (max(0.0, new - old) for new, old in zip(totals, self._totals, strict=True))
+        self._totals, self._started = totals, self.clock()
         fixed = max(0.0, own + threads - passes) / elapsed  # part of the passes' cost is an estimate
         self._left = max(self.budget - fixed, _LEAST_SHARE * self.budget)
         return 100.0 * (own + threads) / elapsed

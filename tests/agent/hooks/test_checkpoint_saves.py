@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -81,13 +79,3 @@ def test_saves_of_other_libraries_are_checkpoints_once(record, tmp_path, way):
         phases = [seconds for name, seconds in values.items() if name.startswith("phase/")]
         assert sum(phases) == pytest.approx(values["step_time_s"]), "no save counts twice"
     assert way != "dcp" or saved_to[-1] == str(path)
-
-
-def test_watched_saves_can_be_pickled_and_are_given_back(record):
-    recorded = record()
-    saves = [torch.save, torch.serialization.save, dcp.save, dcp.async_save, dcp.state_dict_saver.save]
-    assert [hasattr(save, "__wrapped__") for save in saves] == [True] * 5
-    assert [pickle.loads(pickle.dumps(save)) is save for save in saves] == [True] * 5
-    recorded.finish()
-    assert not hasattr(torch.save, "__wrapped__")
-    assert pickle.loads(pickle.dumps(torch.save)) is torch.save

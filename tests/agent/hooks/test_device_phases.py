@@ -115,13 +115,6 @@ def test_a_copy_inside_of_forward_and_backward_is_taken_off(record, devices, cop
     assert_each(recorded, h2d=0.04, forward=0.03, backward=0.06)
 
 
-def test_a_row_waits_for_the_device_and_not_the_training(record, devices):
-    recorded = trained(record, devices, steps=3, finish=False)
-    assert not [number for number, values in recorded.sender.drain() if number > 1 and "lr" in values]
-    devices.finish()
-    assert [number for number, _ in recorded.steps()][-2:] == [2, 3]
-
-
 def test_a_row_waits_for_every_stream_that_a_mark_lies_on(record, devices):
     sides = []
 

@@ -40,17 +40,6 @@ def test_an_optimizer_over_but_not_collected_never_counts(record):
     assert rates(recorded) == [0.1] * 3
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_another_one_over_the_same_parameters_counts_at_once(record, told):
-    """Adam first, then SGD, and the script keeps both."""
-    model = small()
-    first, second = torch.optim.Adam(model.parameters(), lr=0.1), sgd(model, lr=0.2)
-    recorded = record(model, optimizer=first if told else None)
-    for optimizer in (first, second, first):
-        train(model, optimizer, 12)
-    assert rates(recorded) == [0.1] * 12 + [0.2] * 12 + [0.1] * 12
-
-
 @pytest.mark.parametrize("named", [False, True])
 def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     """The folds of a cross-validation, the trials of a search: each with a model and an optimizer of its own."""

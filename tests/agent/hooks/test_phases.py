@@ -91,14 +91,6 @@ def test_a_loader_that_sleeps_is_data_wait(record):
     assert_phases(recorded, forward=FORWARD_S, other=0.0)
 
 
-def test_without_a_loader_own_batching_is_other(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(4):
-        step(model, optimizer, before_forward=OWN_S)
-    assert_phases(recorded, data=None, forward=FORWARD_S, other=OWN_S)
-    assert recorded.numbers("phase/forward_s") == [2, 3, 4], "the root's hook goes on after the first step"
-
-
 @pytest.mark.parametrize(("model", "forward"), [(SlowForward, FORWARD_S + OWN_S), (WithLoss, FORWARD_S)])
 def test_what_follows_the_call_is_forward_until_there_is_a_loss(record, model, forward):
     recorded, model, optimizer = start(record, model())

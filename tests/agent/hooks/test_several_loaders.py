@@ -74,16 +74,6 @@ def test_batches_of_two_loaders_are_those_of_a_step(record, loop):
     assert job.samples() == [FEW + MANY] * (STEPS - 1)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_several_batches_of_one_loader_all_count(record, first):
-    job = Job(record)
-    few, many = iter(job.more), iter(job.many)
-    for _ in range(STEPS):
-        whole = [next(many)] if first else []
-        job.step(*whole, *[next(few) for _ in range(3)], *([] if first else [next(many)]))
-    assert job.samples() == [3 * FEW + MANY] * (STEPS - 1)
-
-
 @pytest.mark.parametrize("how", [{}, {"graded": True}, {"breaks": True}, {"breaks": True, "training": True}], ids=str)
 def test_an_evaluation_after_each_step_adds_no_samples(record, how):
     """The batch at which one breaks off was fetched for nothing."""

@@ -41,7 +41,7 @@ class JointStep:
     """
 
     __slots__ = (
-        "_apart", "_at", "_early", "_in_vain", "_measured", "_members", "_progress", "_step", "clipped", "kept",
+        "_at", "_early", "_in_vain", "_measured", "_members", "_progress", "_step", "clipped", "kept",
     )  # fmt: skip
 
     def __init__(self, progress: StepState) -> None:
@@ -49,7 +49,6 @@ class JointStep:
         self.clipped: tuple[int, Clips | None] = 0, None
         self.kept: tuple[int, Weights, Records] | None = None
         self._members: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()  # by id, so far
-        self._apart: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()  # with a backward pass of their own
         self._early: Records = {}  # those that stepped before the primary one
         self._in_vain = False  # others were measured, but then the primary one was not
         self._step = self._at = 0  # of the early ones: the step, and the trace's length when the first of them stepped
@@ -59,7 +58,6 @@ class JointStep:
     def forget(self) -> None:
         """Called when another optimizer becomes the primary one."""
         self._members.clear()
-        self._apart.clear()
         self._early = {}
         self.kept = None
 
@@ -68,8 +66,6 @@ class JointStep:
         """Called when another optimizer than the primary one is about to step. skipped: a GradScaler skips that step, and
         the joint norm covers only a part of the gradients."""
         p, me, clips = self._progress, id(optimizer), self._progress.clips
-        if self._apart.get(me) is optimizer:
-            return
         if p.last is not None and not p.opened:
             rare = p.last.rare
             if rare is None or (rare.gradients.norms is None and not rare.gradients.clips):
@@ -145,9 +141,7 @@ class JointStep:
         """Drops the early optimizers that stepped on an earlier backward pass than the primary one."""
         if self._early and (step != self._step or backward_since(self._progress.trace, self._at)):
             for me in self._early:
-                one = self._members.pop(me, None)
-                if step == self._step and one is not None:
-                    self._apart[me] = one
+                self._members.pop(me, None)
             self._early, self._in_vain = {}, step != self._step
 
     def _is_due(self) -> bool:

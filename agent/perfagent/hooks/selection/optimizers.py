@@ -42,12 +42,13 @@ times as long as the last one took: it takes 0.15 s, and loops of meta-learning 
 
 
 @dataclass(slots=True)
-class _Steps:
-    """The steps of another optimizer since the primary one's newest. at: `completed` then. patience: how many it must make
-    to take over."""
+class _Other:
+    """An optimizer besides the primary one. made: its steps since the primary one's newest step, at which `completed` was
+    `at` (-1: none since the primary one became that). patience: with how many it takes over."""
 
-    at: int
-    patience: int
+    ref: weakref.ref[Optimizer]
+    at: int = -1
+    patience: int = 0
     made: int = 0
 
 
@@ -60,7 +61,7 @@ class OptimizerSelection:
     """
 
     __slots__ = (
-        "_model", "_next_search_ns", "_others", "_primary", "_progress", "_searches", "_steppers", "began",
+        "_model", "_next_search_ns", "_others", "_primary", "_progress", "_searches", "began",
         "model_size",
     )  # fmt: skip
 
@@ -70,8 +71,7 @@ class OptimizerSelection:
         self._model: weakref.ref[nn.Module] | None = None
         self.began = -1
         self.model_size = self._searches = self._next_search_ns = 0
-        self._steppers: dict[int, _Steps] = {}
-        self._others: dict[int, weakref.ref[Optimizer]] = {}
+        self._others: dict[int, _Other] = {}
 
     @property
     def primary(self) -> Optimizer | None:
@@ -91,7 +91,7 @@ class OptimizerSelection:
 
     def all(self) -> list[Optimizer]:
         """Returns the primary optimizer, and those that step besides it (a discriminator's, one for the embeddings)."""
-        known = [self.primary, *(one() for one in list(self._others.values()))]
+        known = [self.primary, *(other.ref() for other in list(self._others.values()))]
         return list({id(one): one for one in known if one is not None}.values())
 
     # ---- the primary optimizer
@@ -143,28 +143,28 @@ class OptimizerSelection:
         if primary is not None and not self._displaces(optimizer, primary):
             return False
         self.make_primary(optimizer)
-        self._steppers.clear()
+        for other in self._others.values():
+            other.at = -1
         return True
 
     def _displaces(self, optimizer: Optimizer, primary: Optimizer) -> bool:
-        p, me, size = self._progress, id(optimizer), numbers_trained(primary)
-        seen, steps = self._others.get(me), self._steppers.get(me)
-        if seen is not None and seen() is not optimizer:  # the records are those of another one that is gone
-            seen = steps = None
-        if steps is None and (numbers_trained(optimizer) > size or _trains_same(optimizer, primary)):
+        p, size = self._progress, numbers_trained(primary)
+        known = self._others.get(id(optimizer))
+        if known is not None and known.ref() is not optimizer:
+            known = None  # of another one that is gone
+        if (known is None or known.at < 0) and (numbers_trained(optimizer) > size or _trains_same(optimizer, primary)):
             self._remember(optimizer)
             self._remember(primary)
             return True
-        if steps is None or steps.at != p.completed:
-            is_member = seen is None and numbers_trained(optimizer) >= _SAME * size
-            steps = _Steps(p.completed, _UNPROVEN if is_member or p.last is None else _PATIENCE)
-        if seen is None:
-            self._remember(optimizer)
-        self._steppers[me] = steps
-        if steps.made + 1 < steps.patience:
-            steps.made += 1
+        other = known or self._remember(optimizer)
+        if other.at != p.completed:
+            is_member = known is None and numbers_trained(optimizer) >= _SAME * size
+            other.at, other.made = p.completed, 0
+            other.patience = _UNPROVEN if is_member or p.last is None else _PATIENCE
+        if other.made + 1 < other.patience:
+            other.made += 1
             return False
-        p.completed += steps.made
+        p.completed += other.made
         self._begin_after_last_end()
         self._remember(primary)
         return True
@@ -173,17 +173,18 @@ class OptimizerSelection:
         """Called when the primary one is gone and one with `size` parameters is about to step. Returns an optimizer that
         stepped in between, trains as many and still exists: it was the outer one of two loops, and the lost one belonged
         to the inner loop."""
-        seen = (self._others[key]() for key in self._steppers if key in self._others)
+        seen = [other.ref() for other in self._others.values() if other.at >= 0]
         alive = [one for one in seen if one is not None and numbers_trained(one) >= size]
         return max(alive, key=numbers_trained, default=None)
 
-    def _remember(self, optimizer: Optimizer) -> None:
+    def _remember(self, optimizer: Optimizer) -> _Other:
         """Records an optimizer besides the primary one: its state takes memory, too."""
-        gone = {key for key, one in self._others.items() if one() is None}
-        self._others = {key: one for key, one in self._others.items() if key not in gone}  # new, for other threads
-        self._steppers = {key: steps for key, steps in self._steppers.items() if key not in gone}
-        if len(self._others) < _PATIENCE:
-            self._others[id(optimizer)] = weakref.ref(optimizer)
+        others = {key: other for key, other in self._others.items() if other.ref() is not None}
+        found = others.get(id(optimizer)) or _Other(weakref.ref(optimizer))
+        if len(others) < _PATIENCE:
+            others[id(optimizer)] = found
+        self._others = others  # new, for other threads
+        return found
 
     def _begin_after_last_end(self) -> None:
         """Lets the step that is about to end begin where the last step of any optimizer ended."""

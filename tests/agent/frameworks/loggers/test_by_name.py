@@ -68,12 +68,6 @@ def test_the_name_is_known_whichever_is_imported_first(first: str, tmp_path: Pat
     assert done.stdout.split("\n")[:3] == ["True", "True", "[] None"], done.stderr
 
 
-def test_a_script_that_trains_with_neither_loads_nothing_more(tmp_path: Path) -> None:
-    code = "import perfagent, sys; import json; print([m for m in sys.modules if m.startswith('perfagent')])"
-    done = subprocess.run([sys.executable, "-c", code], env=job_environment(tmp_path), capture_output=True, text=True)
-    assert done.stdout.strip() == "['perfagent']", done.stderr
-
-
 def test_a_class_without_its_library_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['transformers'] = None\n"

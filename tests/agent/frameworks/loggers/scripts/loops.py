@@ -98,19 +98,6 @@ sampled(run, 900)
 perfagent.finish()
 report(place, logged)
 
-# gradients that do not come from a loss: the writer's loss is the run's
-place = "lossless"
-model, optimizer = begin(place)
-logged = []
-for n in range(1, 5):
-    out = model(torch.randn(8, 4))
-    out.backward(torch.ones_like(out))
-    optimizer.step()
-    writer.add_scalar("loss", 1 / n, n)
-    logged += [("loss", n, 1 / n)]
-perfagent.finish()
-report(f"{folder}/{place}", logged)
-
 # the script's own word on its loss, to us
 place = "spoken"
 model, optimizer = begin(place)
@@ -122,14 +109,6 @@ for n in range(1, 5):
     logged += [("loss", n, 7.0), ("logged/loss", n, 8.0)]
 perfagent.finish()
 report(f"{folder}/{place}", logged)
-
-# nothing but log()
-place = "log-only"
-run = perfagent.attach(record=f"{folder}/{place}/record")
-perfagent.log({"score": 0.5}, step=900)
-sampled(run, 900)
-perfagent.finish()
-report(f"{folder}/{place}", [("score", 900, 0.5)])
 
 # a loss that breaks, logged under both names and by a count from 0
 place = "nan"
