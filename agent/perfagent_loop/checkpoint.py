@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from perfagent.errors import CheckpointError, ConfigError, PerfagentError
 from perfagent.session import current, resumed_at
-from perfagent.step.suspend import unwatched
+from perfagent.step.state import unwatched
 from perfagent_loop.checks import check_choice, check_count
 from perfagent_loop.collectives import Agreement, Ranks
 from perfagent_loop.emergency import Emergency

@@ -44,7 +44,9 @@ def watch_next(original: Function, id_of: Callable[[Any], int] = id) -> Function
         p.data_depth = 1
         p.opened = True  # log() calls from now on belong to the next step
         if not p.losses.seen_backward:
-            _fetch_before_training(p)
+            p.logs.fetched = True
+            if p.early:  # a whole iteration without a backward pass: this process does not train, at least not yet
+                p.settle_early(None)
         try:
             batch = original(self)
         except BaseException as error:
@@ -88,12 +90,6 @@ def watch_iter(original: Function) -> Function:
 @guarded
 def _begin_epoch(p: StepState, loader: Any, iteration: int) -> None:
     contents_of(p).begun(loader, iteration)
-
-
-def _fetch_before_training(p: StepState) -> None:
-    p.logs.fetched = True
-    if p.early:  # a whole iteration without a backward pass: this process does not train, at least not yet
-        p.settle_early(None)
 
 
 @guarded

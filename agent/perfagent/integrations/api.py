@@ -25,9 +25,8 @@ from perfagent.hooks.optimizer_step import finish_step, watch_clear, watch_whole
 from perfagent.hooks.phases import watch_phase
 from perfagent.hooks.selection.models import numbers_trained
 from perfagent.measure.sharding import world_size
-from perfagent.step.state import StepState, now, state
+from perfagent.step.state import StepState, now, state, unwatched
 from perfagent.step.stop import claim as stop_due
-from perfagent.step.suspend import unwatched
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace, backward_passes
 
 if TYPE_CHECKING:
@@ -50,8 +49,13 @@ def is_active() -> bool:
 
 
 def is_training_thread() -> bool:
+    return _here() is not None
+
+
+def _here() -> StepState | None:
+    """The state of the run on its training thread, and None elsewhere."""
     p = state.current
-    return p is not None and p.thread == get_ident()
+    return p if p is not None and p.thread == get_ident() else None
 
 
 def number(value: torch.Tensor | float | None) -> Value | None:
@@ -178,8 +182,8 @@ def add_norm(norm: Value) -> None:
 @guarded
 def begin_clipping(parameters: Iterable[torch.Tensor]) -> Clip | None:
     """The library is about to change the gradients of these parameters. Returns what `end_clipping` takes."""
-    p = state.current
-    if p is None or p.thread != get_ident():
+    p = _here()
+    if p is None:
         return None
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return about_to_clip(p, gradients) if gradients else None
@@ -205,8 +209,8 @@ class OpenPass(NamedTuple):
 @contextlib.contextmanager
 def backward(tensor: torch.Tensor) -> Iterator[OpenPass | None]:
     """Times a backward pass that begins with this tensor. Yields what `loss` takes."""
-    p = state.current
-    if p is None or p.backward_depth or p.thread != get_ident():
+    p = _here()
+    if p is None or p.backward_depth:
         yield None
         return
     p.backward_depth = 1
@@ -236,8 +240,8 @@ def loss(begun: OpenPass | None, value: torch.Tensor | float | None) -> None:
 
 def scaled_loss(unscaled: torch.Tensor, scaled: torch.Tensor) -> None:
     """A backward pass from `scaled` is one of the loss `unscaled`."""
-    p = state.current
-    if p is not None and scaled is not unscaled and p.thread == get_ident():
+    p = _here()
+    if p is not None and scaled is not unscaled:
         remember(p, unscaled, scaled)
 
 
@@ -245,8 +249,8 @@ def scaled_loss(unscaled: torch.Tensor, scaled: torch.Tensor) -> None:
 def divide_losses(parts: int) -> None:
     """What the optimizer minimizes is the losses of this step divided by a number. One that is still on a device cannot be
     divided, and is left out."""
-    p = state.current
-    if p is None or p.thread != get_ident():
+    p = _here()
+    if p is None:
         return
     for at in backward_passes(p.trace):
         value = p.trace[at + 2]

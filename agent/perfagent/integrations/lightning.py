@@ -11,7 +11,6 @@ A training that goes on from a checkpoint (`ckpt_path`) counts on from there. On
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
-    import torch
-
     from perfagent.integrations.functions import Patch
 
 __all__ = ["install"]
@@ -68,20 +65,6 @@ def _save_at_stop(strategy: Any, *_: object, **__: object) -> None:
 
 
 def _starts(_result: object, strategy: Any, *_: object, **__: object) -> None:
-    """Called once a training, when all of a checkpoint is restored."""
+    """Called once a training, when all of a checkpoint is restored. Lightning adds up the steps of all optimizers."""
     api.stop_due()
-    api.resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
-
-
-def _steps_made(optimizers: list[torch.optim.Optimizer], all_steps: int) -> int:
-    """Lightning adds up the steps of all optimizers, of which one may step more often than another (a GAN): the main
-    one's own count, where it keeps one that can be read without waiting for a device."""
-    if len(optimizers) < 2:
-        return all_steps
-    main = max(optimizers, key=api.numbers_trained)
-    of_a_parameter = next(iter(main.state.values()), None)
-    # another optimizer's may be anything
-    made = of_a_parameter.get("step") if isinstance(of_a_parameter, dict) else None
-    if isinstance(made, sys.modules["torch"].Tensor) and made.device.type != "cpu":
-        made = None
-    return all_steps // len(optimizers) if made is None else int(made)
+    api.resumed_after(strategy.lightning_module.trainer.global_step // max(1, len(strategy.optimizers)))

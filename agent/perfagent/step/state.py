@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from perfagent.step.gradients import GradientNorms
     from perfagent.step.roles import BatchContents, OptimizerSelection, RunLinks
 
-__all__ = ["StepState", "lives", "now", "state"]
+__all__ = ["StepState", "lives", "now", "state", "unwatched"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
@@ -301,3 +302,14 @@ class _State:
 
 
 state = _State()
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within, the hooks of the current run see nothing: steps that are no training (a search, a simulation) do not count."""
+    before, state.current = state.current, None
+    try:
+        yield
+    finally:
+        if state.current is None and before is not None and not before.links.ended:
+            state.current = before

@@ -20,15 +20,13 @@ __all__ = ["Stop", "claim"]
 
 class Stop:
     """Of one run. raises: the script has allowed that its loop is left by an exception (`attach(stoppable=True)`).
-    at: the step after which it ends, None while nobody asked; saves: whether a trainer's checkpoint may be written
-    then, which is not so after a loss that is no number; why: who asked, and for what."""
+    claimed: a trainer or `perfagent.loop` ends it by a flag of its own. at: the step after which it ends, None while nobody
+    asked; saves: whether a trainer's checkpoint may be written then, which is not so after a loss that is no number; why:
+    who asked, and for what."""
 
     def __init__(self, progress: StepState) -> None:
         self._progress = progress
-        self.raises = False
-        self.claimed = False
-        """A trainer or `perfagent.loop` ends it by a flag of its own."""
-        self._owned = False
+        self.raises = self.claimed = self._owned = False
         self._read_at = -1
         self.at: int | None = None
         self.saves = True

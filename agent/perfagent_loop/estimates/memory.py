@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 
 from perfagent.errors import ConfigError
-from perfagent.step.suspend import unwatched
+from perfagent.step.state import unwatched
 from perfagent.wire.quantities import size
 from perfagent_loop.checks import check_count
 from perfagent_loop.estimates.adapters import Quantization, checked_adapters

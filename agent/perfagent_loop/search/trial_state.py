@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from perfagent.errors import ConfigError
-from perfagent.step.suspend import unwatched
+from perfagent.step.state import unwatched
 from perfagent_loop.collectives import world_of_job
 from perfagent_loop.kinds import State
 from perfagent_loop.randomness import cuda_in_use, random_state, restore_random_state

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfagent.errors import ConfigError
-from perfagent.step.suspend import unwatched
+from perfagent.step.state import unwatched
 from perfagent_loop.kinds import Batch
 from perfagent_loop.randomness import random_state, restore_random_state
 

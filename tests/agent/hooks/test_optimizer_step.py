@@ -155,3 +155,28 @@ def test_a_training_on_another_thread_than_attach_is_seen(record, told):
     on_a_thread(train, model, optimizer, 3)
     assert rates(recorded) == [0.1] * 3
     assert recorded.numbers("loss") == [1, 2, 3]
+
+
+def test_steps_of_threads_that_take_turns_are_all_counted(record):
+    model = small()
+    optimizer = sgd(model)
+    recorded = record(model, optimizer=optimizer)
+    for _ in range(3):
+        on_a_thread(train, model, optimizer, 1)
+        train(model, optimizer, 1)
+    assert rates(recorded) == [0.1] * 6
+
+
+def test_an_optimizer_that_raised_in_the_first_step_counts_no_more(record):
+    class Raises(torch.optim.SGD):
+        def step(self, closure=None):
+            raise MemoryError
+
+    recorded, model = record(), small()
+    optimizer = Raises(model.parameters(), lr=0.3)
+    try:
+        train(model, optimizer)
+    except MemoryError:
+        del optimizer
+    train(model, sgd(model), 3)
+    assert rates(recorded) == [0.1] * 3
