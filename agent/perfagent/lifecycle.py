@@ -98,7 +98,6 @@ class Lifecycle:
         links.facts.evaluations = Evaluations()
         self._trained = Trained(self._progress, self._sender)
         self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
-        self._trained.watch_by(self._investigator.add)
         reader.investigator = self._investigator
         reader.gradients.on_nonfinite = self._investigator.gradients_bad
         links.witness = StepWitness(self._progress, self._investigator.witnessed)

@@ -42,17 +42,12 @@ class Trained:
         who = sender.identity
         self._device: int | None = None
         self._likely_device = chosen_device(first=who.world_size > 1 and who.local_rank == 0)
-        self._add: Callable[[Any], None] = lambda _: None
         self._undo_forward: Callable[[], None] | None = None
         self._finder: AuxiliaryModelFinder | None = None
         self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
         self._due = 0.0
         progress.links.on_next_model = self._next_model
         progress.links.on_next_optimizer = self.watch_step
-
-    def watch_by(self, add: Callable[[Any], None]) -> None:
-        """add: hands a task to the training thread, between two steps (causes/investigator.py)."""
-        self._add = add
 
     def model(self) -> nn.Module | None:
         """None where it is not known, and where the script has dropped it."""
@@ -137,7 +132,7 @@ class Trained:
                 self._undo_forward = watched.take_off
                 self._finder = AuxiliaryModelFinder(self._progress, model, watched)
                 facts.evaluations.usual_from(self._progress.completed)
-                self._add(self._finder)
+                self._progress.links.investigator.add(self._finder)
                 self._due = time.monotonic() + _PAUSE_S
         if optimizer is not None:
             self.watch_step(optimizer)
@@ -155,10 +150,10 @@ class Trained:
     def poll(self) -> None:
         """Now and then repeats the search for auxiliary models and for a lost model. Called on the sender's thread."""
         if self._progress.selection.has_lost_model():
-            self._add(self._progress.selection)
+            self._progress.links.investigator.add(self._progress.selection)
         if self._finder is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _PAUSE_S
-            self._add(self._finder)
+            self._progress.links.investigator.add(self._finder)
 
     def take_off(self) -> None:
         if self._finder is not None:
