@@ -1,61 +1,45 @@
-"""Batches that do not fit: cut until they do, with the gradient of the whole batch, on all ranks alike."""
+"""Batches that do not fit: cut until they do, with the gradient of the whole batch. Two ranks are in loop/ranks_job.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from big_batches import Batch, batches_of, flat, loss_of, net
+from torch import Tensor
 
-from perfagent_loop.loop import Loop, loop
-from perfagent_loop.split_on_oom import SplitOnOom, cut
-
-Pair = tuple[Tensor, Tensor]
-
-
-def memory_for(rows: int, training: Loop, seen: list[int]) -> Callable[[Pair], Tensor]:
-    """The mean loss of a piece, on a device that has room for so many rows."""
-
-    def compute(piece: Pair) -> Tensor:
-        inputs, targets = piece
-        seen.append(len(inputs))
-        loss: Tensor = (training.model(inputs) - targets).square().mean()
-        if len(inputs) > rows:
-            loss.backward()  # type: ignore[no-untyped-call] # some gradients are there when memory runs out
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return loss
-
-    return compute
+import perfagent
+from perfagent_loop.split_on_oom import cut
 
 
-def a_loop() -> Loop:
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-    return loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def batch_of(rows: int) -> Pair:
-    return torch.randn(rows, 4).double(), torch.randn(rows, 2).double()
+def a_loop() -> perfagent.Loop:
+    model = net().double()
+    return perfagent.loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize(("room", "pieces"), [(16, 1), (8, 2), (3, 8), (1, 13)])
 def test_the_gradient_is_that_of_the_whole_batch(room: int, pieces: int) -> None:
-    """What was found stays for the next batch."""
+    """On a device with room for so many rows. What was found stays for the next batch."""
     training, reference, seen = a_loop(), a_loop(), list[int]()
-    split = SplitOnOom(training)
-    for steps in (1, 2):
+    split = perfagent.SplitOnOom(training)
+
+    def compute(piece: Batch) -> Tensor:
+        seen.append(len(piece[0]))
+        loss = loss_of(training.model, piece)
+        if len(piece[0]) > room:
+            loss.backward()  # some gradients are there when memory runs out
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss
+
+    for steps, (x, y) in enumerate(batches_of([13, 13]), start=1):
         seen.clear()
-        inputs, targets = batch_of(13)
-        whole = (reference.model(inputs) - targets).square().mean()
+        whole = loss_of(reference.model, (x.double(), y.double()))
         reference.backward(whole)
-        loss = split.backward((inputs, targets), memory_for(room, training, seen))
+        loss = split.backward((x.double(), y.double()), compute)
         assert float(loss) == pytest.approx(whole.item(), rel=1e-12)
-        for mine, right in zip(training.model.parameters(), reference.model.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, right.grad, rtol=1e-12, atol=1e-14)
         assert training.step().stepped
         assert training.step_count == steps
         reference.step()
+        torch.testing.assert_close(flat(training.model), flat(reference.model), rtol=1e-12, atol=1e-14)
     assert (split.pieces, len(seen), sum(seen)) == (pieces, pieces, 13)
 
 
@@ -71,12 +55,12 @@ def test_the_gradient_is_that_of_the_whole_batch(room: int, pieces: int) -> None
 def test_what_no_cut_helps_comes_through_as_it_was(kind: type[Exception], said: str, sizes: list[int]) -> None:
     seen = []
 
-    def wrong(piece: Pair) -> Tensor:
+    def wrong(piece: Batch) -> Tensor:
         seen.append(len(piece[0]))
         raise kind(said)
 
     with pytest.raises(kind, match=said):
-        SplitOnOom(a_loop()).backward(batch_of(4), wrong)
+        perfagent.SplitOnOom(a_loop()).backward(batches_of([4])[0], wrong)
     assert seen == sizes
 
 
@@ -84,7 +68,6 @@ def test_batches_of_every_form_are_cut_by_rows() -> None:
     first, second = cut(
         {"ids": torch.arange(5), "pair": (torch.zeros(5, 2), [torch.ones(5)]), "names": [*"abcde"], "k": 3}, 2
     )
-    assert first["ids"].tolist() == [0, 1]
-    assert second["ids"].tolist() == [2, 3, 4]
+    assert (first["ids"].tolist(), second["ids"].tolist()) == ([0, 1], [2, 3, 4])
     assert second["pair"][1][0].shape == (3,)
     assert (first["names"], second["names"], first["k"]) == (["a", "b"], ["c", "d", "e"], 3)
