@@ -3,6 +3,7 @@ was."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from models import Points
 from torch import nn
+from torch.utils.data import DataLoader
 
 
 @dataclass
@@ -54,18 +57,25 @@ class Script:
 def train(
     script: Script,
     model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    batches: Collection[Any],
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    batches: Collection[Any] = (),
     loss_of: Callable[[Any], torch.Tensor] | None = None,
     *,
     window: int = 1,
     total: Callable[[list[float]], float] = math.fsum,
+    between: Callable[[], object] = lambda: None,
     clip: float = 0.0,
+    clipped: Callable[[float], object] | None = None,
+    shards: bool = False,
     after: Callable[[int], object] = lambda number: None,
     **truth: float,
 ) -> None:
-    """A step each `window` batches, and at the end. loss_of: a batch, by default the cross entropy of a class. total: of the
-    losses of a window. after: gets the number of each batch. truth: where it is not what these say."""
+    """A step each `window` batches, and at the end. optimizers: AdamW, if none is given; batches: six of eight points. loss_of:
+    a batch, by default the cross entropy of a class. total: of the losses of a window. between: comes after the backward
+    pass. clipped: how, if not by torch's function. shards: plain gradients are parts. after: gets the number of each batch.
+    truth: where it is not what these say."""
+    optimizers = optimizers or [torch.optim.AdamW(model.parameters(), lr=1e-2)]
+    batches = batches if len(batches) else DataLoader(Points(48), batch_size=8)
     losses, samples = [], 0
     for number, batch in enumerate(batches, start=1):
         loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) if loss_of is None else loss_of(batch)
@@ -73,9 +83,10 @@ def train(
         losses.append(loss.item())
         samples += len(batch[0])
         if number % window == 0 or number == len(batches):
-            norm, lr = norm_of(model.parameters()), optimizers[0].param_groups[0]["lr"]
+            between()
+            norm, lr = norm_of(model.parameters(), shards=shards), optimizers[0].param_groups[0]["lr"]
             if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                (clipped or functools.partial(nn.utils.clip_grad_norm_, model.parameters()))(clip)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -85,7 +96,11 @@ def train(
     script.produced(model)
 
 
-def norm_of(parameters: Iterable[torch.Tensor]) -> float:
-    """The global 2-norm of the gradients, by hand."""
+def norm_of(parameters: Iterable[torch.Tensor], *, shards: bool = False) -> float:
+    """The global 2-norm of the gradients, by hand; shards: of their parts on all ranks."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.double()) for g in gradients])))
+    whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+    square = torch.stack([one.double().square().sum() for one in whole]).sum()
+    if shards:
+        torch.distributed.all_reduce(square)
+    return float(square.sqrt())

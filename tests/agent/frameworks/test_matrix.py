@@ -23,8 +23,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
 def test_training_is_captured_and_unchanged(row: Row) -> None:
     if not row.exists_in(version("torch")):
         pytest.skip(f"from torch {'.'.join(map(str, row.since))} on")
-    training = trained(row)
-    told, sources = training.told, recorded(training.record)
+    told, record = trained(row)
+    sources = recorded(record)
     assert [source.rank for source in sources] == list(range(row.ranks))
     for column in COLUMNS:
         if column in row.absent:

@@ -11,7 +11,6 @@ import functools
 import json
 import re
 import tempfile
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,26 +26,18 @@ NAN = "perfagent: the loss is NaN.* in step 4.*"
 """What the agent prints of the one training whose loss becomes NaN."""
 
 
-@dataclass(frozen=True)
-class Training:
-    """One row, trained. told: what each rank says it did, alone and watched. record: what the agent recorded."""
-
-    told: list[dict[str, Any]]
-    record: Path
-
-
 def is_everyday(row: Row) -> bool:
     return row in _rows(row.module, everyday=True)
 
 
-def trained(row: Row) -> Training:
-    """What became of a row; its processes are started by the first that asks of the rows that they train."""
-    rows = _rows(row.module, everyday=is_everyday(row))
-    job = _job(row.module, everyday=is_everyday(row))
-    assert not job.trouble, job.trouble
-    folder = job.folder / str(rows.index(row))
-    told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)]
-    return Training(told, folder / "record")
+def trained(row: Row) -> tuple[list[dict[str, Any]], Path]:
+    """What each rank of a row says it did, alone and watched, and where the agent recorded it; its processes are started by the
+    first that asks of the rows that they train."""
+    everyday = is_everyday(row)
+    folder, trouble = _job(row.module, everyday=everyday)
+    assert not trouble, trouble
+    place = folder / str(_rows(row.module, everyday=everyday).index(row))
+    return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)], place / "record"
 
 
 def _rows(module: str, *, everyday: bool) -> list[Row]:
@@ -58,19 +49,11 @@ def _rows(module: str, *, everyday: bool) -> list[Row]:
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Where the processes of a module have left what they did. trouble: why not all of them did it."""
-
-    folder: Path
-    trouble: str
-
-
 @functools.cache
-def _job(module: str, *, everyday: bool) -> _Job:
+def _job(module: str, *, everyday: bool) -> tuple[Path, str]:
+    """Where the processes of a module have left what they did, and why not all of them did it."""
     _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name)
-    rows = _rows(module, everyday=everyday)
+    folder, rows = Path(_folders[-1].name), _rows(module, everyday=everyday)
     loops = [",".join([row.function, *(f"{name}={value}" for name, value in row.options.items())]) for row in rows]
     ranks = rows[0].ranks
     meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -79,5 +62,5 @@ def _job(module: str, *, everyday: bool) -> _Job:
     for ended in run([str(JOB), str(folder), module, *loops], folder, environments):
         output = ended.stdout + ended.stderr
         if ended.returncode != 0 or "perfagent" in re.sub(NAN, "", output):
-            return _Job(folder, f"exit code {ended.returncode}\n{output[-3000:]}")
-    return _Job(folder, "")
+            return folder, f"exit code {ended.returncode}\n{output[-3000:]}"
+    return folder, ""

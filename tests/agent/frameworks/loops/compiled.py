@@ -36,5 +36,5 @@ def _train(script: Script, *, is_late: bool, backend: str = "aot_eager") -> None
         train(script, model, [optimizer], DataLoader(Points(16), batch_size=8), loss_of)
         script.steps.clear()
         script.attach(compiled, optimizer)
-    train(script, model, [optimizer], DataLoader(Points(48), batch_size=8), loss_of)
+    train(script, model, [optimizer], loss_of=loss_of)
     script.produced(nn.ParameterList([torch.tensor(float(graphs.frame_count))]))

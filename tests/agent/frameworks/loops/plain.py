@@ -43,8 +43,7 @@ def accumulation_divided(script: Script) -> None:
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) / 4
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    train(script, model, [optimizer], DataLoader(Points(88), batch_size=4), loss_of, window=4)
+    train(script, model, batches=DataLoader(Points(88), batch_size=4), loss_of=loss_of, window=4)
 
 
 def accumulation_plain(script: Script) -> None:
@@ -90,16 +89,14 @@ def evaluation_between(script: Script) -> None:
                     model(seen)
             model.train()
 
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    train(script, model, [optimizer], DataLoader(Points(48), batch_size=8), after=evaluate)
+    train(script, model, after=evaluate)
 
 
 def loader_with_workers(script: Script) -> None:
     """Batches that two processes collate, in random order."""
     script.attach()
     model = classifier()
-    loader = DataLoader(Points(48), batch_size=8, shuffle=True, num_workers=2)
-    train(script, model, [torch.optim.AdamW(model.parameters(), lr=1e-2)], loader)
+    train(script, model, batches=DataLoader(Points(48), batch_size=8, shuffle=True, num_workers=2))
 
 
 def back_to_a_checkpoint(script: Script) -> None:
@@ -131,9 +128,7 @@ def becomes_nan(script: Script) -> None:
         factor = float("nan") if len(script.steps) == 3 else 1.0
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) * factor
 
-    train(
-        script, model, [torch.optim.AdamW(model.parameters(), lr=1e-2)], DataLoader(Points(48), batch_size=8), loss_of
-    )
+    train(script, model, loss_of=loss_of)
 
 
 def without_gradients(script: Script) -> None:

@@ -43,6 +43,4 @@ def brain_float(script: Script) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
 
-    train(
-        script, model, [torch.optim.AdamW(model.parameters(), lr=1e-2)], DataLoader(Points(48), batch_size=8), loss_of
-    )
+    train(script, model, loss_of=loss_of)

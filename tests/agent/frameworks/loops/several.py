@@ -15,7 +15,7 @@ def several_optimizers(script: Script) -> None:
     model = classifier()
     body, head = list(model[:-1].parameters()), list(model[-1].parameters())
     optimizers = [torch.optim.AdamW(body, lr=1e-2), torch.optim.SGD(head, lr=1e-1)]
-    train(script, model, optimizers, DataLoader(Points(48), batch_size=8))
+    train(script, model, optimizers)
 
 
 def muon(script: Script) -> None:
@@ -24,7 +24,7 @@ def muon(script: Script) -> None:
     model = classifier()
     matrices, rest = ([p for p in model.parameters() if (p.dim() == 2) is large] for large in (True, False))
     optimizers = [torch.optim.AdamW(rest, lr=1e-2), torch.optim.Muon(matrices, lr=1e-3)]
-    train(script, model, optimizers, DataLoader(Points(48), batch_size=8), clip=0.5, lr=1e-3)
+    train(script, model, optimizers, clip=0.5, lr=1e-3)
 
 
 def several_models(script: Script) -> None:

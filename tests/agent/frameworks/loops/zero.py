@@ -1,4 +1,4 @@
-"""DeepSpeed over gloo. The truth about the norm is a single process's on the joined batches."""
+"""DeepSpeed over gloo."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from models import classifier
 from script import Script
 from torch import nn
 
-from loops.parallel import BATCH, alone, batches, pair
+from loops.parallel import BATCH, batches
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles C++ for a minute
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -24,13 +25,10 @@ def engine_of(model: nn.Module, optimizer: torch.optim.Optimizer, **config: Any)
 
 def zero(script: Script, stage: str, windows: str = "1") -> None:
     """Full precision, clipped."""
-    count, clip = int(windows), 0.5
-    model, other = pair()
-    reference = torch.optim.AdamW(other.parameters(), lr=1e-2)
-    norms = alone(other, reference, script.ranks, windows=count, clip=clip)
+    count, model = int(windows), classifier(dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine = engine_of(
-        model, optimizer, gradient_accumulation_steps=count, gradient_clipping=clip, zero_optimization={"stage": int(stage)},
+        model, optimizer, gradient_accumulation_steps=count, gradient_clipping=0.5, zero_optimization={"stage": int(stage)},
     )  # fmt: skip
     script.attach()
     losses: list[float] = []
@@ -38,9 +36,11 @@ def zero(script: Script, stage: str, windows: str = "1") -> None:
         loss = nn.functional.cross_entropy(engine(x), y)
         losses.append(loss.item())
         engine.backward(loss)
+        if len(losses) == count:
+            gradients = [deepspeed.utils.safe_get_full_grad(parameter) for parameter in model.parameters()]
+            norm = float(torch.cat([gradient.double().flatten() for gradient in gradients]).norm())
         engine.step()
         if len(losses) == count:
-            norm = norms[len(script.steps)]
             script.step(loss=sum(losses) / count, lr=1e-2, norm=norm, samples=BATCH * count)
             losses.clear()
     _end(script, engine)
@@ -49,7 +49,7 @@ def zero(script: Script, stage: str, windows: str = "1") -> None:
 def zero_brain_float(script: Script) -> None:
     """ZeRO-2 in bfloat16, backward called on the loss itself, a warm-up that the engine moves on."""
     script.attach()
-    model, _ = pair()
+    model = classifier(dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     warm_up = {"warmup_min_lr": 1e-3, "warmup_max_lr": 1e-2, "warmup_num_steps": 10, "warmup_type": "linear"}
     engine = engine_of(
@@ -73,7 +73,7 @@ def zero_half(script: Script) -> None:
     """ZeRO-1 in float16: the loss scale begins too high, so that the first steps overflow and are skipped."""
     get_accelerator().is_fp16_supported = lambda: True  # slow on a CPU, but right
     script.attach()
-    model, _ = pair()
+    model = classifier(dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     half = {"enabled": True, "initial_scale_power": 18, "hysteresis": 1}
     engine = engine_of(model, optimizer, fp16=half, zero_optimization={"stage": 1})
