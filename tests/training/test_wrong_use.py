@@ -63,6 +63,11 @@ def job(**changed: Any) -> perfagent.TuningJob:
     return perfagent.TuningJob(**(given | changed))
 
 
+def half_counted(loop: perfagent.Loop) -> None:
+    for count in (2, None):
+        loop.backward(loop.model(torch.ones(2, 4)).sum(), count)
+
+
 class Epochwise:
     """A scheduler as other libraries have them."""
 
@@ -150,6 +155,8 @@ LOOP: Wrong = [
     ("state['scheduler']['f'][1]", lambda: perfagent.Checkpoint("runs").save(1, {"scheduler": {"f": [1, len]}})),
     ("action must be one of skip, rollback, lower_lr", lambda: perfagent.NanPolicy("raise")),  # type: ignore[arg-type]
     ("scaler", lambda: perfagent.NanPolicy().step(loop(precision="fp16"))),
+    ("needs something to go back to", lambda: train(small_loop(), steps=1, step=perfagent.NanPolicy("rollback").step)),
+    ("for all or none", lambda: half_counted(loop(grad_accum=3))),
     ("grad_accum=1", lambda: perfagent.SplitOnOom(small_loop(grad_accum=2))),
     ("must be a dict: json.load", lambda: check_zero_config("ds_config.json")),  # type: ignore[arg-type]
     ("fp32, bf16, fp16", lambda: perfagent.zero_config(1, micro_batch=1, device="cuda", precision="int8")),

@@ -88,30 +88,26 @@ def test_selective_computes_no_product_again_and_all_does():
         assert (executed.count(torch.ops.aten.addmm.default), executed.count(attention)) == again
 
 
-def test_undo_leaves_nothing_behind():
-    model = stacked()
+def test_names_copies_and_pickles_are_those_of_a_plain_model():
+    model, x = stacked().eval(), torch.randn(10, 32)
     names, before = [*model.state_dict()], [dict(vars(block)) for block in model[0]]
-    undo = checkpoint_activations(model)
+    undo = checkpoint_activations(model, "selective")
     assert [*model.state_dict()] == names
     assert {type(block) for block in model[0]} == {nn.TransformerEncoderLayer}
-    undo()
-    undo()
-    assert [dict(vars(block)) for block in model[0]] == before
-
-
-def test_copies_have_their_own_parameters_and_pickles_are_plain():
-    model, x = stacked(), torch.randn(10, 32)
-    checkpoint_activations(model.eval(), "selective")
     expected, twin = model(x), copy.deepcopy(model)
     for parameter in twin.requires_grad_(False).parameters():
         parameter.zero_()
-    assert not twin(x).any()
-    assert torch.equal(model(x), expected)
+    assert not twin(x).any(), "a copy has its own parameters"
+    with torch.no_grad():
+        assert torch.equal(model(x), expected)
     torch.save(model, buffer := io.BytesIO())
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
     assert torch.equal(loaded(x), expected)
     checkpoint_activations(loaded)()
+    undo()
+    undo()
+    assert [dict(vars(block)) for block in model[0]] == before
 
 
 @pytest.mark.frameworks

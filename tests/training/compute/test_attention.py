@@ -1,14 +1,15 @@
 """`best_attention` against what torch really runs: each call is made under torch's own recording, which names the
-kernel."""
+kernel. And attention seen from outside, in models that know nothing of it."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -92,36 +93,28 @@ SPREAD = [t.transpose(-1, -2) for t in tensors(length=8)]
 )
 def test_what_keeps_flash_away_is_named_and_its_remedy_works(says, given, options, cured, then):
     choice = agree(*given, **options)
-    assert choice.kernel == "math"
-    assert says in choice.why
-    assert choice.change
+    assert (choice.kernel, choice.fused, says in choice.why, bool(choice.change)) == ("math", False, True, True)
     assert choice.score_bytes == given[0][..., 0].numel() * given[1].shape[-2] * 4
-    assert not choice.fused
     assert agree(*cured, **then).kernel == "flash"
 
 
-def test_autocast_decides_by_the_type_it_casts_to():
+@pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Both fused kernels do not support")
+def test_autocast_and_switched_off_kernels_decide_too():
     q, k, v = tensors()
     half = v.to(torch.bfloat16)
     with pytest.raises(ConfigError, match="one type"):
         perfagent.best_attention(q, k, half)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert agree(q, k, half).kernel == "flash"
-
-
-@pytest.mark.parametrize(
-    ("allowed", "dropout", "kernel"),
-    [(SDPBackend.MATH, 0.0, "math"), (SDPBackend.FLASH_ATTENTION, 0.1, "none")],
-)
-@pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Both fused kernels do not support")
-def test_a_switched_off_kernel_is_said_to_be_so(allowed, dropout, kernel):
-    with sdpa_kernel([allowed]):
-        choice = agree(*tensors(), dropout=dropout)
-    assert (choice.kernel, "switched off" in choice.why) == (kernel, True)
+    for allowed, dropout, kernel in ((SDPBackend.MATH, 0.0, "math"), (SDPBackend.FLASH_ATTENTION, 0.1, "none")):
+        with sdpa_kernel([allowed]):
+            choice = agree(q, k, v, dropout=dropout)
+        assert (choice.kernel, "switched off" in choice.why) == (kernel, True)
 
 
 CAUSAL = torch.ones(8, 8, dtype=torch.bool).tril()
 PADDED = (torch.arange(8) < torch.tensor([[8], [5]]))[:, None, None, :]
+SLOPES = -0.1 * (torch.arange(8)[:, None] - torch.arange(8)[None, :]).abs().float()
 
 
 def documents(*lengths):
@@ -139,20 +132,17 @@ def documents(*lengths):
         (PADDED & CAUSAL, "is_causal=True and leave the mask out"),
         (PADDED.flip(3) & CAUSAL, "pack the samples"),
         (torch.eye(8, dtype=torch.bool) | torch.eye(8, dtype=torch.bool).roll(3, 0), ""),
+        (SLOPES, ""),  # a bias is no mask
+        (SLOPES.clone().requires_grad_(), "flex_attention"),
     ],
 )
 def test_a_mask_that_says_what_a_flag_says_is_recognized(mask, advice):
-    for given in (mask, torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))):
+    as_bias = torch.zeros(mask.shape).masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else mask
+    for given in (mask, as_bias):
         choice = agree(*tensors(2, 4, 8, 8), mask=given)
-        assert choice.kernel == "flash"
+        assert choice.kernel == ("math" if mask.requires_grad else "flash")
         assert advice in choice.change
         assert bool(choice.change) == bool(advice)
-
-
-def test_a_bias_is_no_mask():
-    slopes = -0.1 * (torch.arange(8)[:, None] - torch.arange(8)[None, :]).abs().float()
-    assert agree(*tensors(2, 4, 8, 8), mask=slopes).change == ""
-    assert "flex_attention" in agree(*tensors(2, 4, 8, 8), mask=slopes.requires_grad_(True)).change
 
 
 A100, L4, H100, B200, V100 = ((8, 0), (8, 9), (9, 0), (10, 0), (7, 0))
@@ -181,22 +171,77 @@ CUDNN, OLD = {"cudnn": 91900}, {"cudnn": 91900, "version": (2, 11)}
 )
 def test_the_kernel_on_another_gpu_follows_torch_s_conditions(kernel, says, capability, given):
     gpu = Gpu(capability=capability, cudnn=given.get("cudnn", 0), torch_version=given.get("version", (2, 13)))
-    options = {name: given[name] for name in ("causal", "mask", "dropout", "gqa") if name in given}
-    shape = {name: given[name] for name in ("width", "grad", "keys", "key_heads") if name in given}
-    q, k, v = (t.to("meta") for t in tensors(dtype=given.get("dtype", torch.bfloat16), **shape))
+    options = {name: given[name] for name in ("causal", "mask", "dropout") if name in given}
+    shape = {name: given[name] for name in ("width", "grad", "keys", "key_heads", "dtype") if name in given}
+    q, k, v = (t.to("meta") for t in tensors(**{"dtype": torch.bfloat16} | shape))
     choice = perfagent.best_attention(q, k, v, gpu=gpu, **options)
     assert choice.kernel == kernel, str(choice)
     assert says in str(choice) + " ".join(o.why + o.change for found in choice.obstacles.values() for o in found)
     assert choice.predicted
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_this_gpu_the_kernel_named_is_the_kernel_that_runs():
-    for dtype, grad, causal, dropout in itertools.product(
-        (torch.float32, torch.bfloat16, torch.float16), (False, True), (False, True), (0.0, 0.1, 0.125)
-    ):
-        for size in ((2, 4, 128, 64), (2, 4, 64, 200), (1, 2, 33, 7), (2, 2, 16, 300)):
-            q, k, v = (t.detach().cuda().requires_grad_(grad) for t in tensors(*size, dtype=dtype))
-            choice = agree(q, k, v, causal=causal, dropout=dropout)
-            by_rules = perfagent.best_attention(q, k, v, causal=causal, dropout=dropout, gpu=Gpu.here(q.device))
-            assert by_rules.kernel == choice.kernel, f"{choice} / {by_rules}"
+# ---- seen from outside
+
+
+class Head(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.qkv, self.dropout = nn.Linear(16, 48), dropout
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        return x + y.transpose(1, 2).flatten(2)
+
+
+@contextlib.contextmanager
+def watched(model):
+    original = functional.scaled_dot_product_attention
+    with perfagent.watch_attention(model) as seen:
+        yield seen
+    assert functional.scaled_dot_product_attention is original
+
+
+def kernels(seen):
+    return [(call.count, call.shape, call.choice.kernel) for call in seen.calls]
+
+
+def test_calls_are_counted_and_slow_ones_warned_of(caplog):
+    def trained():
+        torch.manual_seed(3)
+        model.zero_grad()
+        model(x).sum().backward()
+        return [*(parameter.grad.clone() for parameter in model.parameters()), torch.rand(2)]
+
+    model, x = nn.Sequential(Head(), Head(), Head(dropout=0.2)), torch.randn(2, 6, 16)
+    expected = trained()
+    with watched(model) as seen:
+        torch.testing.assert_close(trained(), expected, rtol=0, atol=0)
+    assert kernels(seen) == [(2, (2, 2, 6, 8), "flash"), (1, (2, 2, 6, 8), "math")]
+    assert ["dropout" in warned for warned in caplog.messages] == [True]
+    assert "(2, 2, 6, 8) float32: flash" in str(seen)
+
+
+@pytest.mark.parametrize(("weights", "kernel"), [(True, "explicit"), (False, "flash")])
+def test_multi_head_attention_is_slow_with_weights(weights, kernel, caplog):
+    attention, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(3, 6, 16)
+    with watched(attention) as seen:
+        for _ in range(2):
+            attention(x, x, x, need_weights=weights)
+    assert kernels(seen) == [(2, (3, 2, 6, 8), kernel)]
+    assert ["need_weights=False" in warned for warned in caplog.messages] == [True] * weights
+    with pytest.raises(AssertionError, match="does not match"), perfagent.watch_attention(warn=False):
+        attention(x, x[:, :3], x, need_weights=weights)
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(("how", "calls"), [("sdpa", (3, (2, 2, 9, 8), "flash")), ("eager", (1, (), "explicit"))])
+def test_a_model_of_hugging_face_is_seen_as_it_was_loaded(how, calls, caplog):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=31, attn_implementation=how, **shape))
+    with watched(model) as seen:
+        model(input_ids=torch.randint(0, 31, (2, 9)))
+    assert kernels(seen) == [calls]
+    assert bool(seen.slow) == ("attn_implementation" in caplog.text) == (how == "eager")

@@ -9,12 +9,7 @@ from torch.testing import assert_close
 
 from perfagent_loop.compute.packed import cumulative_lengths, lengths_of_positions, packed_attention
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 LENGTHS = [5, 1, 7, 7, 12]
-
-
-def rows(key_heads, *, dtype=torch.float64, device="cpu"):
-    return [torch.randn(32, n, 8, dtype=dtype, device=device, requires_grad=True) for n in (4, key_heads, key_heads)]
 
 
 def alone(q, k, v, *, causal):
@@ -24,11 +19,11 @@ def alone(q, k, v, *, causal):
     return torch.cat(each, dim=1).transpose(0, 1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-def test_all_ways_give_what_each_document_gives_alone(device, causal, key_heads):
-    inputs = rows(key_heads, device=device)
+def test_all_ways_give_what_each_document_gives_alone(causal, key_heads):
+    heads = (4, key_heads, key_heads)
+    inputs = [torch.randn(32, n, 8, dtype=torch.float64, requires_grad=True) for n in heads]
     expected = alone(*inputs, causal=causal)
     weight = torch.randn_like(expected)
     gradients = torch.autograd.grad((expected * weight).sum(), inputs)
@@ -36,17 +31,6 @@ def test_all_ways_give_what_each_document_gives_alone(device, causal, key_heads)
         given = packed_attention(*inputs, lengths, causal=causal, method=method)
         assert_close(given, expected)
         assert_close(torch.autograd.grad((given * weight).sum(), inputs), gradients)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("key_heads", [4, 2])
-def test_the_variable_length_kernel_agrees_with_the_mask(causal, key_heads):
-    inputs = rows(key_heads, dtype=torch.bfloat16, device="cuda")
-    varlen = packed_attention(*inputs, LENGTHS, causal=causal, method="varlen")
-    assert_close(packed_attention(*inputs, LENGTHS, causal=causal), varlen)
-    masked = packed_attention(*inputs, LENGTHS, causal=causal, method="mask")
-    assert_close(varlen, masked, rtol=2e-2, atol=2e-2)
 
 
 def test_lengths_positions_and_cumulative_lengths_say_the_same():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from builders import job_environment
 from preloaded import run, started
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from perfagent_loop.data.cache import CachedDataset, DiskCache
 from perfagent_loop.data.cache_record import DamagedEntry, decode, encode
@@ -20,18 +20,16 @@ from perfagent_loop.data.cache_record import DamagedEntry, decode, encode
 JOB = Path(__file__).with_name("cache_job.py")
 
 
-class Counting(Dataset[Any]):
+class Counting(list[int]):
     """Counts how often each sample was made."""
 
-    def __init__(self, number: int = 6) -> None:
-        self.made = [0] * number
-
-    def __len__(self) -> int:
-        return len(self.made)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        self.made[index] += 1
+    def __getitem__(self, index: Any) -> Any:
+        self[index] = super().__getitem__(index) + 1
         return {"x": torch.arange(4) + index, "y": float(index)}
+
+
+def counting(number: int = 6) -> Counting:
+    return Counting([0] * number)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -74,29 +72,29 @@ def test_a_change_of_any_byte_and_any_cut_is_found() -> None:
 
 
 def test_a_sample_is_made_once_for_all_epochs_and_runs(tmp_path: Path) -> None:
-    first, second = (CachedDataset(Counting(), tmp_path, version="a") for _ in range(2))
+    first, second = (CachedDataset(counting(), tmp_path, version="a") for _ in range(2))
     for _ in range(2):
         assert [int(first[index]["x"][0]) for index in range(6)] == [0, 1, 2, 3, 4, 5]
     assert second[-1]["y"] == 5.0
-    assert (first.dataset.made, second.dataset.made) == ([1] * 6, [0] * 6)
+    assert (first.dataset, second.dataset) == ([1] * 6, [0] * 6)
     assert (first.cache.hits, first.cache.misses, second.cache.hits) == (6, 6, 1)
     with pytest.raises(IndexError):
         second[6]
-    for other in (CachedDataset(Counting(), tmp_path, version="b"), CachedDataset(Counting(5), tmp_path, version="a")):
+    for other in (CachedDataset(counting(), tmp_path, version="b"), CachedDataset(counting(5), tmp_path, version="a")):
         other[0]
-        assert other.dataset.made[0] == 1
+        assert other.dataset == [1, *[0] * (len(other) - 1)]
 
 
 def test_a_damaged_entry_is_found_told_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = CachedDataset(Counting(), tmp_path)
+    dataset = CachedDataset(counting(), tmp_path)
     before = [dataset[index]["x"].tolist() for index in range(6)]
     for number, path in enumerate(entries(tmp_path)):
         content = bytearray(path.read_bytes())
         content[-1 - number * 3] ^= 0x10
         path.write_bytes(content)
-    again = CachedDataset(Counting(), tmp_path)
+    again = CachedDataset(counting(), tmp_path)
     assert [again[index]["x"].tolist() for index in range(6)] == before
-    assert again.dataset.made == [1] * 6
+    assert again.dataset == [1] * 6
     assert (again.cache.damaged, again.cache.misses, again.cache.hits) == (6, 6, 0)
     assert "is damaged" in caplog.text
     first, *rest = entries(tmp_path)
@@ -107,22 +105,10 @@ def test_a_damaged_entry_is_found_told_and_made_anew(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.real
-def test_ranks_with_workers_share_the_entries(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    environments = [job_environment(tmp_path, SEED=seed) for seed in ("1", "2")]
-    jobs = run([str(JOB), str(cache), "3"], tmp_path, environments)
-    assert [one.returncode for one in jobs] == [0, 0], jobs
-    assert [one.stdout.splitlines() for one in jobs] == [[f"{500 * sum(range(40))} 0"] * 3] * 2
-    assert len(entries(cache)) == 40
-    assert [*cache.glob("*/tmp/*")] == []
-
-
-@pytest.mark.real
-def test_a_killed_writer_leaves_nothing_taken_for_an_entry(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with started([str(JOB), str(cache), "10000"], tmp_path / "streams", [job_environment(tmp_path, SEED="1")]) as [
-        dying
-    ]:
+def test_ranks_with_workers_share_entries_and_one_may_be_killed(tmp_path: Path) -> None:
+    cache, whole = tmp_path / "cache", f"{500 * sum(range(40))} 0"
+    first, second = (job_environment(tmp_path, SEED=seed) for seed in "12")
+    with started([str(JOB), str(cache), "10000"], tmp_path / "streams", [first]) as [dying]:
         dying.stdout.readline()
         dying.send_signal(signal.SIGKILL)
         assert dying.wait() == -signal.SIGKILL
@@ -133,12 +119,15 @@ def test_a_killed_writer_leaves_nothing_taken_for_an_entry(tmp_path: Path) -> No
     assert CachedDataset(TensorDataset(torch.ones(1)), cache).cache.verify() == []
     assert DiskCache(folder).verify() == []
     assert not left.exists()
-    [again] = run([str(JOB), str(cache), "1"], tmp_path, [job_environment(tmp_path, SEED="2")])
-    assert again.stdout == f"{500 * sum(range(40))} 0\n"
+    DiskCache(folder).clear()
+    jobs = run([str(JOB), str(cache), "3"], tmp_path, [first, second])
+    assert [(one.returncode, one.stdout.splitlines()) for one in jobs] == [(0, [whole] * 3)] * 2, jobs
+    assert len(entries(folder)) == 40
+    assert [*cache.glob("*/tmp/*")] == []
 
 
 def test_a_full_disk_ends_writing_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = CachedDataset(Counting(), tmp_path, keep_free_bytes=2**80)
+    dataset = CachedDataset(counting(), tmp_path, keep_free_bytes=2**80)
     assert [dataset[index]["y"] for index in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert not dataset.cache.writing
     assert entries(tmp_path) == []

@@ -7,20 +7,11 @@ import os
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from perfagent_loop.data.loader import loader_defaults, resumable_loader, usable_cores
 
-
-class Rows(Dataset[Tensor]):
-    """Rows that depend on their number alone."""
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([index / 32, 1.0, -index / 64])
+ROWS = [torch.tensor([number / 32, 1.0, -number / 64]) for number in range(32)]
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:
@@ -40,16 +31,16 @@ def test_cores_are_those_that_this_process_may_use() -> None:
 def test_ranks_share_the_cores(cores: float, ranks: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfagent_loop.data.loader.usable_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    assert loader_defaults(Rows()).arguments["num_workers"] == workers
+    assert loader_defaults(ROWS).arguments["num_workers"] == workers
 
 
 def test_what_is_given_decides() -> None:
     in_memory = loader_defaults(TensorDataset(torch.ones(4)), device="cpu").arguments
     assert in_memory == {"num_workers": 0, "pin_memory": False}
     assert loader_defaults(device="cuda").arguments["pin_memory"] is True
-    loader = resumable_loader(Rows(), batch_size=4, num_workers=0)
+    loader = resumable_loader(ROWS, batch_size=4, num_workers=0)
     assert (loader.num_workers, loader.persistent_workers, loader.batch_size) == (0, False, 4)
-    assert resumable_loader(Rows(), num_workers=1).persistent_workers
+    assert resumable_loader(ROWS, num_workers=1).persistent_workers
     assert len([*itertools.islice(loader, 3)]) == 3
 
 

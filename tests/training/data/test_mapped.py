@@ -72,17 +72,12 @@ def test_lines_come_back_in_any_order(tmp_path: Path) -> None:
             assert len(dataset) == 20
             assert [dataset[index] for index in (3, -1, 0)] == [rows[3], rows[19], rows[0]]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.lines"]
+    for text, lines in ((b"one\r\n\r\nthree", ["one", "", "three"]), (b"", [])):
+        (tmp_path / "a.txt").write_bytes(text)
+        assert [*MappedLines(tmp_path / "a.txt", bytes.decode)] == lines
 
 
-def test_lines_of_text_with_other_ends(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"one\r\n\r\nthree")
-    dataset = MappedLines(tmp_path / "a.txt", bytes.decode)
-    assert [dataset[index] for index in range(len(dataset))] == ["one", "", "three"]
-    (tmp_path / "empty").write_bytes(b"")
-    assert len(MappedLines(tmp_path / "empty")) == 0
-
-
-def test_an_index_that_is_old_or_damaged_is_made_anew(tmp_path: Path) -> None:
+def test_an_old_or_damaged_index_is_made_anew_if_it_can_be(tmp_path: Path) -> None:
     path, index = tmp_path / "a.txt", tmp_path / "a.txt.lines"
     path.write_bytes(b"a\nb\n")
     assert len(MappedLines(path, bytes.decode)) == 2
@@ -97,10 +92,7 @@ def test_an_index_that_is_old_or_damaged_is_made_anew(tmp_path: Path) -> None:
     for cut in range(0, len(content), 5):
         index.write_bytes(content[:cut])
         assert MappedLines(path, bytes.decode)[2] == "c"
-
-
-def test_without_a_place_for_its_index_it_works_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"a\nb\n")
-    dataset = MappedLines(tmp_path / "a.txt", bytes.decode, index=tmp_path / "absent" / "index")
-    assert (len(dataset), dataset[1]) == (2, "b")
+    index.unlink()
+    without = MappedLines(path, bytes.decode, index=tmp_path / "absent" / "index")  # no place for it
+    assert (len(without), without[1]) == (3, "b")
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]

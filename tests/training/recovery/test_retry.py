@@ -14,7 +14,6 @@ from agent_recorded import Recording
 
 import perfagent
 from perfagent.errors import CheckpointError
-from perfagent_loop.retry import is_transient, pauses, retry
 
 
 def failing(*errors: BaseException) -> Callable[[], str]:
@@ -28,14 +27,22 @@ def failing(*errors: BaseException) -> Callable[[], str]:
     return call
 
 
-def test_what_passes_is_tried_again_with_pauses_that_double() -> None:
-    waited: list[float] = []
-    call = failing(*(OSError(errno.EIO, "I/O error") for _ in range(5)))
-    assert retry(call, tries=6, first_s=1.0, longest_s=4.0, pause=waited.append) == "done"
-    for seconds, longest in zip(waited, (1.0, 2.0, 4.0, 4.0, 4.0), strict=True):
-        assert longest / 2 <= seconds <= longest
-    alike = [[*pauses(5, first_s=1, longest_s=9, seeded=random.Random(3))] for _ in ("a rank", "another")]
-    assert alike[0] == alike[1]
+def test_what_passes_is_tried_again_and_shows_on_the_run(tmp_path: Path) -> None:
+    """With pauses that double, alike on ranks that are seeded alike."""
+    run = perfagent.init(record=tmp_path)
+    ranks: list[list[float]] = [[], []]
+    for waited in ranks:
+        call = failing(*(OSError(errno.EIO, "I/O error") for _ in range(5)))
+        options = {"tries": 6, "first_s": 1.0, "longest_s": 4.0, "what": "reading a shard", "seeded": random.Random(3)}
+        assert perfagent.retry(call, pause=waited.append, **options) == "done"
+        for seconds, longest in zip(waited, (1.0, 2.0, 4.0, 4.0, 4.0), strict=True):
+            assert longest / 2 <= seconds <= longest
+    assert ranks[0] == ranks[1]
+    run.log({"loss": 1.0}, step=1)
+    run.finish()
+    told = Recording(tmp_path).events("alert")[0]
+    assert (told["title"], "I/O error" in told["text"]) == ("reading a shard failed and is tried again", True)
+    assert "recovery/retries" in Recording(tmp_path).names()
 
 
 @pytest.mark.parametrize(
@@ -58,18 +65,6 @@ def test_what_passes_is_tried_again_with_pauses_that_double() -> None:
 def test_the_last_failure_is_raised_as_it_is(error: BaseException, passes: bool) -> None:
     paused: list[float] = []
     with pytest.raises(type(error)) as caught:
-        retry(failing(TimeoutError("first"), error, error), tries=3, pause=paused.append)
+        perfagent.retry(failing(TimeoutError("first"), error, error), tries=3, pause=paused.append)
     assert caught.value is error
     assert len(paused) == (2 if passes else 1)
-    assert is_transient(error) == passes
-
-
-def test_it_shows_on_the_run(tmp_path: Path) -> None:
-    run = perfagent.init(record=tmp_path)
-    perfagent.retry(failing(TimeoutError("late")), what="reading a shard", pause=lambda seconds: None)
-    run.log({"loss": 1.0}, step=1)
-    run.finish()
-    [told] = Recording(tmp_path).events("alert")
-    assert told["title"] == "reading a shard failed and is tried again"
-    assert "late" in told["text"]
-    assert "recovery/retries" in Recording(tmp_path).names()

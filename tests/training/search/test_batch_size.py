@@ -95,12 +95,15 @@ def test_everything_is_as_it_was(stepped_before: bool) -> None:
     assert training.state() == before
 
 
-def test_the_running_job_hears_nothing_of_a_search(tmp_path: Path) -> None:
+def test_a_running_job_hears_nothing_of_searches_and_estimates(tmp_path: Path) -> None:
     training = Training(room=9)
     run = perfagent.attach(training.model, training.optimizer, record=tmp_path)
     find_batch_size(training.step, limit=16)
+    training.step(4)
+    before = training.state()
     estimate_memory(training.model, torch.ones(4, 6), optimizer=training.optimizer)
-    for _ in range(3):
+    assert training.state() == before
+    for _ in range(2):
         training.step(4)
     run.finish()
     assert [step for step, _ in Recording(tmp_path).series("lr")] == [1, 2, 3]

@@ -114,11 +114,26 @@ def test_what_is_noise_is_named() -> None:
 
 
 JOB = """
+import os, sys
+from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
+import perfagent
+try:
+    import nothing_of_that_name
+except ImportError:
+    nothing_of_that_name = None
+HERE = Path(__file__).parent
+WIDTH: int = int(os.environ.get("WIDTH", 4)) * 2
+sys.path.insert(0, str(HERE))
+torch.manual_seed(0)
+assert WIDTH
+run = perfagent.attach(project="never")
+if __name__ == "__main__":
+    print("trained")
 
 def job():
-    model = torch.nn.Linear(8, 4)
+    model = torch.nn.Linear(WIDTH, 4)
     data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "dataset": data,
             "loss": lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]), "batch_size": 16}
@@ -132,34 +147,25 @@ def needs(width):
 def less():
     return {name: value for name, value in job().items() if name != "loss"}
 """
-PREPARES = """
-import os, sys
-from pathlib import Path
-import torch
-import perfagent
-try:
-    import nothing_of_that_name
-except ImportError:
-    nothing_of_that_name = None
-HERE = Path(__file__).parent
-WIDTH: int = int(os.environ.get("WIDTH", 8)) * 2
-sys.path.insert(0, str(HERE))
-torch.manual_seed(0)
-assert WIDTH
-run = perfagent.attach(project="never")
-if __name__ == "__main__":
-    print("trained")
-"""
+"""Prepares what its function needs, and trains only as a script."""
 
 
 def test_the_command_prints_the_gain_of_each_step(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rates: list[float], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    rates: list[float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tuning, "search_num_workers", lambda *_, **__: (0, []))
-    (tmp_path / "mine.py").write_text(JOB)
-    words = [str(tmp_path / "mine.py"), "--steps", "2", "--rounds", "1", "--largest-batch", "32"]
+    (file := tmp_path / "mine.py").write_text(JOB)
+    words = [str(file), "--steps", "2", "--rounds", "1", "--largest-batch", "32"]
     rates += [10.0, 5.0, 10.0, 20.0]
     assert ran(command, *words) == 0
+    assert session.current() is None
+    assert caplog.messages == [
+        f"perfagent: attach() or init() begins no run here: {file} is read for its function job()"
+    ]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [
         "samples/s without with gain spread",
@@ -172,28 +178,28 @@ def test_the_command_prints_the_gain_of_each_step(
     assert {"change", "before", "after", "gain_pct", "kept"} <= set(report["steps"][0])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        (":jobs", JOB, "it has job, less, needs, wrong"),
-        (":wrong", JOB, "batches"),
-        (":less", JOB, "no loss"),
-        (":needs", JOB, "is called without arguments, and needs some"),
-        (".py", JOB, "there is no file .* whose function returns a TuningJob"),
-        ("", "x = 1", r"has no function; write `def job\(\):` that returns a TuningJob"),
-        (
-            "",
-            "for step in range(3):\n    print('trained')\n" + JOB,
-            "line 1: `for step in range.* would run when the file is",
-        ),
-        (
-            "",
-            "def main():\n    print('trained')\n\nmain()\n" + JOB,
-            r"line 4: `main\(\)` would run .* move it into job\(\)",
-        ),
-        ("", "def fit(): print('trained')\nif True:\n    x = fit()\n" + JOB, r"line 3: `x = fit\(\)` would run"),
-    ],
-)
+REFUSED = [
+    (":jobs", JOB, "it has job, less, needs, wrong"),
+    (":wrong", JOB, "batches"),
+    (":less", JOB, "no loss"),
+    (":needs", JOB, "is called without arguments, and needs some"),
+    (".py", JOB, "there is no file .* whose function returns a TuningJob"),
+    ("", "x = 1", r"has no function; write `def job\(\):` that returns a TuningJob"),
+    (
+        "",
+        "for step in range(3):\n    print('trained')\n" + JOB,
+        "line 1: `for step in range.* would run when the file is",
+    ),
+    (
+        "",
+        "def main():\n    print('trained')\n\nmain()\n" + JOB,
+        r"line 4: `main\(\)` would run .* move it into job\(\)",
+    ),
+    ("", "def fit(): print('trained')\nif True:\n    x = fit()\n" + JOB, r"line 3: `x = fit\(\)` would run"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), REFUSED)
 def test_a_file_that_describes_no_training_is_refused(
     name: str, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,12 +207,3 @@ def test_a_file_that_describes_no_training_is_refused(
     with pytest.raises(ConfigError, match=said):
         job_from(f"{tmp_path / 'mine.py'}{name}")
     assert capsys.readouterr().out == ""
-
-
-def test_a_file_may_prepare_what_its_function_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (file := tmp_path / "mine.py").write_text(PREPARES + JOB)
-    assert job_from(str(file)).batch_size == 16
-    assert session.current() is None
-    assert caplog.messages == [
-        f"perfagent: attach() or init() begins no run here: {file} is read for its function job()"
-    ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from perfagent_loop.search import workers as subject
 from perfagent_loop.search.workers import find_num_workers, search_num_workers
@@ -52,24 +52,19 @@ def test_the_fewest_workers_that_are_fast_enough_are_found(
     assert [trial.seconds for trial in trials] == pytest.approx([seconds[workers] for workers in tried])
 
 
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return 512
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Starved(Numbers):
+class Starved(list[int]):
     """Works in the main process only."""
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> Any:
         if get_worker_info() is not None:
             raise RuntimeError("unable to open shared memory object in read-write mode")
-        return index
+        return super().__getitem__(index)
 
 
-def loader_of(data: Dataset[int]) -> Any:
+NUMBERS = [*range(512)]
+
+
+def loader_of(data: Any) -> Any:
     return lambda workers: DataLoader(data, batch_size=8, shuffle=True, num_workers=workers)
 
 
@@ -78,7 +73,7 @@ def test_data_that_is_there_needs_none_and_nothing_is_left(monkeypatch: pytest.M
     """By the CPU time of this process, which other programs do not take: a worker's batch costs ten times as much."""
     monkeypatch.setattr(subject, "time", SimpleNamespace(perf_counter=time.process_time))
     before = torch.get_rng_state(), random.getstate()
-    assert find_num_workers(loader_of(Numbers()), [0, 2], batches=40, most_s=1.0) == 0
+    assert find_num_workers(loader_of(NUMBERS), [0, 2], batches=40, most_s=1.0) == 0
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert not multiprocessing.active_children()
@@ -86,9 +81,9 @@ def test_data_that_is_there_needs_none_and_nothing_is_left(monkeypatch: pytest.M
 
 @pytest.mark.real
 def test_workers_that_cannot_start_are_left_out() -> None:
-    found, trials = search_num_workers(loader_of(Starved()), [0, 2, 4], batches=4, most_s=1.0)
+    found, trials = search_num_workers(loader_of(Starved(NUMBERS)), [0, 2, 4], batches=4, most_s=1.0)
     assert found == 0
     assert [trial.seconds is None for trial in trials] == [False, True]
     assert "shared memory" in trials[1].error or "worker" in trials[1].error
     with pytest.raises(RuntimeError, match="shared memory"):
-        find_num_workers(loader_of(Starved()), [2], batches=4, most_s=1.0)
+        find_num_workers(loader_of(Starved(NUMBERS)), [2], batches=4, most_s=1.0)
