@@ -88,7 +88,7 @@ TESTED = (
     "tests/agent",
     "tests/faults",
     "tests/server/alerts",
-    "tests/training/checkpoint/test_damage.py",
+    "tests/training/checkpoint/test_folder.py",
 )
 SERVER_TESTED = (
     "tests/agent/bench/test_ingest.py",

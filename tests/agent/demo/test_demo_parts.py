@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import signal
 import socket
@@ -89,26 +88,6 @@ def test_a_rank_that_fails_takes_the_others_with_it() -> None:
     job, _ = started("import os, sys; sys.exit(7) if os.environ['RANK'] == '1' else sys.stdin.read()", 2)
     assert job.ended(within_s=20.0)
     assert job.code in (7, -signal.SIGTERM)
-
-
-def test_a_screen_that_is_no_terminal_gets_a_few_lines() -> None:
-    out = io.StringIO()
-    screen = command._Screen(20, out)
-    for step in range(21):
-        screen.step, screen.loss = step, "2.5"
-        screen.draw()
-    lines = out.getvalue().splitlines()
-    assert len(lines) == 11
-    assert lines[0] == "step 1/20  loss 2.5", "nothing is known before the first step"
-    assert lines[-1] == "step 20/20  loss 2.5"
-    healthy = {"rule": "healthy", "severity": "info", "message": "Nothing."}
-    nan = {"rule": "nonfinite_loss", "severity": "critical", "message": "The loss became NaN."}
-    for finding in (healthy, healthy, nan):
-        screen.verdict(finding)
-    assert out.getvalue().splitlines()[11:] == [
-        "verdict: healthy: Nothing.",
-        "verdict: nonfinite_loss (critical): The loss became NaN.",
-    ]
 
 
 @pytest.mark.real
