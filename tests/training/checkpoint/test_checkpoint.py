@@ -1,4 +1,4 @@
-"""What is saved, when, and that training goes on from it as if nothing had happened."""
+"""What is saved, and when. That training goes on from it as if nothing had happened is in loop/test_loop.py."""
 
 from __future__ import annotations
 
@@ -17,31 +17,6 @@ from perfagent_loop import saving
 from perfagent_loop.checkpoint import Checkpoint
 from perfagent_loop.loop import loop as make_loop
 from perfagent_loop.retry import retry
-
-
-@pytest.mark.parametrize(
-    ("asynchronous", "every", "stop_after"), [(False, 3, 7), (True, 1, 1), (True, 6, 6), (True, 5, 11)]
-)
-def test_a_resumed_training_has_the_losses_of_a_whole_one(
-    tmp_path: Path, asynchronous: bool, every: int, stop_after: int
-) -> None:
-    reference = small_loop()
-    torch.manual_seed(9)
-    whole = train(reference)
-
-    first = small_loop(tmp_path / "runs", every=every, asynchronous=asynchronous)
-    assert first.resume() is None
-    assert not (tmp_path / "runs").exists()
-    torch.manual_seed(9)
-    before = train(first, steps=stop_after)
-    first.checkpoint.close()  # type: ignore[union-attr]
-    saved = [*range(every, stop_after + 1, every)][-3:]
-    assert {path.name for path in (tmp_path / "runs").glob("step_*")} == {f"step_{step}" for step in saved}
-
-    second = small_loop(tmp_path / "runs", every=1)
-    torch.manual_seed(777)
-    assert second.resume() == saved[-1]
-    assert [*before[: saved[-1]], *train(second)] == whole
 
 
 def test_an_asynchronous_save_holds_the_state_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,11 +182,12 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def made() -> perfagent.Loop:
+def made(folder: Path | None = None, every: int | None = None) -> perfagent.Loop:
     model = Dropout()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    return perfagent.loop(model, optimizer, schedule, grad_accum=2, clip_norm=0.5)
+    kept = None if folder is None else perfagent.Checkpoint(folder, every=every, asynchronous=True, emergency=False)
+    return perfagent.loop(model, optimizer, schedule, grad_accum=2, clip_norm=0.5, checkpoint=kept)
 
 
 def train(loop: perfagent.Loop, data: Any, steps: int | None = None, *, one_by_one: bool = False) -> list[float]:
@@ -280,19 +281,19 @@ way."""
         for stop in stops
     ],
 )
-def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(kind: str, stop: int) -> None:
+def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, kind: str, stop: int) -> None:
     source, one_by_one = SOURCES[kind][0], kind == "one by one"
-    seed_all(1)
     whole = made()
-    expected = train(whole, source(2), one_by_one=one_by_one)
     seed_all(1)
-    first = made()
+    expected = train(whole, source(2), one_by_one=one_by_one)
+    first = made(tmp_path / "runs", every=stop)
+    assert first.resume() is None
+    seed_all(1)
     begun = train(first, source(2), stop, one_by_one=one_by_one)
-    state = copy.deepcopy(first.state_dict())
+    first.checkpoint.close()  # type: ignore[union-attr]
     seed_all(99)  # another process
-    second = made()
-    second.load_state_dict(state)
-    assert second.step_count == stop
+    second = made(tmp_path / "runs")
+    assert second.resume() == second.step_count == stop
     assert begun + train(second, source(77), one_by_one=one_by_one) == expected
     assert torch.equal(flat(second.model), flat(whole.model))
     assert (second.step_count, second.epoch) == (whole.step_count, 3)
