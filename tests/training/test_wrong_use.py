@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from command_line import ran
 from resumable import small_loop, train
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +18,7 @@ import perfagent
 from perfagent_loop.data.cache_record import encode
 from perfagent_loop.data.collating import join, pad
 from perfagent_loop.deepspeed_config import check_zero_config
+from perfagent_loop.estimates.command import command
 
 
 def linear() -> nn.Linear:
@@ -48,6 +50,10 @@ def packed(lengths: list[int], **options: Any) -> object:
     return perfagent.packed_attention(*[torch.zeros(32, 4, 8)] * 3, lengths, **options)
 
 
+def estimate(words: str) -> object:
+    return ran(command, *words.split())
+
+
 def estimated(model: Any = None, **options: Any) -> object:
     return perfagent.estimate_memory(model or nn.Sequential(linear(), nn.ReLU()), torch.zeros(3, 4), **options)
 
@@ -61,6 +67,19 @@ def job(**changed: Any) -> perfagent.TuningJob:
     data = torch.utils.data.TensorDataset(torch.ones(8, 4))
     given = {"model": (model := linear()), "optimizer": sgd(model), "dataset": data, "loss": lambda model, batch: None}
     return perfagent.TuningJob(**(given | changed))
+
+
+ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
+OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+
+
+def zero(config: dict[str, Any], device: str = "cuda") -> None:
+    check_zero_config({"train_micro_batch_size_per_gpu": 4} | config, device=device, world_size=8)
+
+
+def bucket(elements: Any) -> object:
+    overrides = {"zero_optimization": {"reduce_bucket_size": elements}}
+    return perfagent.zero_config(2, micro_batch=1, device="cuda", overrides=overrides)
 
 
 def half_counted(loop: perfagent.Loop) -> None:
@@ -114,6 +133,10 @@ SEARCHES: Wrong = [
     ("dataset", lambda: job(dataset=iter([]))),
     ("TuningJob", lambda: perfagent.tune({"model": 3})),  # type: ignore[arg-type]
     ("returned a NoneType", lambda: estimated(job().with_loss())),
+    ("--sequence is 4096, and the model with its batches comes", lambda: estimate("--demo --sequence 4096")),
+    ("takes --layers, --width and --heads", lambda: estimate("--layers 0")),
+    ("no decoder of 100,000,000 parameters with", lambda: estimate("--parameters 100M --vocabulary 50000000")),
+    ("give one of", lambda: estimate("x.py --parameters 7B")),
 ]
 DATA: Wrong = [
     ("length 1 is 9, above the 8 tokens that there is room for (2 of 3 are)", lambda: perfagent.pack([3, 9, 12], 8)),
@@ -163,8 +186,32 @@ LOOP: Wrong = [
     ("precision='bf16'", lambda: perfagent.zero_config(1, micro_batch=1, precision="fp32", autocast=True)),
 ]
 
+ZERO: Wrong = [
+    ('zero_optimization.reduce_bucket_size is "auto"', lambda: bucket("auto")),
+    ("amp is laid over bf16", lambda: zero({"bf16": {"enabled": True}, "amp": {"enabled": True}})),
+    ("does not work with ZeRO", lambda: zero({"amp": {"enabled": True}, "zero_optimization": {"stage": 1}})),
+    ("both enabled", lambda: zero({"bf16": {"enabled": True}, "fp16": {"enabled": True}})),
+    ("this is a CPU", lambda: zero({"fp16": {"enabled": True}}, "cpu")),
+    ('bf16 is True; it must be an object such as {"enabled": true}', lambda: zero({"bf16": True})),
+    ("bf16.enabled is 'true'; it must be true or false", lambda: zero({"bf16": {"enabled": "true"}})),
+    ('optimizer.params.lr is "auto"', lambda: zero({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})),
+    ('"torch_adam": true', lambda: zero({"optimizer": ADAM}, "cpu")),
+    ("offload_param needs stage 3", lambda: zero({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})),
+    ("in host memory already", lambda: zero({"zero_optimization": OFFLOADED, "optimizer": ADAM}, "cpu")),
+    ("zero_force_ds_cpu_optimizer", lambda: zero({"zero_optimization": OFFLOADED})),
+    ("no nvme_path", lambda: zero({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})),
+    ("old name", lambda: zero({"zero_optimization": {"stage": 2, "cpu_offload": True}})),
+    ("no effect in stage 2", lambda: zero({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1}})),
+    ("number of elements", lambda: zero({"zero_optimization": {"stage": 1, "reduce_bucket_size": 0}})),
+    ("largest norm", lambda: zero({"gradient_clipping": -1})),
+    ("4 samples x 4 micro-steps x 8 ranks are 128", lambda: zero({"train_batch_size": 100, "gradient_accumulation_steps": 4})),
+]  # fmt: skip
 
-@pytest.mark.parametrize(("said", "call"), [*COMPUTE, *SEARCHES, *DATA, *LOOP])
+
+NO_CONFIGURATION = pytest.param("no configuration", lambda: estimate("--config nothing"), marks=pytest.mark.frameworks)
+
+
+@pytest.mark.parametrize(("said", "call"), [*COMPUTE, *SEARCHES, *DATA, *LOOP, *ZERO, NO_CONFIGURATION])
 def test_wrong_use_is_refused_with_what_is_allowed(
     said: str, call: Callable[[], object], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
