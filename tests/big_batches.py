@@ -19,8 +19,8 @@ Batch = tuple[Tensor, Tensor]
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)])
-        self.out = nn.Linear(6, 1)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)])
+        self.out = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -35,7 +35,7 @@ def net() -> Net:
 
 def batches_of(sizes: list[int], seed: int = 5) -> list[Batch]:
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(size, 6, generator=generator), torch.randn(size, 1, generator=generator)) for size in sizes]
+    return [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for size in sizes]
 
 
 class Stream(IterableDataset[Batch]):

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from big_batches import batches_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from perfagent_loop.checkpoint import Checkpoint
 from perfagent_loop.loop import Loop, loop
-
-ROWS = 24
 
 
 def small_loop(folder: Path | None = None, *, grad_accum: int = 1, **settings: Any) -> Loop:
@@ -27,10 +26,8 @@ def small_loop(folder: Path | None = None, *, grad_accum: int = 1, **settings: A
     return loop(model, optimizer, schedule, grad_accum=grad_accum, checkpoint=checkpoint)
 
 
-def batches() -> DataLoader[Any]:
-    drawn = torch.Generator().manual_seed(5)
-    pairs = TensorDataset(torch.randn(ROWS, 4, generator=drawn), torch.randn(ROWS, 2, generator=drawn))
-    return DataLoader(pairs, batch_size=4, shuffle=True)
+def batches(rows: int = 24, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*batches_of([rows])[0]), **{"batch_size": 4, "shuffle": True} | options)
 
 
 def train(

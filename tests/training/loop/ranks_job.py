@@ -167,7 +167,7 @@ def shards_are_the_blocks_in_the_precision_asked_for(rank: int) -> None:
 
     model = perfagent.fsdp(net(), precision="bf16")
     assert shards(model) == ["", "layers.0", "layers.1"]
-    assert model(torch.ones(1, 6)).dtype == torch.bfloat16
+    assert model(torch.ones(1, 4)).dtype == torch.bfloat16
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert shards(perfagent.fsdp(net(), blocks=[nn.Linear])) == ["", "layers.0.0", "layers.1.0", "out"]
     assert blocks_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []  # not alike
@@ -240,7 +240,7 @@ def an_engine_in_bf16_steps_and_schedules_once_a_window(rank: int) -> None:
 def sampled(rank: int, world: int) -> DataLoader[Any]:
     """Samples 0 to 23 in order, one a batch, dealt out to the ranks."""
     generator = torch.Generator().manual_seed(8)
-    data = TensorDataset(torch.arange(24), torch.randn(24, 6, generator=generator))
+    data = TensorDataset(torch.arange(24), torch.randn(24, 4, generator=generator))
     return DataLoader(data, batch_size=1, sampler=DistributedSampler(data, world, rank, shuffle=False))
 
 
@@ -280,7 +280,7 @@ def both_go_on_from_a_checkpoint_of_one(rank: int) -> None:
 
 
 def ranks_split_alike_when_one_runs_out_of_memory(rank: int) -> None:
-    plain, (inputs, targets) = net().double(), (torch.randn(16, 6).double(), torch.randn(16, 1).double())
+    plain, (inputs, targets) = net().double(), (torch.randn(16, 4).double(), torch.randn(16, 2).double())
 
     def gradients() -> torch.Tensor:
         return torch.cat([p.grad.flatten().clone() for p in plain.parameters() if p.grad is not None])

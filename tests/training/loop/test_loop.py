@@ -13,8 +13,9 @@ import pytest
 import torch
 from agent_recorded import Recording
 from big_batches import Batch, Stream, adamw, batches_of, big_batches, flat, loss_of, net
+from resumable import batches, small_loop
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 import perfagent
 from perfagent_loop.data.length_batches import PackedBatchSampler, TokenBudgetBatchSampler
@@ -160,20 +161,7 @@ def test_a_run_has_the_loss_of_a_window_and_its_phases(tmp_path: Path) -> None:
 
 
 def loader(workers: int = 0, **options: Any) -> DataLoader[Any]:
-    [(x, y)] = batches_of([22], 11)
-    return DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True, num_workers=workers, **options)
-
-
-class Dropout(nn.Module):
-    """A model that draws random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(nn.functional.dropout(x, 0.3))
-        return out
+    return batches(22, batch_size=3, num_workers=workers, **options)
 
 
 def seed_all(seed: int) -> None:
@@ -183,11 +171,7 @@ def seed_all(seed: int) -> None:
 
 
 def made(folder: Path | None = None, every: int | None = None) -> perfagent.Loop:
-    model = Dropout()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    kept = None if folder is None else perfagent.Checkpoint(folder, every=every, asynchronous=True, emergency=False)
-    return perfagent.loop(model, optimizer, schedule, grad_accum=2, clip_norm=0.5, checkpoint=kept)
+    return small_loop(folder, grad_accum=2, every=every, asynchronous=True)
 
 
 def train(loop: perfagent.Loop, data: Any, steps: int | None = None, *, one_by_one: bool = False) -> list[float]:
@@ -216,11 +200,11 @@ class OwnOrder(Sampler[int]):
 class Noisy(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         for index in range(24):
-            yield torch.full((6,), index / 24) + 0.1 * torch.rand(6), torch.full((1,), random.random())
+            yield torch.full((4,), index / 24) + 0.1 * torch.rand(4), torch.full((2,), random.random())
 
 
 def pair_of(samples: list[Tensor]) -> Batch:
-    return torch.cat(samples)[None, :6], torch.ones(1, 1)
+    return torch.cat(samples)[None, :4], torch.ones(1, 2)
 
 
 LENGTHS = [number % 5 + 1 for number in range(22)]

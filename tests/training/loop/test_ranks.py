@@ -53,7 +53,7 @@ def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(folder: Path) -> Non
     assert train_sampled(loop, sampled(0, 1), steps=3) == [12, 13, 14]
     short = checkpointed(net(), folder / "of_two")
     short.resume()
-    own = [(torch.tensor(number), torch.zeros(1, 6)) for number in range(9)]  # of its own, as on each rank before
+    own = [(torch.tensor(number), torch.zeros(1, 4)) for number in range(9)]  # of its own, as on each rank before
     assert train_sampled(short, own, steps=9) == []
     assert short.epoch == 1
     with pytest.raises(CheckpointError, match=r"wrap the model with perfagent\.fsdp"):
