@@ -1,8 +1,8 @@
 """`python job.py FOLDER MODULE LOOP ...`: trains each loop of a module without the agent, then again with it.
 
 LOOP is a function and its options, as in `zero,stage=2`. Of the n-th loop, counted from 0, FOLDER/n/rank-R.json is what
-both trainings produced and FOLDER/n/record what the agent recorded. `--launched` trains one loop once, under `perfagent
-run`, which has attached already. Several ranks meet over gloo, as their environment says.
+both trainings produced and FOLDER/n/record what the agent recorded. Several ranks meet over gloo, as their environment
+says.
 """
 
 from __future__ import annotations
@@ -30,34 +30,29 @@ def main(folder: str, module: str, *loops: str) -> None:
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     trainings = importlib.import_module(f"loops.{module}")
-    launched = "--launched" in loops
-    for number, words in enumerate(word for word in loops if not word.startswith("--")):
+    for number, words in enumerate(loops):
         function, *options = words.split(",")
         place = Path(folder) / str(number)
         place.mkdir(exist_ok=True)
         loop = getattr(trainings, function)
-        both(loop, dict(option.split("=", 1) for option in options), place, launched=launched)
+        both(loop, dict(option.split("=", 1) for option in options), place)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def both(loop: Callable[..., None], options: dict[str, str], folder: Path, *, launched: bool) -> None:
-    def trained(attach: Any, *, watched: bool) -> dict[str, Any]:
-        script = Script(attach, watched, str(folder))
+def both(loop: Callable[..., None], options: dict[str, str], folder: Path) -> None:
+    def trained(attach: Any) -> dict[str, Any]:
+        script = Script(attach, str(folder))
         script.seed()
         loop(script, **options)
         return {"steps": script.steps, "digest": script.digest}
 
-    told = {}
-    if launched:
-        told["watched"] = trained(lambda *_: None, watched=True)
-    else:
-        told["alone"] = trained(lambda *_: None, watched=False)
-        told["watched"] = trained(lambda *given: perfagent.attach(*given, record=folder / "record"), watched=True)
-        perfagent.finish()
+    told = {"alone": trained(lambda *_: None)}
+    told["watched"] = trained(lambda *given: perfagent.attach(*given, record=folder / "record"))
+    perfagent.finish()
     rank = dist.get_rank() if dist.is_initialized() else 0
     (folder / f"rank-{rank}.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*(word for word in sys.argv[1:] if not word.startswith("--local_rank=")))  # which deepspeed's launcher adds
+    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
-"""`python meeting.py SIZE ADDRESS`: a rank that trains four steps, run under some launcher's environment. Its place is
-in MEETING_RANK, which perfagent does not read. ADDRESS is where the ranks meet (tcp://host:port). With `late` behind
-it, it attaches once they have met."""
+"""`python meeting.py SIZE ADDRESS`: a rank that trains four steps, run under some launcher or its environment. Its place is
+in MEETING_RANK, which perfagent does not read, or in RANK. ADDRESS is where the ranks meet (tcp://host:port, env://).
+With `late` behind it, it attaches once they have met."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import torch.distributed as dist
 
 import perfagent
 
-rank, size, address = int(os.environ["MEETING_RANK"]), int(sys.argv[1]), sys.argv[2]
-late = "late" in sys.argv
+rank = int(os.environ.get("MEETING_RANK") or os.environ["RANK"])
+size, address, *late = (
+    word for word in sys.argv[1:] if not word.startswith("--local_rank=")
+)  # of deepspeed's launcher
 torch.set_num_threads(1)
 if not late:
     run = perfagent.attach(name="met")
-dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=int(size))
 if late:
     run = perfagent.attach(name="met")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))

@@ -20,11 +20,9 @@ from torch.utils.data import DataLoader
 
 @dataclass
 class Script:
-    """One run of a loop. watched: with the agent. rank, ranks: of the job. folder: for what frameworks want to
-    write."""
+    """One run of a loop. rank, ranks: of the job. folder: for what frameworks want to write."""
 
     attach: Callable[..., Any]
-    watched: bool
     folder: str
     steps: list[dict[str, float]] = field(default_factory=list)
     rank: int = int(os.environ.get("RANK", "0"))
