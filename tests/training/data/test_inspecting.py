@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -119,7 +120,8 @@ def test_what_the_whole_of_the_batches_shows_is_found(batches: Any, most: int, f
 
 
 @pytest.mark.real
-def test_an_error_of_the_loader_is_part_of_the_report() -> None:
+def test_an_error_of_the_loader_is_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # torch waits for a worker that raised
     samples: Any = dict.fromkeys((*range(5), 6, 7, "conversations"), torch.ones(2))  # sample 5 is missing
     for workers in (0, 1):
         report = inspect_batches(DataLoader(samples, batch_size=2, num_workers=workers))
@@ -127,6 +129,7 @@ def test_an_error_of_the_loader_is_part_of_the_report() -> None:
         assert not report.ok
         assert "KeyError: 5" in error.text
         assert error.where == ((2, None),)
+    gc.collect()
 
 
 class Drawing(list[int]):
