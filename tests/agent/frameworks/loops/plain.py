@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from models import LENGTH, VOCABULARY, WIDTH, Language, Points, classifier, language_loss
+from models import LENGTH, VOCABULARY, WIDTH, Points, classifier, language
 from script import Script, norm_of, train
 from torch import nn
 from torch.utils.data import DataLoader
@@ -24,13 +24,13 @@ def loader_and_scheduler(script: Script) -> None:
 
 def own_batches(script: Script) -> None:
     """No DataLoader: batches of tokens drawn by hand; the model is named."""
-    model = Language()
+    model = language()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     script.attach(model)
     batches = torch.randint(0, VOCABULARY, (6, 4, LENGTH + 1))
 
     def loss_of(tokens: torch.Tensor) -> torch.Tensor:
-        return language_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     train(script, model, [optimizer], batches, loss_of, samples=4, tokens=4 * LENGTH)
 
