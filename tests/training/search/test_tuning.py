@@ -57,8 +57,8 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_workers_are_found_for_waiting_data_and_all_is_put_back(
     monkeypatch: pytest.MonkeyPatch, rates: list[float]
 ) -> None:
-    trials = [WorkersTrial(0, 0.12), WorkersTrial(4, 0.03)]
-    monkeypatch.setattr(tuning, "search_num_workers", lambda *_, **__: (4, trials))
+    trials = [WorkersTrial(0, 0.12), WorkersTrial(1, 0.03)]
+    monkeypatch.setattr(tuning, "search_num_workers", lambda *_, **__: (1, trials))
     rates += [30.0, 120.0, 120.0, 120.0, 120.0, 120.0, 30.0, 120.0]
     job = small_job(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), batch_size=4)
     before = state_of(job)
@@ -66,9 +66,9 @@ def test_workers_are_found_for_waiting_data_and_all_is_put_back(
     report = tune(job, steps=6, rounds=1, largest_batch=4, told=heard.append)
     assert heard == report.steps
     first = report.steps[0]
-    assert (first.change, first.kept, first.gain_pct) == ("num_workers=4", True, 300.0)
+    assert (first.change, first.kept, first.gain_pct) == ("num_workers=1", True, 300.0)
     assert first.remark == "the loader alone: 133 samples/s"
-    assert (report.setting.num_workers, report.gain_pct) == (4, 300.0)
+    assert (report.setting.num_workers, report.gain_pct) == (1, 300.0)
     assert [step.change for step in report.steps[1:]] == ["precision='bf16'", "optimizer: fused=True"]
     assert state_of(job) == before
     assert not multiprocessing.active_children()
