@@ -212,7 +212,7 @@ Known limits:
   the alert counts what `multiprocessing` starts. In another one it counts every Python process that runs for ten seconds. How these
   ended is not known; if the driver itself ends well, its run is `finished`.
 - **SLURM.** Under `srun` the run has the job's id, so a requeued job is a new attempt of it. Several trainings of one step
-  (`srun bash -c "python a.py; python b.py"`) would then be attempts of one run: give each its own `srun`, or its own
+  (a shell that `srun` starts, with two commands of Python) would then be attempts of one run: give each its own `srun`, or its own
   PERFAGENT_RUN_ID. In a step with a terminal (`srun --pty bash`) each training is a run of its own.
 - **Xid errors** come from NVML's events. Where the driver offers none (some containers, vGPU), a lost board is reported without its
   Xid: `dmesg` on the host has it.
@@ -252,7 +252,7 @@ Known limits:
 - **The next model, while the optimizer of the one before still exists** (an ensemble, a linear probe): its first 9 steps, or 63 where
   its optimizer trains fewer parameters, have numbers but no rows, since it might train now and then beside the first.
 - **A vector of losses** that the script backpropagates with weights (`losses.backward(weights)`) is no loss: log it.
-- **Adaptive clipping** (timm's `--clip-mode agc`) is not recognized: the gradients are measured after it.
+- **Adaptive clipping** (of timm) is not recognized: the gradients are measured after it.
 - **Cached gradients** (sentence-transformers) with accumulation: the loss of a step is that of its last batch.
 - **A closure that raises** within the optimizer's step, and is tried again: the loss of that step includes the first attempt.
 - **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch

@@ -49,7 +49,7 @@ def test_address_that_cannot_be_reached_is_refused(place, monkeypatch):
     assert repr(f"http://{place}") in str(raised.value), "what was given"
 
 
-def test_no_password_or_key_is_shown_of_a_setting_that_is_refused():
+def test_a_refused_setting_shows_no_password_or_key():
     for server in ("http://user:hunter2@[::1", "http://user:hunter2@monitor:84200", "http://user:hun#ter2@monitor"):
         with pytest.raises(ConfigError) as raised:
             AgentConfig(server=server)

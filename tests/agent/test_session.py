@@ -67,7 +67,7 @@ def test_wrong_argument_is_refused_at_once(options, word):
     assert session.current() is None
 
 
-def test_a_second_attach_continues_the_run_unless_it_names_another(tmp_path, monkeypatch):
+def test_a_second_attach_continues_a_run_of_no_other_name(tmp_path, monkeypatch):
     @dataclass
     class Options:
         lr: float = 0.1

@@ -37,7 +37,7 @@ def table_of(drawn: Screenful) -> list[str]:
     return table
 
 
-def test_a_pipe_gets_whole_lines_and_nothing_that_steers_a_terminal() -> None:
+def test_a_pipe_gets_whole_lines_and_no_control_characters() -> None:
     stream = io.StringIO()
     screen = Screen(stream)
     screen.line("TITLE", "bold red")

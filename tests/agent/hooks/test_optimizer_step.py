@@ -167,7 +167,7 @@ def test_steps_of_threads_that_take_turns_are_all_counted(record):
     assert rates(recorded) == [0.1] * 6
 
 
-def test_an_optimizer_that_raised_in_the_first_step_counts_no_more(record):
+def test_an_optimizer_that_raised_at_first_counts_no_more(record):
     class Raises(torch.optim.SGD):
         def step(self, closure=None):
             raise MemoryError
