@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from perfagent import patching
 from perfagent.boundary import guard
-from perfagent.device import Reading, readings
+from perfagent.device import Reading
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.step.pending_logs import CapturedLog
 
@@ -101,11 +101,7 @@ def test_a_step_is_taken_as_it_is_named(record: Record, watched: Any) -> None:
     assert [step for step, _ in scalars(run)] == [*given.values(), 8, 1]
 
 
-def test_what_is_no_scalar_is_ignored_and_later_changes_too(
-    record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # one on a device is met, and other tests have none
-    monkeypatch.setattr(readings, "_elsewhere", readings._elsewhere)
+def test_what_is_no_scalar_is_ignored_and_later_changes_too(record: Record, watched: Any) -> None:
     run = start(record)
     tensor, array = torch.ones(1), np.ones(())
     values = {
@@ -158,7 +154,9 @@ def test_a_value_on_a_device_is_read_when_it_is_there(
             return self.over
 
     event = Event()
-    monkeypatch.setattr(capture, "take", lambda tensor: Reading(torch.tensor([2.5]), event, []))  # as of a CUDA device
+    monkeypatch.setattr(
+        capture, "read_number_later", lambda tensor: Reading(torch.tensor([2.5]), event, [])
+    )  # as of a CUDA device
     run = start(record)
     watched().log({"x": torch.ones((), device="meta")}, step=1)
     log = next(row for row in run.sender.rows if type(row) is CapturedLog)
