@@ -40,16 +40,12 @@ def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     return None if p is None or p.whole else _before(p, optimizer, args, kwargs)
 
 
-def _closure(args: Any, kwargs: Any) -> bool:
-    """True if the step gets a function that backpropagates: the gradients are complete only after that."""
-    return kwargs.get("closure") is not None or any(map(callable, args))
-
-
-def _with_closure_watched(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _with_closure_watched(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """None if the step gets no function that backpropagates: then the gradients are complete."""
     if kwargs.get("closure") is not None:
         return args, {**kwargs, "closure": _watched(p, optimizer, kwargs["closure"])}
-    at = [callable(arg) for arg in args].index(True)
-    return (*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs
+    at = next((at for at, arg in enumerate(args) if callable(arg)), None)
+    return None if at is None else ((*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs)
 
 
 def _watched(p: StepState, optimizer: Optimizer, closure: Function) -> Function:
@@ -102,8 +98,9 @@ def _begun(p: StepState, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[
         check_arrived(p)
     if not p.primary_id:
         p.selection.ensure_primary(optimizer)
-    if _closure(args, kwargs):
-        return _with_closure_watched(p, optimizer, args, kwargs)
+    with_closure = _with_closure_watched(p, optimizer, args, kwargs)
+    if with_closure is not None:
+        return with_closure
     if p.primary_id != id(optimizer):
         p.links.joint_step.steps(optimizer)
     elif p.clips is not None or p.completed >= p.measure_at:

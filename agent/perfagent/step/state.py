@@ -21,14 +21,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perfagent.step.clusters import (
-    GradientMeasurement,
-    LossState,
-    MixedPrecision,
-    OverheadCounters,
-    PhaseState,
-    StepCounting,
-)
+from perfagent.step import clusters
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
 from perfagent.step.overflow import OverflowMark
 from perfagent.step.pending_logs import CapturedLog, EarlyLog
@@ -96,12 +89,12 @@ class StepState:
         self.clips: Any = None
         self.readers: dict[int, Any] = {}
         self.contents: BatchContents | None = None
-        self.amp = MixedPrecision()
-        self.measured = GradientMeasurement()
-        self.costs = OverheadCounters()
-        self.logs = StepCounting(early_step=start_step + 1 if start_step else 0)
-        self.losses = LossState()
-        self.phases = PhaseState()
+        self.amp = clusters.MixedPrecision()
+        self.measured = clusters.GradientMeasurement()
+        self.costs = clusters.OverheadCounters()
+        self.logs = clusters.StepCounting(early_step=start_step + 1 if start_step else 0)
+        self.losses = clusters.LossState()
+        self.phases = clusters.PhaseState()
         self.links = links
         OverflowMark.put(rows)
 
@@ -135,14 +128,9 @@ class StepState:
         """Collects what only some steps have."""
         amp, measured = self.amp, self.measured
         taken = OptimizerGradients(self.gradients, measured.clip_norm, amp.grad_scale, 0.0, measured.moved)
+        others = self.links.joint_step.of_step()
         found = OccasionalValues(
-            taken,
-            self.links.joint_step.of_step(),
-            amp.scaler_scale,
-            skipped,
-            amp.skipped,
-            measured.deferred,
-            measured.clipped_scaled,
+            taken, others, amp.scaler_scale, skipped, amp.skipped, measured.deferred, measured.clipped_scaled
         )
         self.plain = not self.unusual and self.loss_count == 1 and self.clock is None
         self.gradients = amp.grad_scale = amp.scaler_scale = measured.moved = None
