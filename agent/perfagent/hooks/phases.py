@@ -25,15 +25,12 @@ COUNTED = ("checkpoint", "eval", "comm", "h2d")
 
 
 class Span:
-    """One timed part of the loop, entered and left on one thread.
+    """One timed part of the loop, entered and left on one thread. always: as of `StepState.report_phase`."""
 
-    tells: False for parts that happen many times a step and make no event.
-    """
+    __slots__ = ("_always", "_begin_step", "_counts", "_name", "_outer", "_progress", "_started")
 
-    __slots__ = ("_begin_step", "_counts", "_name", "_outer", "_progress", "_started", "_tells")
-
-    def __init__(self, progress: StepState, name: str, *, tells: bool = True) -> None:
-        self._progress, self._name, self._tells = progress, name, tells
+    def __init__(self, progress: StepState, name: str, *, always: bool = True) -> None:
+        self._progress, self._name, self._always = progress, name, always
         self._counts = name in COUNTED
 
     def __enter__(self) -> None:
@@ -54,8 +51,8 @@ class Span:
         # within one step: part of its breakdown
         if not p.phase_depth and self._begin_step >= p.completed and not p.off:
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
-        if self._tells:
-            p.report_phase(self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
+        duration_s = (ended - self._started) / 1e9
+        p.report_phase(self._name, self._begin_step, duration_s, p.in_progress(), always=self._always)
 
 
 def device_mark(p: StepState) -> Event | None:
@@ -93,15 +90,11 @@ def watch_phase(
             seen = look(args, kwargs) if look is not None else None
             if p.phase_depth or p.thread != get_ident():
                 return original(*args, **kwargs)
-            begin_step, started = p.in_progress(), now()
-            try:
-                with Span(p, name, tells=False):
-                    result = original(*args, **kwargs)
-                if done is not None:
-                    done(p, seen)
-                return result
-            finally:
-                p.report_phase(name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
+            with Span(p, name, always=False):
+                result = original(*args, **kwargs)
+            if done is not None:
+                done(p, seen)
+            return result
 
         return call
 
