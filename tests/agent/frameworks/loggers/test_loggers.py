@@ -52,8 +52,6 @@ def test_every_logged_scalar_is_in_the_run_once_at_its_step(script, part):
     assert {name for name in recording.names() if is_logged(name)} <= names
     steps = [step for step, _ in recording.series("loss")]
     assert steps == sorted(set(steps)), "measured or logged, and never both"
-    if part == "untrained":
-        assert recording.series("process/rss_bytes")[-1][0] == 900, "samples carry the step that was logged"
 
 
 @pytest.mark.parametrize("part", ["alone", "forwarding"])

@@ -4,7 +4,6 @@ Arguments: a folder.
 """
 
 import sys
-import time
 
 import numpy as np
 import torch
@@ -31,17 +30,6 @@ def step(model, optimizer):
     loss.backward()
     optimizer.step()
     return loss
-
-
-def sampled(run, step):
-    """Waits for a sample of this process that is taken once its step is this one."""
-    wait_until = time.monotonic() + 30
-    while run._progress.logged_at() < step and time.monotonic() < wait_until:
-        time.sleep(0.01)
-    sampler, limit = run._sampler, time.monotonic() + 30
-    sampler.period_s, due = 0.05, sampler._next
-    while sampler._next == due and time.monotonic() < limit:
-        time.sleep(0.01)
 
 
 # Accelerate, with a tracker that it forwards to; each fourth sample counts
@@ -89,12 +77,11 @@ report(f"{folder}/writer", logged)
 
 # a loop whose loss and rate are measured by nobody but its writer: nothing of it is the agent's
 place = f"{folder}/untrained"
-run = perfagent.attach(record=f"{place}/record")
+perfagent.attach(record=f"{place}/record")
 logged = []
 for n in (3, 5, 900):
     writer.add_scalar("loss", 1 / n, n)
     logged.append(("loss", n, 1 / n))
-sampled(run, 900)
 perfagent.finish()
 report(place, logged)
 
