@@ -44,8 +44,10 @@ def _with_closure_watched(p: StepState, optimizer: Optimizer, args: Any, kwargs:
     """None if the step gets no function that backpropagates: then the gradients are complete."""
     if kwargs.get("closure") is not None:
         return args, {**kwargs, "closure": _watched(p, optimizer, kwargs["closure"])}
-    at = next((at for at, arg in enumerate(args) if callable(arg)), None)
-    return None if at is None else ((*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs)
+    for at, arg in enumerate(args):
+        if callable(arg):
+            return (*args[:at], _watched(p, optimizer, arg), *args[at + 1 :]), kwargs
+    return None
 
 
 def _watched(p: StepState, optimizer: Optimizer, closure: Function) -> Function:
