@@ -249,8 +249,6 @@ Known limits:
   `--multirun` that calls `attach()` is a run of its own. If several threads train at the same time, perfagent records one of the
   trainings. Threads that take turns in one training (`asyncio.to_thread`), or follow each other, count as one; a step on another
   thread than the one before has its number and learning rate, but neither loss nor phases.
-- **The next model, while the optimizer of the one before still exists** (an ensemble, a linear probe): its first 9 steps, or 63 where
-  its optimizer trains fewer parameters, have numbers but no rows, since it might train now and then beside the first.
 - **A vector of losses** that the script backpropagates with weights (`losses.backward(weights)`) is no loss: log it.
 - **Adaptive clipping** (of timm) is not recognized: the gradients are measured after it.
 - **Cached gradients** (sentence-transformers) with accumulation: the loss of a step is that of its last batch.
@@ -274,7 +272,7 @@ Known limits:
 - **Other models that the loop calls** (a teacher, a discriminator). perfagent looks for them after the first step, and then once a
   minute. Until then the time of their calls is `other`. It watches at most 64 modules.
 - **A second, smaller training in one process.** While the first training's optimizer exists, perfagent recognizes the second training
-  only after up to 64 steps. It then records these steps together, without gradient norms. It recognizes a second training of the same
+  only after up to 64 steps, which have numbers and no rows. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
 - **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
   `failed`. A script that catches what `sys.exit(1)` raises, and ends without another step or log, is `failed`, too.
