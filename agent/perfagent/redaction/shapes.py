@@ -78,8 +78,6 @@ _IN_BRACKETS = (
 )
 """`os.environ.setdefault("HF_TOKEN", "X")`, `[('password', 'X')]` and `[['user', 'me'], ['password', 'X']]`, as lists of
 pairs are printed; `['password', 'host']` alone is a list of names."""
-_A_NAME = r"(?i)[a-z]+(?:[_.-][a-z]+)+|password|token|secret|cookie"
-"""`one of ('access_token', 'refresh_token')`."""
 _TUPLE = (
     r"(?<![^\n\x1f])[ \t]{0,40}+(?P<name>[A-Za-z_]\w{0,50}(?:[ \t]{0,3},[ \t]{0,3}[A-Za-z_]\w{0,50}){1,5})[ \t]{0,3}=[ \t]{0,3}"
     r"(?P<value>[^\n=]*?['\"][^\n]*)"
@@ -156,10 +154,8 @@ def _in_table(match: re.Match[str]) -> str:
 
 
 def _in_brackets(match: re.Match[str]) -> str:
-    """Not of tokens, which tokenizers and their tests pair with words; nor where both are names."""
-    value = match["value"].strip("'\"` ")
-    names = match["name"].lower() in ("token", "pass") or (compiled(_A_NAME).fullmatch(value) and secret_key(value))
-    return match[0] if names else _under_name(match)
+    """Not of tokens, which tokenizers and their tests pair with words."""
+    return match[0] if match["name"].lower() in ("token", "pass") else _under_name(match)
 
 
 def _in_tuple(match: re.Match[str]) -> str:

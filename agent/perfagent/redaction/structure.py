@@ -17,7 +17,7 @@ from typing import Any
 
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, noted, random_looking, secret_key, stands_for
 from perfagent.redaction.remembered import learn, learn_environment
-from perfagent.redaction.text import redacted_lines, redacted_text, redacted_words
+from perfagent.redaction.text import redacted_arguments, redacted_lines, redacted_text
 
 __all__ = ["Versions", "redacted"]
 
@@ -59,8 +59,6 @@ class _Walk:
         kind = type(value)
         if value is None or kind is bool or kind is float:
             return value
-        if kind is str:
-            return HIDDEN if random_looking(value) else redacted_text(value)
         try:
             return self._other(value, above)
         except Exception:  # noqa: BLE001 - somebody else's object, or a dict that another thread is changing
@@ -71,9 +69,7 @@ class _Walk:
         if isinstance(value, enum.Enum):
             return self.value(value.value, above) if isinstance(value.value, (str, int, float)) else str(value.name)
         if isinstance(value, str):
-            return redacted_text(str.__str__(value))
-        if isinstance(value, float):
-            return float.__float__(value)
+            return HIDDEN if random_looking(value) else redacted_text(str.__str__(value))
         if isinstance(value, int):
             number = int.__int__(value)
             shown = f"[an integer of {number.bit_length()} bits]" if number.bit_length() > 300 else str(number)
@@ -145,7 +141,7 @@ class _Walk:
         ]
         items: list[Any] = []
         before = ""
-        for item, word, shown in zip(listed, words, redacted_words(words), strict=True):
+        for item, word, shown in zip(listed, words, redacted_arguments(words), strict=True):
             if (pairs and _hides(before, item)) or (shown == HIDDEN and not isinstance(item, str)):  # --password 4711
                 items.append(HIDDEN)
             elif type(item) is str:

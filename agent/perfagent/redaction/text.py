@@ -9,11 +9,11 @@ import string
 from collections.abc import Iterable, Sequence
 
 from perfagent.redaction.names import HIDDEN, WORDS, compiled, noted, random_looking, secret_key, stands_for
-from perfagent.redaction.remembered import hide_remembered, learn, learn_environment
+from perfagent.redaction.remembered import hide_remembered, learn
 from perfagent.redaction.shapes import FIRST_SHAPES, LAST_SHAPES, SHAPES, Shape
 from perfagent.redaction.values import hide_known
 
-__all__ = ["redacted_arguments", "redacted_lines", "redacted_text", "redacted_words"]
+__all__ = ["redacted_arguments", "redacted_lines", "redacted_text"]
 
 MAX_TEXT = 20_000
 MAX_LINE = 500
@@ -84,14 +84,8 @@ def redacted_lines(lines: Iterable[str]) -> list[str]:
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
-    """A command line without secrets."""
-    learn_environment()
-    return redacted_words(list(arguments))
-
-
-def redacted_words(words: Sequence[str]) -> list[str]:
     """The same number of words: any list may be a command line or a part of one, where a word may tell of the next."""
-    words = [word if len(word) < 20 else _without_random(word) for word in words]
+    words = [word if len(word) < 20 else _without_random(word) for word in arguments]
     line = "".join(f"{BETWEEN}{word}" for word in words)
     shown = _hide(_encodable(line)).split(BETWEEN)[1:] if len(line) <= MAX_READ else []
     if len(shown) != len(words):  # a secret took several words, as a private key does
@@ -113,14 +107,11 @@ def _encodable(text: str) -> str:
 
 
 def _ends(text: str, room: int, missing: int = 0) -> tuple[str, int]:
-    """Beginning and end of a text, cut between words, and how many characters are missing, with those before."""
+    """Beginning and end of a text, and how many characters are missing, with those before."""
     if len(text) <= room and not missing:
         return text, 0
     head, tail = text[: room // 2], text[-room // 2 :]
-    kept = max(head.rfind(" "), head.rfind("\n"))
-    first = min((at for at in (tail.find(" "), tail.find("\n")) if at >= 0), default=0)
-    head, tail = head[: kept + 1 or len(head)], tail[first:]
-    missing += max(0, len(text) - len(head) - len(tail))
+    missing += len(text) - len(head) - len(tail)
     return f"{head}\n[... {missing} characters left out ...]\n{tail}", missing
 
 
@@ -158,10 +149,7 @@ def _hide_values(pattern: str, text: str) -> str:
         if not noted(name):
             continue
         value = _value_at(text, match, name)
-        bare = value.strip("'\"")
-        if pattern is _FLAG and bare.startswith("-") and (
-            len(bare) < 4 or bare[1] == "-" or not compiled(_TAKES_ANY).search(name)
-        ):  # fmt: skip
+        if pattern is _FLAG and value.lstrip("'\"").startswith("-") and not compiled(_TAKES_ANY).search(name):
             continue  # the next option, and no `--password -abc`
         shown = _shown(name, value)
         if shown == HIDDEN and BETWEEN in text:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from canaries import BY_VALUE
+from canaries import BASE62, BY_VALUE
 
 from perfagent.redaction import HIDDEN, redacted
 
@@ -63,6 +63,10 @@ TOLD = [
     (torch.nn.functional.cross_entropy, "torch.nn.functional.cross_entropy"),
     (torch.optim.AdamW, "torch.optim.adamw.AdamW"),
     (np.float32(0.5), 0.5),
+    (np.float64(0.5), 0.5),
+    (enum.Enum("Kind", ["LAST"]).LAST, 1),
+    (BASE62, HIDDEN),
+    (["t.py", "--password", 4711, 1], ["t.py", "--password", HIDDEN, 1]),
     (np.int64(3), 3),
     (2**70, str(2**70)),
     (10**10_000, "[an integer of 33220 bits]"),
@@ -119,4 +123,4 @@ def test_what_is_endless_ends() -> None:
         wide = [wide] * 50
     assert len(str(redacted(wide))) < 500_000
     assert len(redacted("x" * 100_000)) < 21_000
-    assert len(redacted(list(range(100_000)))) == 2001
+    assert len(redacted(list(range(100_000)))) == len(redacted(dict.fromkeys(range(100_000)))) == 2001
