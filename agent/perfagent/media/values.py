@@ -46,7 +46,6 @@ class Media:
     nothing."""
 
     kind: ClassVar[MediaKind]
-    __slots__ = ("_content", "caption", "left_out", "problem")
 
     def __init__(self, data: Any, caption: object, foreign: dict[str, Any]) -> None:
         for name in ("data_or_path", "value", "sequence"):  # as W&B and trackio call the data
@@ -98,7 +97,6 @@ class Image(Media):
     """
 
     kind = "image"
-    __slots__ = ()
 
     def __init__(self, data: Any = None, caption: str | None = None, **foreign: Any) -> None:
         super().__init__(data, caption, foreign)
@@ -150,7 +148,6 @@ class Audio(Media):
     """
 
     kind = "audio"
-    __slots__ = ("_sample_rate_hz",)
 
     def __init__(
         self,
@@ -194,7 +191,6 @@ class Table(Media):
     """
 
     kind = "table"
-    __slots__ = ("_count", "columns", "data")
 
     def __init__(
         self,
@@ -275,7 +271,6 @@ class Histogram(Media):
     """
 
     kind = "histogram"
-    __slots__ = ("_bins", "_count")
 
     def __init__(
         self,

@@ -107,11 +107,11 @@ def test_a_sound_is_a_wave_file_and_a_long_one_is_cut() -> None:
 
 
 def test_a_table_keeps_its_first_rows_and_no_secrets() -> None:
-    rows = [[at, "sk-ant-api03-" + "x9Kq" * 20, torch.tensor(0.5), float("nan")] for at in range(1500)]
-    told = json.loads(sent(perfagent.Table(["row", "text", "score", "api_key"], rows)))
+    rows = [[at, "sk-ant-api03-" + "x9Kq" * 20, torch.tensor(0.5), float("nan"), torch.ones(3)] for at in range(1500)]
+    told = json.loads(sent(perfagent.Table(["row", "text", "score", "api_key", "vector"], rows)))
     assert told["count"] == 1500
     assert len(told["rows"]) == 1000
-    assert told["rows"][7] == [7, "[redacted]", 0.5, "[redacted]"]
+    assert told["rows"][7] == [7, "[redacted]", 0.5, "[redacted]", "[Tensor]"]
     assert "a row of 1 cells" in perfagent.Table(["a", "b"], [[1]]).problem
 
 
