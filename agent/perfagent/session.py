@@ -96,18 +96,10 @@ def attach(
         model, optimizer, start_step, stoppable, name=(name, 256), group=(group, 256), notes=(notes, 100_000)
     )
     entries, labels = as_dict(config), as_tags(tags)
-    if _is_inert():
-        if _inert is not None:
-            logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
-        return silent(entries, labels)
+    silent_one = _silent_run(entries, labels)
+    if silent_one is not None:
+        return silent_one
     run = current()
-    if run is not None and run.inherited:
-        say_once(
-            "inherited",
-            "attach() records nothing in a child that was forked from a process with a run; attach in the children only, or "
-            "start them with 'spawn'",
-        )
-        return run  # in a forked child: the parent's run, which is silent here
     job = _is_hydras_next_job(run_id)
     run_id, start_step = _where_resumed(run_id, start_step)
     options = launched.current or launched.NONE  # what `perfagent run` was given stands where the script says nothing
@@ -237,6 +229,23 @@ def start_from_launcher(**options: Any) -> Run:
     _launched = attach(**options)
     _named = False
     return _launched
+
+
+def _silent_run(config: dict[str, Any], tags: list[str]) -> Run | None:
+    """What attach() returns where no run may begin: one that records nothing, or in a forked child that of its parent."""
+    if _is_inert():
+        if _inert is not None:
+            logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
+        return silent(config, tags)
+    run = current()
+    if run is None or not run.inherited:
+        return None
+    say_once(
+        "inherited",
+        "attach() records nothing in a child that was forked from a process with a run; attach in the children only, or "
+        "start them with 'spawn'",
+    )
+    return run
 
 
 def _is_inert() -> bool:
