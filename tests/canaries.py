@@ -355,6 +355,7 @@ ORDINARY_LISTS = [
     ["python", "-u", "train.py", "--max_token", "-1", "--n-pass", "2", "--forward-pass", "eager"],
     ["input_ids", "token_type_ids", "labels", "user", "name"],
     ["user", "password", "email"],
+    ["my_cookie", "cake", "basic", "transformer12b", "token", "=abc", "token:", "word"],
     ["layers.0.attention.key", "layers.0.mlp", "Layer.Key"],
     ["lr", 0.1, "pass", 2, None, True],
     ["train.py", "-p", "29500", "-p", "runs/a1b2c3", "-p", "gpu-a100", "-p", "bf16"],

@@ -46,10 +46,10 @@ _TOKEN_IN_ADDRESS = rf"(?:(?<![a-zA-Z0-9.-])https?://(?!git@)(?=[^\s/@:?&=#'\"]{
 _QUERY = r"[?&](?i:sig|(?:q-)?signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=(?P<value>[^&\s'\"]+)"
 _HEADERS = r"(?i:(?:proxy-)?authorization|x-[a-z-]{0,60}(?:key|token)|(?:set-)?cookie)"
 _HEADER = (
-    rf"(?P<name>{_HEADERS})(?:['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{{0,2}}['\"])?|\x1f)"
+    rf"(?:(?P<name>{_HEADERS})['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{{0,2}}['\"])?|(?<=\x1f)(?P<listed>{_HEADERS})\x1f)"
     r"(?P<value>Digest [^\n\x1f]+|[^\n'\"\x1f]+)"
 )
-_BEARER = r"(?i)\b(?P<kind>bearer|basic|token)\s+(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
+_BEARER = r"(?i)\b(?P<kind>bearer|basic|token)[^\S\x1f]+(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
 _MACHINE = r"\blogin\s+\S+\s+password\s+(?P<value>\S+)"
 _CURL = r"\bcurl\b[^\n|;]{0,300}?\s(?:-u|--user)[ =\x1f]?['\"]?[^\s:'\"]+:(?P<value>[^\s'\"]+)"
 _SENTENCE = (
@@ -126,7 +126,11 @@ def _line(match: re.Match[str], before: int, after: int) -> tuple[str, str]:
 
 def _in_header(match: re.Match[str]) -> str:
     value = match["value"].strip()
-    return match[0] if not value or may_stay(match["name"], value) or value.startswith(HIDDEN) else _value_only(match)
+    return (
+        match[0]
+        if not value or may_stay(match["name"] or match["listed"], value) or value.startswith(HIDDEN)
+        else _value_only(match)
+    )
 
 
 def _in_sentence(match: re.Match[str]) -> str:
