@@ -18,10 +18,10 @@ PERFAGENT = ("perfagent", "run")
 pytestmark = pytest.mark.real
 
 
-def launch(folder: Path, *words: str) -> list[Recorded]:
+def launch(folder: Path, *words: str, **more: str) -> list[Recorded]:
     done = subprocess.run(
         [sys.executable, *words],
-        env=job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), OMP_NUM_THREADS="1"),
+        env=job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), OMP_NUM_THREADS="1", **more),
         capture_output=True, text=True, timeout=170, check=False, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
@@ -93,28 +93,14 @@ def assert_one_run(sources: list[Recorded], *, nodes: int) -> None:
     assert all(sorted(source.series["loss"]) == [1, 2, 3, 4] for source in sources)
 
 
-WITH_ACCELERATE = """
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator(cpu=True)
-model = torch.nn.Linear(4, 1)
-model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-for _ in range(5):
-    accelerator.backward(model(torch.ones(3, 4)).mean())
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("outside", [True, False], ids=["run accelerate", "accelerate run"])
 def test_what_accelerate_starts_alone_is_monitored(outside: bool, tmp_path: Path) -> None:
     """It tells a single process no rank."""
-    (tmp_path / "train.py").write_text(WITH_ACCELERATE)
     launch_words = "--cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
     starts = ["-m", "accelerate.commands.launch", *launch_words.split()]
-    words = ["-m", *PERFAGENT, *starts, "train.py"] if outside else [*starts, "-m", *PERFAGENT, "train.py"]
-    (source,) = launch(tmp_path, *words)
-    assert sorted(source.series["loss"]) == [1, 2, 3, 4, 5]
+    script = [str(HERE / "meeting.py"), "1", f"tcp://127.0.0.1:{free_port()}"]
+    words = ["-m", *PERFAGENT, *starts, *script] if outside else [*starts, "-m", *PERFAGENT, *script]
+    (source,) = launch(tmp_path, *words, MEETING_RANK="0")
+    assert sorted(source.series["loss"]) == [1, 2, 3, 4]
     assert source.states[-1]["state"] == "finished"
