@@ -53,7 +53,7 @@ def states(folder: Path) -> list[str]:
         ("ignored", 2, "\n\nend\n", 0, [(3, "sigterm")], "finished", "3\n4\n"),
         ("grace", 2, None, TERMINATED, [], "preempted", ""),  # a step longer than the grace time delays nothing
         ("default", None, "\n\n\nraise\n", 1, [(3, "exception")], "", "checkpoint: of step 3"),
-        ("in the step", None, "\n\n\n\n", 1, [], "", "half-way"),  # weights have changed, and are not counted yet
+        ("in the step", None, "\n\n\n\n", 1, [], "", "ZeroDivision"),  # weights have changed, and are not counted yet
         ("late", None, "\n\nend\n", TERMINATED, [(2, "sigterm")], "preempted", ""),  # saved when it is closed
         ("default", None, "\n\nend\n", 0, [], "", "closed True True"),  # nothing of ours is left after close()
     ],
