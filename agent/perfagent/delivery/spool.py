@@ -247,18 +247,10 @@ class Spool(Segments):
         """The frame as it travels."""
         header = self.header
         return Frame(
-            project=header.project,
-            run=header.run or "",
-            source=header.source,
-            attempt=header.attempt,
-            rank=header.rank,
-            seq=outgoing.seq,
-            groups=outgoing.groups,
-            events=outgoing.events,
-            name=header.name,
-            sent=time.time(),
+            project=header.project, run=header.run or "", source=header.source, attempt=header.attempt, rank=header.rank,
+            seq=outgoing.seq, groups=outgoing.groups, events=outgoing.events, name=header.name, sent=time.time(),
             relayed=self.relayed,
-        )
+        )  # fmt: skip
 
     def empty(self) -> Outgoing:
         """A frame without content: a sign of life. It is forgotten if the server does not take it."""

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import http.client
 import io
-import select
 import socket
 import ssl
 import time
@@ -336,28 +335,20 @@ class _DeadlineReader(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, deadline: float, transport: HttpTransport) -> None:
         self._sock, self._deadline, self._transport = sock, deadline, transport
-        self._poll = select.poll()  # select() cannot watch descriptors above 1023
-        self._poll.register(sock, select.POLLIN)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)
-
-    def left_s(self) -> float:
-        return self._deadline - self._transport.clock()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        # pending: TLS has read more than was asked for
-        while not getattr(self._sock, "pending", int)():
-            if self.left_s() <= 0:
-                raise TimeoutError("no whole answer within the deadline")
-            if self._poll.poll(1000 * min(self.left_s(), 0.25)):
-                break
+        while (left_s := self._deadline - self._transport.clock()) > 0:
+            if not self._transport.dialer.is_ours:
+                raise ConnectionAbortedError("the script has closed the socket")
+            self._sock.settimeout(min(left_s, 0.25))
+            with contextlib.suppress(TimeoutError):
+                return self._sock.recv_into(buffer)
             if self._transport.idle is not None:
                 self._transport.idle()
-        if not self._transport.dialer.is_ours:
-            raise ConnectionAbortedError("the script has closed the socket")
-        self._sock.settimeout(max(0.001, self.left_s()))
-        return self._sock.recv_into(buffer)
+        raise TimeoutError("no whole answer within the deadline")

@@ -9,7 +9,6 @@ This module must stay light (standard library and msgspec only): it is imported 
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -192,24 +191,14 @@ def _pack(code: str, values: Any) -> bytes:
         return bytes(values.astype("<f4" if keep else {"q": "<i8", "d": "<f8"}[code]).tobytes())
     if isinstance(values, (bytearray, memoryview)):
         return bytes(values)
-    packed: array[Any] = (
-        values if isinstance(values, array) and values.typecode in (code, "f") else array(code, _numbers(values))
-    )
-    if sys.byteorder == "big":
-        packed = array(packed.typecode, packed)
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _numbers(values: Any) -> Iterable[Any]:
+    if isinstance(values, array) and values.typecode in (code, "f"):
+        return values.tobytes()
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise WireError(f"a column must be bytes or a sequence of numbers, not {type(values).__name__}")
-    return values
+    return array(code, values).tobytes()
 
 
 def _unpack(code: str, data: bytes) -> array[Any]:
     values: array[Any] = array(code)
     values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
     return values
