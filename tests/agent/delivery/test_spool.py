@@ -226,6 +226,17 @@ def test_a15_a17_what_somebody_deletes_is_made_again(tmp_path: Path, how: str) -
     assert steps_of(*frames) == [*range(12)]
 
 
+def test_a15_minutes_of_an_outage_that_were_deleted_are_counted(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s", header())
+    for minute in range(2):
+        spool.append(tick_of(rows(3 * minute), [event()]), now=0.0)
+        spool.hold(now=0.0, force=True)
+    for path in spool.folder.glob("*.frames"):
+        path.unlink()
+    assert spool.next() is None
+    assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (6, 2)
+
+
 def fails(*_: object, **__: object) -> int:
     raise OSError(errno.EIO, "Input/output error")
 
