@@ -85,7 +85,7 @@ def one_of(told: pytest.LogCaptureFixture, word: str) -> str:
     return found
 
 
-def test_rows_and_events_arrive_once_in_numbered_frames(sender: Sender, transport: RecordingTransport) -> None:
+def test_all_arrives_once_by_two_threads_and_the_end_is_final(tmp_path, sender, transport):
     for block in range(5):
         sender.rows.extend(map(row, range(200 * block, 200 * block + 200)))
         if block == 4:
@@ -97,16 +97,16 @@ def test_rows_and_events_arrive_once_in_numbered_frames(sender: Sender, transpor
     assert [frame.seq for frame in transport.frames] == [*range(1, len(transport.frames) + 1)]
     assert sender.counters["acked"] == 2000
 
+    def ours() -> list[bool]:
+        return [thread.daemon for thread in threading.enumerate() if thread.name.startswith("perfagent")]
 
-def test_close_is_final_and_leaves_no_folder(tmp_path: Path, transport: RecordingTransport) -> None:
-    sender = make(tmp_path, transport)
-    sender.start()
-    sender.rows.append(row(1))
+    until(lambda: ours() == [True, True], why="there are more, or one of an earlier test has not ended")
     sender.close("finished", "done", timeout_s=WHOLE_S)
     sender.close("failed")
     sender.event("alert", {"title": "late"})
     assert sender.disabled
-    assert [e.data for f in transport.frames for e in f.events] == [{"state": "finished", "reason": "done"}]
+    told = [event.data for frame in transport.frames for event in frame.events if event.kind != "phase"]
+    assert told == [{"state": "finished", "reason": "done"}]
     assert list((tmp_path / "state" / "spool").iterdir()) == []
 
 
@@ -351,16 +351,3 @@ def test_a22_source_that_hangs_is_left_and_polled_again_later(real, told):
     polls[0].join(20)
     until(lambda: one.goes_on(1, waits=False) and len(polls) > 3, why="it is never asked again")
     assert len({*polls}) == 2, "the thread that was left behind goes on"
-
-
-# ---- threads, forks, the end
-
-
-def test_at_most_two_daemon_threads_run(sender: Sender) -> None:
-    sender.rows.append(row(1))
-    assert sender.flush(10)
-
-    def ours() -> list[bool]:
-        return [thread.daemon for thread in threading.enumerate() if thread.name.startswith("perfagent")]
-
-    until(lambda: ours() == [True, True], why="there are more, or one of an earlier test has not ended")
