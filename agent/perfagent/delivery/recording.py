@@ -1,19 +1,17 @@
 """What a job recorded offline (PERFAGENT_RECORD, attach(record=...), `perfagent run --record`), for programs that read
-it and send nothing.
-
-Everything happens on a copy of each process's files: to open a spool is to take its lock and to cut its torn end, and a
-job that still trains must not notice.
-"""
+it and send nothing. Takes no lock and writes nothing: a job that still trains does not notice."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfagent.delivery.records import numbered
-from perfagent.delivery.spool import Spool, SpoolBusyError, folders
+from perfagent.delivery.backlog import Backlog
+from perfagent.delivery.drafts import left_behind
+from perfagent.delivery.records import Header, folders, must_be_known, numbered, owner
+from perfagent.delivery.recovery import Recovered
+from perfagent.delivery.row_packing import merge
+from perfagent.delivery.segments import Segments
 from perfagent.errors import ResourceError
 from perfagent.wire import Event, Group
 
@@ -48,24 +46,21 @@ def read_recording(folder: Path) -> list[Recorded]:
 
 
 def _read(folder: Path) -> Recorded:
-    with tempfile.TemporaryDirectory(prefix="perfagent-recording-") as scratch:
-        copy = Path(scratch) / folder.name
-        try:
-            shutil.copytree(folder, copy)
-            spool = Spool.open(copy, recording=True)
-        except (OSError, shutil.Error, SpoolBusyError) as error:
-            raise ResourceError(f"{folder} cannot be read: {error}") from error
-        try:
-            header = spool.header
-            read = Recorded(
-                header.project, header.run or f"rank-{header.source[:12]}", header.name, header.source, header.attempt,
-                header.rank,
-            )  # fmt: skip
-            while (outgoing := spool.next()) is not None:
-                read.groups += outgoing.groups
-                read.events += outgoing.events
-                spool.ack(outgoing.seq)
-            read.damaged = spool.counters["corrupt"] + spool.counters["unreadable"]
-        finally:
-            spool.abandon()
+    try:
+        must_be_known(folder)
+    except OSError as error:
+        raise ResourceError(f"{folder} cannot be read: {error}") from error
+    header = owner(folder) or Header(source=folder.name, project="default", rank=0, server=None)
+    files = Segments(folder, header)
+    found, backlog = Recovered(files, left_behind), Backlog(files, max_bytes=0, recording=True)
+    run = header.run or f"rank-{header.source[:12]}"
+    read = Recorded(header.project, run, header.name, header.source, header.attempt, header.rank)
+    for seq, kept in sorted(found.frames.items()):
+        if seq not in found.replaced and (frame := backlog.load(kept)) is not None:
+            read.groups += frame.groups
+            read.events += frame.events
+    covered = max((kept.upto for kept in found.frames.values()), default=0)
+    read.groups += merge(group for number, groups, _ in found.ticks if number > covered for group in groups)
+    read.events += [event for number, _, events in found.ticks if number > covered for event in events]
+    read.damaged = files.counters["corrupt"] + files.counters["unreadable"]
     return read
