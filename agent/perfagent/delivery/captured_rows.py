@@ -51,6 +51,9 @@ class CapturedRows:
         self._packer = Packer(columns)
         self.delivered: set[str] = set()
         """Names of the agent's own series so far, those of steps aside."""
+        self._names: dict[str, str] = {}
+        """Name -> that under which it is written, as far as that follows from `_series` series of the agent."""
+        self._series = 0
         self.arriving: list[CapturedLog] = []
         self._undecided: list[_Row] = []
         self._written: dict[str, tuple[int, float | None]] = {}
@@ -69,16 +72,22 @@ class CapturedRows:
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
         if waiting and p is not None and p.last is not None and reader.steps < _DECISIVE_STEPS:
             read_steps()
+        series = len(self.delivered) + len(reader.delivered)
+        if series != self._series or len(self._names) > 2 * self._columns.max_series:
+            self._series = series
+            self._names.clear()
         for step, wall, monotonic, metrics in waiting:
             age_s = now - monotonic
             ahead = self._runs_ahead(step, age_s, last=last)
             named: dict[str, float] = {}
             later: dict[str, float] = {}
             for name, value in metrics.items():
-                written_name = None if ahead else self._name(name, age_s, last=last)
+                written_name = None if ahead else self._names.get(name) or self._name(name, age_s, last=last)
                 if written_name is None:
                     later[name] = value
-                elif self._is_new(written_name, step, value):
+                    continue
+                self._names[name] = written_name
+                if self._is_new(written_name, step, value):
                     named[written_name] = value
             if later:
                 self._undecided.append((step, wall, monotonic, later))

@@ -9,7 +9,6 @@ the drafts of a killed process reads them in the same way.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -77,11 +76,13 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
 
 def read(draft: Draft, reader: StepReader, columns: Columns, lost: Callable[[object], None]) -> list[Group]:
     """The columns of a draft. lost: is called with a note that cannot be read."""
-    packer = Packer(columns)
-    known = [block for block in draft.packed if columns.knows(block.names)]
-    # from another process, or the run has had as many series since
-    others = itertools.chain.from_iterable(rows_in(block) for block in draft.packed if block not in known)
-    for row in itertools.chain(others, rows_of(draft.notes, reader, lost)):
+    packer, known, rows = Packer(columns), list[Packed](), rows_of(draft.notes, reader, lost)
+    for block in draft.packed:
+        if columns.knows(block.names):
+            known.append(block)
+        else:  # from another process, or the run has had as many series since
+            rows += rows_in(block)
+    for row in rows:
         packer.add(*row[:3], (*row[3],), row[3].values())
     return grouped([*known, *packer.take()])
 
