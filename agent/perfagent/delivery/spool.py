@@ -61,6 +61,11 @@ class _Pending(msgspec.Struct):
 _encoder = msgspec.msgpack.Encoder()
 
 
+def _bytes_of(groups: list[Group], events: list[Event]) -> int:
+    sizes = [group.size_bytes for group in groups] + [256 + len(event.data.get("payload", b"")) for event in events]
+    return sum(sizes)
+
+
 def _decoded(payloads: list[bytes], events: list[Event]) -> Iterator[Draft]:
     """One after the other. events: is given theirs."""
     for payload in payloads:
@@ -344,14 +349,15 @@ class Spool(Segments):
 
     def _enforce_memory(self) -> None:
         """The samples of the oldest ticks go first, events last."""
-        self._forget_ticks()  # what goes must not come back from the disk under a number that others have
         self.read_drafts()
         pending = self._pending
+        pending.size = _bytes_of(pending.groups, pending.events)
+        if pending.size > self._max_memory_bytes:
+            self._forget_ticks()  # what goes must not come back from the disk under a number that others have
         while pending.size > self._max_memory_bytes and (pending.groups or pending.events):
             groups = [pending.groups.pop(0)] if pending.groups else []
             events = [] if groups else [pending.events.pop(0)]
-            pending.size -= sum(group.size_bytes for group in groups)
-            pending.size -= sum(256 + len(event.data.get("payload", b"")) for event in events)
+            pending.size -= _bytes_of(groups, events)
             self._count_lost(Outgoing(0, groups, events))
 
     def _count_lost(self, frame: Outgoing) -> None:

@@ -247,8 +247,13 @@ def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkey
     with monkeypatch.context() as full:
         full.setattr(os, "write", fails)
         for tick in range(40):
-            spool.append(tick_of(noisy(noise, range(2000)), [event(str(tick))]), now=0.0)
+            (group,) = noisy(noise, range(2000))
+            halves = [0.5 * step for step in range(2000)]  # half as large in a frame as in a tick
+            spool.append(
+                tick_of([Group(group.step, group.time, group.time, {"loss": halves})], [event(str(tick))]), now=0.0
+            )
             clock.at += 1.0
+            spool.read_drafts()  # as its sender does every four seconds
             spool.hold(now=1e9)
     assert 0 < spool.pending_bytes <= 200_000
     assert spool.counters["dropped"] > 0
@@ -257,6 +262,7 @@ def test_a15_memory_is_bounded_and_events_outlive_samples(tmp_path: Path, monkey
     spool.hold(now=2e9)  # space is back: what was in memory goes to the disk
     crash(spool)
     frames = drain(Spool.open(tmp_path / "s"))
+    assert 4000 <= len(steps_of(*frames)) <= 8000, "the newest that have room stay"
     assert spool.counters["dropped_events"] == 0
     assert [e.data["title"] for frame in frames for e in frame.events] == [str(tick) for tick in range(40)]
     assert len(steps_of(*frames)) + spool.counters["dropped"] == 80_000
