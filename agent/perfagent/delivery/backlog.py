@@ -71,7 +71,7 @@ class Backlog:
     def hold(self, frames: list[Outgoing], *, replaces: int = 0) -> list[Kept]:
         """Keeps whole frames, in one record; none where the disk does not take it."""
         record = squeezed(frames, replaces)
-        place, path = self._files.write("frames", framed(FRAME, record)), self._files.growing("frames")
+        place, path = self._files.write("frames", framed(FRAME, record)), self._files.growing["frames"].path
         kept = _kept(frames, path, place - 1, len(record)) if place and path is not None else []
         self.kept.extend(kept)
         return kept
@@ -94,7 +94,7 @@ class Backlog:
         """The server has it. A file goes with the last of its frames, unless it grows still or is a recording."""
         with contextlib.suppress(ValueError):
             self.kept.remove(kept)
-        if not self._recording and kept.path != self._files.growing("frames"):
+        if not self._recording and kept.path != self._files.growing["frames"].path:
             self._delete_unless_needed(kept.path)
 
     def _delete_unless_needed(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class Backlog:
     def enforce_cap(self, take_seq: Callable[[], int]) -> None:
         """The events of the oldest files, and groups that hold a non-finite loss or gradient, become one frame behind the
         others; of a file of such frames nothing stays. take_seq: numbers for them."""
-        growing = self._files.growing("frames")
+        growing = self._files.growing["frames"].path
         for path in dict.fromkeys(kept.path for kept in self.kept):
             members = [kept for kept in self.kept if kept.path == path]
             if self._files.on_disk <= 0.8 * self._max_bytes:

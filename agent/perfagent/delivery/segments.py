@@ -61,7 +61,7 @@ class Segments:
     """The folder of one source. `kind` is "ticks" or "frames" throughout.
 
     error: why the last write failed, None once one succeeded. on_disk: bytes in the files. old_ticks: files of ticks that
-    no longer grow, with the last tick in each.
+    no longer grow, with the last tick in each. growing: by kind, the file that is being written.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Segments:
         self._lock: Descriptor | None = None
         self._state: Descriptor | None = None
         self._look_at = 0.0
-        self._growing = {kind: _Growing() for kind in ("ticks", "frames")}
+        self.growing = {kind: _Growing() for kind in ("ticks", "frames")}
 
     # ---- opening and closing
 
@@ -140,7 +140,7 @@ class Segments:
 
     def _let_go(self) -> None:
         """Closes the files; they may be opened again, and what grew is not written to any more."""
-        for kind in self._growing:
+        for kind in self.growing:
             with contextlib.suppress(OSError):
                 self.rotate(kind)
         for file in (self._state, self._lock):
@@ -168,7 +168,7 @@ class Segments:
         files = [file]
         if now >= self._look_at:
             self._look_at = now + LOOK_S
-            files = [self._lock, self._state, *(growing.file for growing in self._growing.values())]
+            files = [self._lock, self._state, *(growing.file for growing in self.growing.values())]
         for one in files:
             deleted = one.is_deleted if one is not None else False
             if deleted:
@@ -184,13 +184,13 @@ class Segments:
     def write(self, kind: str, record: bytes) -> int:
         """Appends one record; its offset + 1, or 0 when the disk did not take it all (then none of it stays)."""
         now = self._clock()
-        if now < self.retry_at or not self._is_there(self._growing[kind].file, now) or not self.create():
+        if now < self.retry_at or not self._is_there(self.growing[kind].file, now) or not self.create():
             return 0
         self.catch_up()
         try:
-            if self._growing[kind].size + len(record) > self._segment_bytes:
+            if self.growing[kind].size + len(record) > self._segment_bytes:
                 self.rotate(kind)
-            growing = self._growing[kind]
+            growing = self.growing[kind]
             file = growing.file or self._begin_file(kind, growing)
             write_whole(file.fd, growing.size, record)
         except OSError as error:
@@ -203,7 +203,7 @@ class Segments:
 
     def write_header(self, kind: str | None = None) -> None:
         """Writes the header again, into the files that are open or into one kind (opened if need be)."""
-        for name, growing in self._growing.items():
+        for name, growing in self.growing.items():
             if name == kind or (kind is None and growing.file is not None):
                 self.write(name, self.header_record())
 
@@ -228,20 +228,12 @@ class Segments:
 
     def rotate(self, kind: str) -> Path | None:
         """Closes the file that grows; the next record starts another. The closed file, None where there was none."""
-        growing, self._growing[kind] = self._growing[kind], _Growing()
+        growing, self.growing[kind] = self.growing[kind], _Growing()
         if growing.path is not None and kind == "ticks":
             self.old_ticks.append((growing.path, self.header.next_tick - 1))
         if growing.file is not None:
             growing.file.close()
         return growing.path
-
-    def growing(self, kind: str) -> Path | None:
-        """The file that grows, None while there is none."""
-        return self._growing[kind].path
-
-    def size(self, kind: str) -> int:
-        """Bytes in the file that grows."""
-        return self._growing[kind].size
 
     def delete(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -263,7 +255,7 @@ class Segments:
 
     def sync(self) -> None:
         """Asks the disk to keep what was written (power loss; a killed process loses nothing without this)."""
-        for growing in self._growing.values():
+        for growing in self.growing.values():
             with contextlib.suppress(OSError):
                 if growing.file is not None and growing.file.is_ours:
                     os.fdatasync(growing.file.fd)

@@ -395,7 +395,7 @@ class Spool(Segments):
         if self.recording:
             self._delete_ticks(upto=max((kept.upto for kept in self._backlog.kept), default=0))
             return
-        if self.size("ticks") > TICKS_BYTES and not self.has_pending and self._inflight is None:
+        if self.growing["ticks"].size > TICKS_BYTES and not self.has_pending and self._inflight is None:
             self.rotate("ticks")
         self._delete_ticks(upto=self.state.mark_from if self._from_ticks else self.state.mark_upto)
         if not self._backlog.kept and (path := self.rotate("frames")) is not None:

@@ -40,7 +40,7 @@ def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) 
 
     spool = Spool(tmp_path / "s", header())
     assert spool.append(tick_of(rows(0)), now=0.0)
-    ours = [spool._lock, spool._state, spool._growing["ticks"].file]
+    ours = [spool._lock, spool._state, spool.growing["ticks"].file]
     theirs = [tmp_path / f"theirs{number}" for number in range(3)]
     numbers = [in_its_place(one, path) for one, path in zip(ours, theirs, strict=True) if one is not None]
     assert len(numbers) == 3
