@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from perfagent.decode.forward_pass import Size
+from perfagent.decode.breakdown import Breakdown, Size
 from perfagent.step.trace import BACKWARD, CLEARED, DATA, OPTIMIZER_END, Entry
-
-if TYPE_CHECKING:
-    from perfagent.decode.breakdown import Breakdown
 
 __all__ = ["Batches"]
 
@@ -23,11 +19,9 @@ _WHOLE = 8
 
 
 class Batches:
-    """Pairs batches with backward passes, first in, first out, per loader, since a framework may fetch several ahead.
-
-    A loader whose batches are followed by no backward pass (evaluation) adds nothing. Batches of other loaders
-    that the loop skips are left out. If a loop takes from several loaders before each backward pass, their
-    batches count together.
+    """Pairs batches with backward passes, first in, first out, per loader, since a framework may fetch several ahead. A
+    loader whose batches are followed by no backward pass (evaluation) adds nothing. If a loop takes from several loaders
+    before each backward pass, their batches count together.
 
     The caller passes the entries of a step's trace in order, from `begin` to `end`.
     """
@@ -44,15 +38,13 @@ class Batches:
         self._ahead: int | None = None  # how many batches usually wait after a step
         self._fetches_in_bursts = False
         self.parted = False
-        """True if a batch is split over several steps (a long sequence): the model's calls then show what
-        a step consumed."""
+        """A batch is split over several steps (a long sequence): the model's calls then show what a step consumed."""
         self._whole = 0  # batches in a row that each had a single step
         self.feeding = 0
         """id of the loader whose batches are followed by backward passes; 0 where an evaluation may get the same id."""
         self._ends = 0  # how many times such a loader has reached its end
         self.epoch = 0
-        """Number of the epoch that the newest batch of a backward pass is of, from 1. (The loader's end may be fetched
-        before its last batches are used.)"""
+        """Of the newest batch of a backward pass, from 1. (A loader's end may be fetched before its last batches are used.)"""
         self.begin([])
 
     # ---- a step, in the order of its trace
@@ -89,8 +81,7 @@ class Batches:
         self._fetched[loader] = self._fetched.get(loader, 0) + 1
 
     def turn(self, loader: int) -> None:
-        """A loader has ended, or (0) another one begins. Drops waiting batches of loaders that never fed a
-        backward pass."""
+        """A loader has ended, or (0) another one begins. Drops the batches of loaders that never fed a backward pass."""
         self._ahead = None
         if not loader:
             self._begins = True
@@ -105,13 +96,11 @@ class Batches:
             self._loader = next(reversed(self._fetched), self._loader)  # an earlier batch of another loader still waits
 
     def asked(self, *, graded: bool) -> None:
-        """A model was called. graded: the root, with gradients; otherwise another model, or a call without
-        gradients."""
+        """A model was called. graded: the root, with gradients."""
         self._evaluated = self._loader if self._fetched and not graded else 0
 
     def backward(self, place: int, size: Size | None, calls: int, step: Breakdown, *, in_closure: bool) -> None:
-        """A backward pass began at this place in the trace. size, calls: the size and number of the model's
-        calls before it."""
+        """A backward pass began at this place in the trace. size, calls: of the model's calls before it."""
         if self._repeated is None:
             self._repeated = _repeated(self._entries)
         if place in self._repeated:
@@ -144,8 +133,8 @@ class Batches:
     # ---- what it learns about the loop
 
     def took_alone(self, loader: int | None) -> bool:
-        """Notes a step of one batch and one backward pass, where that changes nothing of what is known of the loop;
-        else returns False. loader: None if no batch was fetched."""
+        """Notes a step of one batch and one backward pass; False if it changes what is known of the loop. loader: None if
+        no batch was fetched."""
         if loader is None:
             return not self._waiting
         known = loader in self._fed and loader not in self._over and self._waiting.get(loader) == _NONE_WAIT
@@ -161,8 +150,7 @@ class Batches:
             self.parted, self._whole = True, 0
 
     def _see_parts(self, batch: Size | None) -> None:
-        """A backward pass began. If no batch waits for the first pass of a step, the pass continues the batch of
-        the step before."""
+        """If no batch waits for the first pass of a step, the pass continues the batch of the step before."""
         if batch is not None:
             self._whole += 1
             self.parted = self.parted and self._whole < _WHOLE
@@ -171,8 +159,7 @@ class Batches:
 
     def _skip(self, first: Entry) -> None:
         """Before the first backward pass of a step, drops the batches that the loop skipped: as many as now wait beyond
-        the number that waited after earlier steps. If a loop fetches several batches and then none for some steps, that
-        number means nothing. Counting all that waits would count batches twice that were fetched ahead."""
+        the number that waited after earlier steps. In a loop that fetches in bursts that number means nothing."""
         entries, repeated = self._entries, len(self._repeated or ())  # passes that take no batch of their own
         loader, waiting = self._loader, self._waiting.get(self._loader)
         if waiting is None:
@@ -191,10 +178,9 @@ class Batches:
         self._ahead = left
 
     def _take_others(self, step: Breakdown) -> None:
-        """Adds the batches of a backward pass that come from other loaders than the newest one, and further batches of
-        that one: labeled and unlabeled samples, or two domains. If not all of these loaders were asked for this pass,
-        it takes as many as the pass before, from prefetched batches. (The last loader alone gave 8 of 12 samples.
-        Batches count together once that has happened twice in a row: the first time it may be a sample to look at.)"""
+        """Adds the batches of a backward pass that come from other loaders than the newest one, and further ones of that
+        one: labeled and unlabeled samples, or two domains. If not all of these loaders were asked for this pass, it takes
+        as many as the pass before. Batches count together once that has happened twice in a row."""
         before, fetched, self._fetched = self._several, self._fetched, {}
         if len(fetched) > 1:
             self._several = fetched
@@ -230,9 +216,8 @@ def _is_part(size: Size | None, batch: Size) -> bool:
 
 
 def _with_tokens(batch: Size, size: Size | None) -> Size:
-    """Adds tokens to a batch from which the loop makes tokens: of texts, or generated from prompts. size: of
-    the call that has the tokens; it may hold a part of the batch (several steps learn from it), or a row for
-    each text of a pair."""
+    """Adds tokens to a batch from which the loop makes tokens: of texts, or generated from prompts. size: of the call that
+    has them; it may hold a part of the batch (several steps learn from it), or a row for each text of a pair."""
     samples, tokens, made = batch
     if size is None or size[1] is None or size[2] or tokens is not None or not made:
         return batch
@@ -240,10 +225,9 @@ def _with_tokens(batch: Size, size: Size | None) -> Size:
 
 
 def _repeated(entries: Sequence[Entry]) -> set[int]:
-    """Returns the places of backward passes on a batch that already had one: another optimizer stepped or gradients
-    were cleared in between, and no batch was fetched. Examples: a critic and its generator, the second pass of
-    sharpness-aware minimization. The first passes of a step may use the batch of the step before: those of a critic
-    that learns after its generator."""
+    """Returns the places of backward passes on a batch that already had one (a critic and its generator, the second pass
+    of sharpness-aware minimization): another optimizer stepped or gradients were cleared in between, and no batch was
+    fetched. The first passes of a step may use the batch of the step before: those of a critic behind its generator."""
     repeated: set[int] = set()
     passes: list[int] = []  # since the last batch was fetched, and since it was used up
     before: list[int] = []

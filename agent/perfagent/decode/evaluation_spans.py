@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from perfagent.decode.evaluations import unseen_evaluations
 from perfagent.step import trace as kinds
 from perfagent.step.trace import Entry, RolloutTrace, Trace, entries_of, trace_of
 
@@ -25,12 +24,9 @@ _APART_NS = 60 * 10**9
 
 
 class _Habit:
-    """Learns how many calls without gradients, in training mode and one after another, the steps of a training make.
-
-    A step's own calls are about as many as in the steps before. The many calls of an evaluation stand out, and so do
-    those of a step if other steps have none. Up to three times as many as in the steps before count as the step's own
-    (at the beginning: three). The model's mode says too little: a teacher is in evaluation mode in every step, and some
-    scripts evaluate in training mode.
+    """Learns how many calls without gradients, in training mode and one after another, the steps of a training make: up to
+    three times as many as in the steps before are the step's own. The model's mode says too little: a teacher is in
+    evaluation mode in every step, and some scripts evaluate in training mode.
     """
 
     __slots__ = ("_over_at", "_seen_at", "_usual")
@@ -98,57 +94,35 @@ def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. Runs on the sender's thread."""
 
-    __slots__ = ("_acted", "_acts_in_training", "_found", "_habit", "_unseen_at")
+    __slots__ = ("_acted", "_acts_in_training", "_found", "_habit")
 
     def __init__(self) -> None:
         self._habit = _Habit()
         self._found: list[tuple[str, float]] = []
         self._acted = False  # an environment was stepped in the current trace
         self._acts_in_training = False  # the model acts in training mode; in the other mode it is evaluated
-        self._unseen_at = -_QUIET_STEPS - 1
 
     def usual_from(self, step: int) -> None:
-        """Sets the step from which calls without gradients are seen: a few that begin now are the step's
-        own. Any thread."""
+        """Sets the step from which calls without gradients are seen: a few that begin now are its own. Any thread."""
         self._habit.begins(step)
 
-    def fold(self, p: StepState, step: int, trace: Trace, *, first: bool) -> Trace:
-        """Returns the trace with each evaluation as one PHASE entry named "eval" in place of its entries.
-
-        first: it is the run's first step, before which scripts read data for all kinds of reasons.
-        """
+    def fold(self, p: StepState, step: int, trace: Trace) -> Trace:
+        """Returns the trace with each evaluation as one PHASE entry named "eval" in place of its entries."""
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(p.links.facts, step, self._with_unseen(step, entries_of(trace), first=first))
-        self._tell(p, step - 1, step)
+        folded = self._folded(p.links.facts, step, entries_of(trace))
+        self._report(p, step - 1, step)
         return trace_of(folded)
 
     def after(self, p: StepState, step: int, trace: Trace) -> float:
         """Returns the seconds of evaluation after the last step. A notebook may go on for hours and call the model now
         and then: calls far apart are not one evaluation."""
-        if p.last is not None:
-            p.links.facts.trains(
-                entries_of(p.last.trace)
-            )  # this trace does not show in which mode the model was trained
+        if p.last is not None:  # this trace does not show in which mode the model was trained
+            p.links.facts.trains(entries_of(p.last.trace))
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(
-            p.links.facts, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS
-        )
-        self._tell(p, step, step)
+        folded = self._folded(p.links.facts, step + 1, entries_of(trace), apart_ns=_APART_NS)
+        self._report(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == kinds.PHASE and entry[3] == "eval")
         return spent_ns / 1e9
-
-    def _with_unseen(self, step: int, entries: list[Entry], *, first: bool = False) -> list[Entry]:
-        """Folds evaluations by models that nobody watches. Those in nearly every step are part of the training: the
-        samples of an episode to learn from."""
-        found = unseen_evaluations(entries)
-        if not found:
-            return entries
-        own, self._unseen_at = first or step - self._unseen_at <= _QUIET_STEPS, step
-        for places in reversed([] if own else found):
-            began, ended = entries[places[0]][1], entries[places[-1]][2]
-            self._found.insert(0, ("eval", (ended - began) / 1e9))
-            entries[places.start : places.stop] = [(kinds.PHASE, began, ended, "eval", None, None)]
-        return entries
 
     def _folded(self, facts: LoopFacts, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
         trains = facts.trains(entries)
@@ -212,9 +186,7 @@ class Evaluations:
 
     def _closed(self, span: list[int], fetches: list[Entry], name: str, *, broke_off: bool = False) -> list[Entry]:
         """Returns a finished evaluation and the fetches after it. broke_off: the loop stopped the evaluation early, and
-        the first fetch was one too many from its loader. A fetch that a call without gradients used up before another
-        loader was asked belongs to the evaluation: with all that was fetched before a backward pass, a loop that
-        evaluates after each step had 13 samples of 8."""
+        the first fetch was one too many from its loader."""
         if not span:
             return fetches
         if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):
@@ -222,7 +194,7 @@ class Evaluations:
         self._found.append((name, (span[1] - span[0]) / 1e9))
         return [(kinds.PHASE, span[0], span[1], name, None, None), *fetches]
 
-    def _tell(self, p: StepState, begin_step: int, step: int) -> None:
+    def _report(self, p: StepState, begin_step: int, step: int) -> None:
         for name, seconds in self._found:
             p.report_phase(name, begin_step, seconds, step, always=False)
         self._found = []

@@ -82,7 +82,7 @@ def row_of(p: StepState, row: StepRow) -> Row:
         return row.step, row.wall, row.began / 1e9, {"phase/eval_s": seconds} if seconds else {}
     note = note_of(p, row)
     if type(row.trace) is not list:
-        note = note._replace(trace=evaluations.fold(p, row.step, row.trace, first=not row.began))
+        note = note._replace(trace=evaluations.fold(p, row.step, row.trace))
     return p.links.reader.row(note, p.clock)
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["VANISHING_RMS", "GradientReport", "Summary", "ratios_of", "summarize"]
 
 VANISHING_RMS = 1e-7
-"""Root mean square of a parameter's gradient below which it no longer trains: SageMaker's VanishingGradient, which uses
-the mean of the absolute values (never above the root mean square)."""
+"""Root mean square of a gradient below which its parameter no longer trains: as SageMaker's VanishingGradient."""
 _MOST_COUNTED = 64
 """Most parameters of a run whose NaN and Inf are reported as counts, since each name is a series."""
 
@@ -29,11 +28,8 @@ When = tuple[int, float, float]
 
 
 class GradientReport:
-    """The reports of one run.
-
-    on_nonfinite: called with a step and the names of the parameters whose gradient held NaN or Inf (not for steps that
-        mixed precision skipped).
-    """
+    """The reports of one run. on_nonfinite: called with a step and the names of the parameters whose gradient held NaN or Inf
+    (not for steps that mixed precision skipped)."""
 
     def __init__(self) -> None:
         self._counted: set[str] = set()
@@ -48,11 +44,8 @@ class GradientReport:
         *,
         skipped: bool,
     ) -> None:
-        """Adds `grad/...` and `update/ratio` of one step to its values, and rows of its layers. Called
-        once, when ready.
-
-        gradients: those that each optimizer used. skipped: a scaler let none of them step; infinite gradients are then
-        expected, and `amp/skipped` reports the step.
+        """Adds `grad/...` and `update/ratio` of one step to its values, and rows of its layers. Called once, when ready.
+        skipped: a scaler let no optimizer step; infinite gradients are then expected, and `amp/skipped` reports the step.
         """
         used = [one for one in gradients if not value_of(one.skipped) > 0]
         scales = [1.0 if one.scale is None else value_of(one.scale) for one in used]
@@ -158,8 +151,7 @@ def summarize(parts: Sequence[tuple[GradientNorms, float]]) -> Summary:
 
 
 def _unscaled(norms: list[float | None], scale: float) -> list[float | None]:
-    """Divides the norms by the loss scale, as the optimizer does: by a scale that collapsed to zero,
-    nothing stays finite."""
+    """Divides by the loss scale, as the optimizer does: by one that collapsed to zero, nothing stays finite."""
     return [None if norm is None else norm / scale if scale else norm * math.inf for norm in norms]
 
 
@@ -206,8 +198,7 @@ def _titles(table: ParameterTable, missing: frozenset[int]) -> tuple[str, ...]:
 
 
 def _clipped_norm(used: Sequence[OptimizerGradients], scales: Sequence[float]) -> float | None:
-    """Returns the norm of all gradients of a step as clipping computed it; None if clipping did not cover
-    all of them."""
+    """Returns the norm of all gradients of a step as clipping computed it; None if it did not cover all of them."""
     norms: dict[int, tuple[Value, float]] = {}  # by id: one call may have held the gradients of several optimizers
     for one, scale in zip(used, scales, strict=True):
         norms.update({id(norm): (norm, scale) for norm in one.clips})
@@ -218,8 +209,8 @@ def _clipped_norm(used: Sequence[OptimizerGradients], scales: Sequence[float]) -
 
 
 def ratios_of(parts: Sequence[WeightChanges]) -> tuple[float | None, dict[str, float]]:
-    """Returns the ratio of change to weight of all weights that several optimizers moved, and of each layer, which may
-    belong to more than one of them; left out where all weights are zero. Called once, when all are ready."""
+    """Returns the ratio of change to weight of all weights that several optimizers moved, and of each layer; left out where
+    all weights are zero. Called once, when all are ready."""
     layers = layers_of(joint_table(*(part.table for part in parts)))
     weights, changes = [0.0] * len(layers.names), [0.0] * len(layers.names)
     before = 0

@@ -1,9 +1,8 @@
 """Groups the names of parameters into the layers of a heat map.
 
-A model with at most 256 parameters has a row for each. A larger model has a row for each module, or for each group of
-modules at the greatest depth that gives at most 256 rows. If that gives very few rows (all layers are in one long
-list), neighbors in the list share a row, named after the first. The rows keep the order of the parameters, which is
-that of the forward pass in nearly every model.
+A model with at most 256 parameters has a row for each. A larger one has a row for each module, or group of modules at the
+greatest depth that gives at most 256 rows. If that gives very few (all layers are in one long list), neighbors in the list
+share a row, named after the first. The rows keep the order of the parameters.
 """
 
 from __future__ import annotations

@@ -59,9 +59,8 @@ def with_divisors(entries: list[Entry]) -> list[Entry]:
 
 
 def _carried_on(entries: Sequence[Entry]) -> set[int]:
-    """Returns the places of backward passes without a loss of their own (cached gradients): they continue the gradients
-    of an earlier pass, whose loss was computed from representations without a graph. No call with gradients precedes
-    that earlier pass, only some without; as many passes follow it, with one call each."""
+    """Returns the places of backward passes without a loss of their own (cached gradients): they continue an earlier pass,
+    before which there are only calls without gradients; as many passes follow it, with one call each."""
     found: set[int] = set()
     group: list[int] = []
     left = ungraded = calls = 0
@@ -88,8 +87,7 @@ def _carried_on(entries: Sequence[Entry]) -> set[int]:
 
 
 def _discarded(roots: list[Loss]) -> tuple[list[Loss], list[Loss]]:
-    """Returns what `roots_of` keeps of discarded losses: none, or all of them if one is NaN or infinite, which is
-    always reported."""
+    """Returns what `roots_of` keeps of discarded losses: none, unless one is NaN or infinite."""
     return [], [] if _are_finite(roots) else roots
 
 

@@ -11,8 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from perfagent.decode.batch_pairing import Batches
-from perfagent.decode.breakdown import NOTHING, Breakdown
-from perfagent.decode.forward_pass import ForwardPass
+from perfagent.decode.breakdown import NOTHING, Breakdown, ForwardPass
 from perfagent.step import trace as kinds
 from perfagent.step.trace import Entry, Trace
 
@@ -21,8 +20,8 @@ __all__ = ["Breakdown", "LoopFacts"]
 
 def _usual_layouts() -> dict[int, tuple[Any, ...]]:
     """By the number of items, the traces of steps with at most one batch, one call of the model, and one clearing of
-    gradients between it and the backward pass: a function that gets the kinds of the entries, these kinds, and where
-    the entries begin, from the fetch to the backward pass; -1 for one that is not there."""
+    gradients after it: a getter of the entries' kinds, these kinds, and where the entries begin; -1 for one that is not
+    there."""
     found = {}
     asked = (kinds.DATA, kinds.FORWARD, kinds.RETURNED, kinds.CLEARED, kinds.BACKWARD)
     for data, returned, cleared in product((True, False), repeat=3):
@@ -53,7 +52,6 @@ class LoopFacts:
         self.training_only = False
         """True if the model is trained in training mode."""
         self.batches = Batches()
-        self.forward = ForwardPass()
         self.evaluations: Any = None
         """Finds evaluations (hooks/evaluation.py); used where a trace may hold one."""
 
@@ -114,8 +112,7 @@ class _Reading:
         if device:
             self.step.device = {}
         self._facts, self._entries, self._device = facts, entries, device
-        self._forward, self._batches = facts.forward, facts.batches
-        self._forward.reset()
+        self._forward, self._batches = ForwardPass(), facts.batches
         self._batches.begin(entries)
         self._backward_at = self._optimizer_at = 0
         self._backward_event: Any = None
@@ -244,9 +241,8 @@ class _Reading:
             self._inside_ns += spent
 
     def _counted_within(self, began: int, ended: int) -> tuple[int, bool]:
-        """Returns, for a phase, the ns within it that are counted separately: waits, other phases and passes of the step,
-        but not calls without gradients alone (a rollout). Also returns whether the forward pass that runs at its end began
-        in it."""
+        """Returns, for a phase, the ns within it that are counted separately (waits, other phases and passes, but not calls
+        without gradients alone), and whether the forward pass that runs at its end began in it."""
         inside = [*takewhile(lambda span: span[1] > began, reversed(self._spans))]
         begins = self._forward.began >= began
         if begins:
@@ -266,19 +262,11 @@ class _Reading:
         return "forward" if self._forward.began else "optimizer" * self._in_optimizer
 
 
-_READERS = {
-    kinds.DATA: _Reading.data,
-    kinds.FORWARD: _Reading.forward,
-    kinds.RETURNED: _Reading.returned,
-    kinds.BACKWARD: _Reading.backward,
-    kinds.BACKWARD_END: _Reading.backward_end,
-    kinds.OPTIMIZER: _Reading.optimizer,
-    kinds.OPTIMIZER_END: _Reading.optimizer_end,
-    kinds.PHASE: _Reading.phase,
-    kinds.CLEARED: _Reading.cleared,
-    kinds.EVALUATED: _Reading.evaluated,
-    kinds.BESIDE: _Reading.beside,
-}
+_READERS = (
+    _Reading.data, _Reading.forward, _Reading.returned, _Reading.backward, _Reading.backward_end, _Reading.optimizer,
+    _Reading.optimizer_end, _Reading.phase, _Reading.cleared, _Reading.evaluated, _Reading.beside,
+)  # fmt: skip
+"""By the kind of an entry."""
 
 
 def _covered(spans: list[tuple[int, int]], since: int) -> int:

@@ -117,8 +117,8 @@ class StepReader:
         return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, values
 
     def _seconds(self, note: Note, clock: DeviceClock | None) -> float:
-        """From the end of the step before, 0.0 if that is not known: by the device's clock if it has marked both ends. The
-        host runs ahead of the device, so that steps which it only launches look short, and those in which it waits long."""
+        """From the end of the step before, 0.0 if that is not known: by the device's clock if it has marked both ends, since
+        the host runs ahead of the device."""
         ended, event = note.trace[-3], note.trace[-2]
         before, self._end = self._end, None if event is None else (note.step, ended, event)
         host_s = (ended - note.began) / 1e9 if note.began else 0.0
@@ -145,8 +145,7 @@ class StepReader:
             self.delivered.update(names)
 
     def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
-        """Returns the loss of the backward roots; None if there is none, or if the script's own loss
-        counts for this step."""
+        """Returns the loss of the backward roots; None if there is none, or if the script's own loss counts."""
         if note.loss_count == 1 and parts.root is not None:
             loss: float | None = value_of(parts.root)
         else:
@@ -180,10 +179,9 @@ class StepReader:
         return total / len(values) if average else total
 
     def _are_means(self, divisors: Sequence[LossScale], parts: Breakdown) -> bool:
-        """True if each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`.
-        Then each loss of a window has its own divisor, or the same one, its share of the items. A divisor that scales a
-        window is the same for all its losses, also in the last and perhaps short window of an epoch; or the shares of
-        the window add up to one."""
+        """True if each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`: each
+        loss of a window has its own divisor, or the same one, its share of the items. A divisor that scales a window is
+        the same for all its losses; or the shares of the window add up to one."""
         known = [divisor for divisor in divisors if isinstance(divisor, float)]
         if (
             len(known) < 2

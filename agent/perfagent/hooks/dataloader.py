@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.hooks.evaluation import interrupted
 from perfagent.measure.batches.contents import Contents
 from perfagent.measure.batches.size import Measure, is_raw, reader
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import DATA, MOST_ITEMS, read_on, shorten
+from perfagent.step.trace import DATA, MOST_ITEMS, shorten
 
 if TYPE_CHECKING:
     from perfagent.step.roles import BatchContents
@@ -97,8 +96,6 @@ def _ended(p: StepState, loader: int, began: int, error: BaseException) -> None:
     p.readers.pop(loader, None)  # the next iterator may get its id
     if p.contents is not None:
         p.contents.ended(loader)
-    if read_on(p.trace, loader):
-        interrupted(p)
     p.trace.extend((began, now(), loader, None, DATA))
     if p.links.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
         p.links.investigator.passing(error)

@@ -1,9 +1,9 @@
 """Recognizes evaluations between steps, by a framework's own loop or by calls of the root model without backward.
 
-A plain loop is recognized later, on the sender's thread (decode/evaluation_spans.py, evaluations.py). Calls without
-gradients in training mode count only as an interruption: what every step does (a rollout, a teacher's answer) is part of
-the training. If an environment was stepped in the same span, or a language model generated text in training mode, that is a
-rollout, a phase of its own.
+A plain loop is recognized later, on the sender's thread (decode/evaluation_spans.py). Calls without gradients in training
+mode count only as an interruption: what every step does (a rollout, a teacher's answer) is part of the training. If an
+environment was stepped in the same span, or a language model generated text in training mode, that is a rollout, a phase of
+its own.
 
 An evaluation is part of the step that follows it; one after the last step has a row of its own.
 """

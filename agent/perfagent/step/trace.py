@@ -38,7 +38,7 @@ __all__ = [
     "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
     "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "EvalTrace", "Loss", "LossScale", "RolloutTrace",
     "Trace", "backward_passes", "backward_since", "entries_of", "entry_count", "events_of", "forward_mode", "forward_passes",
-    "only_backward_since", "only_optimizers", "read_on", "shorten", "trace_of",
+    "only_backward_since", "only_optimizers", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
@@ -159,11 +159,6 @@ def forward_passes(entries: Sequence[Entry]) -> int:
     return sum(entry[0] == FORWARD for entry in entries) or sum(
         entry[0] == DATA and entry[4] is not None for entry in entries
     )
-
-
-def read_on(trace: Trace, loader: int) -> bool:
-    """True if the newest entry is a batch from this loader."""
-    return trace[-1:] == [DATA] and trace[-3] == loader and trace[-2] is not None
 
 
 class EvalTrace(list[Any]):

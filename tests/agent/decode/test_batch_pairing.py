@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -63,31 +64,32 @@ def test_a_loader_that_feeds_no_backward_pass_shifts_no_sizes(record):
     assert recorded.series("batch/epoch") == {1: 1.0, 5: 2.0, 9: 3.0, 13: 4.0, 17: 5.0}
 
 
-def test_a_batch_that_the_loop_skips_is_none_of_a_step(record):
-    recorded, model, optimizer = start(record)
-    for batch in loader_of(2, 3, 9, 4, 5, 9, 9, 6, 7):
-        if len(batch) < 9:
-            step(optimizer, model(batch))
-    assert sizes_of(recorded) == [3, 4, 5, 6, 7]
+def skipping(loader):
+    return (batch for batch in loader if len(batch) < 9)
 
 
-def test_batches_that_are_fetched_one_ahead_keep_their_order(record):
-    recorded, model, optimizer = start(record)
-    for _ in range(3):
-        for batch in one_ahead(loader_of(2, 3, 4)):
-            step(optimizer, model(batch))
-    assert sizes_of(recorded) == [3, 4, 2, 3, 4, 2, 3, 4]
-    assert recorded.series("batch/epoch") == {1: 1.0, 4: 2.0, 7: 3.0}
-
-
-def test_batches_that_are_fetched_in_bursts_keep_their_order(record):
+def in_bursts(loader):
     """Some are fetched together and sorted; the steps that follow fetch none."""
+    source = iter(loader)
+    while group := [*islice(source, 3)]:
+        yield from group
+
+
+@pytest.mark.parametrize(
+    ("order", "sizes", "trained"),
+    [
+        (skipping, (2, 3, 9, 4, 5, 9, 9, 6, 7), (2, 3, 4, 5, 6, 7)),
+        (one_ahead, (2, 3, 4), (2, 3, 4)),
+        (in_bursts, (2, 3, 4, 5, 6, 7, 8, 9, 10), (2, 3, 4, 5, 6, 7, 8, 9, 10)),
+    ],
+)
+def test_batches_are_those_that_were_trained_on_in_order(record, order, sizes, trained):
     recorded, model, optimizer = start(record)
-    source = iter(loader_of(*range(2, 11)))
     for _ in range(3):
-        for batch in [next(source) for _ in range(3)]:
+        for batch in order(loader_of(*sizes)):
             step(optimizer, model(batch))
-    assert sizes_of(recorded) == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert sizes_of(recorded) == [*trained * 3][1:]
+    assert recorded.series("batch/epoch") == {1 + epoch * len(trained): 1.0 + epoch for epoch in range(3)}
 
 
 @pytest.mark.parametrize("critic_first", [True, False])
@@ -166,26 +168,23 @@ def a_dict(texts):
     return {"text": texts}
 
 
-@pytest.mark.parametrize(("collate", "calls"), [(dicts, 1), (list, 1), (a_dict, 1), (dicts, 2)])
-def test_where_the_loop_makes_the_tokens_the_models_call_tells(record, collate, calls):
+TEXTS, PAIRS = ["some text"] * 64, [("a question", "its answer")] * 64
+
+
+@pytest.mark.parametrize(
+    ("texts", "collate", "rows", "calls"),
+    [(TEXTS, dicts, 4, 1), (TEXTS, list, 4, 1), (TEXTS, a_dict, 4, 1), (TEXTS, dicts, 4, 2), (PAIRS, None, 16, 1)],
+)
+def test_where_the_loop_makes_the_tokens_the_models_call_tells(record, texts, collate, rows, calls):
+    """Of half of the batch, as GRPO takes what it has generated; of both texts of each pair: contrastive learning."""
     recorded, model, optimizer = start(record, Classifier())
     consumed = []
-    for number, _ in enumerate(DataLoader(["some text"] * 64, batch_size=8, collate_fn=collate), 1):
-        # of half of the batch, as GRPO takes what it has generated
-        tokens = torch.ones(4, 4 + number, dtype=torch.long)
+    for number, _ in enumerate(DataLoader(texts, batch_size=8, collate_fn=collate), 1):
+        tokens = torch.ones(rows, 4 + number, dtype=torch.long)
         step(optimizer, *(model(input_ids=tokens) for _ in range(calls)))
         consumed.append(tokens.numel())
     if calls == 1:
         assert recorded.consumed("tokens") == dict(enumerate(consumed[1:], 2))
-        assert recorded.consumed() == dict.fromkeys(range(2, 9), 4)
+        assert recorded.consumed() == dict.fromkeys(range(2, 9), min(rows, 8))
     else:
         assert recorded.consumed("tokens") == {}, "of two calls it is not known what they share"
-
-
-def test_pairs_of_texts_are_as_many_samples_as_the_loader_gives(record):
-    """The model is called with both texts of each: contrastive learning, preferences."""
-    recorded, model, optimizer = start(record, Classifier())
-    for _ in DataLoader([("a question", "its answer")] * 32, batch_size=4):
-        step(optimizer, model(input_ids=torch.ones(8, 7, dtype=torch.long)))
-    assert recorded.consumed() == dict.fromkeys(range(2, 9), 4)
-    assert recorded.consumed("tokens") == dict.fromkeys(range(2, 9), 56)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from progress import new_progress
@@ -21,99 +22,75 @@ from perfagent.step import trace as kinds
 from perfagent.step.row import Note
 from perfagent.step.trace import entries_of, trace_of
 
-LOADERS = (7, 8)
 OF_A_STEP = {"_entries", "_fetches", "_passes", "_repeated", "_again", "_whole", "_evaluated"}
+CHOICES = {
+    "loader": (None, 7, 7, 8), "fetches": (1,) * 9 + (2,), "returned": (None, True, False), "cleared": (None, "before", "after"),
+    "size": ((32, None, False), (16, 256, True), (16, 256, False), (None, None, False)), "lr": (0.1, 0.1, None),
+    "micro": (1, 1, 1, 2), "phase": (False,) * 9 + (True,), "wall": (0.0, 1000.0), "training": (True,) * 19 + (False,),
+    "logs": (0.02, 0.0, 0.98, 1.0), "honest": (True,) * 4 + (False,),
+}  # fmt: skip
+"""What a training may do in each of its steps."""
 
 
 class Loop:
-    """Makes the notes of a training that keeps its habits for a while and then changes one."""
+    """Makes the notes of a training that keeps its habits for a while and then changes them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **habits: object) -> None:
         self.random = random.Random(seed)
         self.now, self.step = 10**9, 0
-        self.habits: dict[str, object] = {}
+        self.given, self.habits = habits, SimpleNamespace()
         self.change()
 
     def change(self) -> None:
-        pick = self.random.choice
-        self.habits = {
-            "data": pick([None, LOADERS[0], LOADERS[0], LOADERS[1]]),
-            "ahead": self.random.random() < 0.1,
-            "returned": pick([None, True, False]),
-            "cleared": pick([None, "before", "after"]),
-            "size": pick([None, (32, None, False), (16, 256, True), (16, 256, False), (None, None, False)]),
-            "lr": pick([0.1, 0.1, None]),
-            "micro": pick([1, 1, 1, 2]),
-            "phase": self.random.random() < 0.1,
-            "wall": self.random.random() < 0.5,
-            "training": self.random.random() < 0.95,
-            "logs": pick([0.02, 0.0, 0.98, 1.0]),
-            "honest": self.random.random() < 0.8,
-        }
+        self.habits = SimpleNamespace(**{name: self.random.choice(of) for name, of in CHOICES.items()} | self.given)
+
+    def is_odd(self) -> bool:
+        """Once in fifty times."""
+        return self.random.random() >= 0.98
 
     def tick(self) -> int:
         self.now += self.random.randrange(1, 3_000_000)
         return self.now
 
     def note(self) -> Note:
-        habits, one = self.habits, self.random
-        began, trace = self.now if self.step else 0, []
-        size, loader = habits["size"], habits["data"]
-        for _ in range(habits["micro"]):
-            if loader is not None:
-                fetches = 2 if habits["ahead"] and one.random() < 0.3 else 1
-                trace += [
-                    (kinds.DATA, self.tick(), self.tick(), loader, size if one.random() < 0.98 else None)
-                    for _ in range(fetches)
-                ]
-            training = habits["training"] or one.random() < 0.5
-            trace.append((kinds.FORWARD, self.tick(), None, training, None if loader is not None else size))
-            if habits["cleared"] == "before":
+        does, began, trace = self.habits, self.now if self.step else 0, []
+        is_fed = does.loader is not None
+        for _ in range(does.micro):
+            trace += [
+                (kinds.DATA, self.tick(), self.tick(), does.loader, None if self.is_odd() else does.size)
+                for _ in range(does.fetches if is_fed else 0)
+            ]
+            training = does.training or self.random.random() < 0.5
+            trace.append((kinds.FORWARD, self.tick(), None, training, None if is_fed else does.size))
+            if does.cleared == "before":
                 trace.append((kinds.CLEARED, self.tick(), self.tick()))
-            if habits["returned"] is not None:
-                trace.append((kinds.RETURNED, self.tick(), None, habits["returned"] if one.random() < 0.98 else True))
-            if habits["cleared"] == "after":
+            if does.returned is not None:
+                trace.append((kinds.RETURNED, self.tick(), None, does.returned or self.is_odd()))
+            if does.cleared == "after":
                 trace.append((kinds.CLEARED, self.tick(), self.tick()))
-            if habits["phase"]:
+            if does.phase:
                 trace.append((kinds.PHASE, self.tick(), self.tick(), "checkpoint", None, None))
-            loss = one.choice([one.random()] * 60 + [math.nan, math.inf, None, 3])
-            trace.append((kinds.BACKWARD, self.tick(), None, loss, one.random() < 0.2))
-            trace.append((kinds.BACKWARD_END, self.tick() if one.random() < 0.98 else self.now, None))
+            loss = self.random.choice([self.random.random()] * 60 + [math.nan, math.inf, None, 3])
+            trace.append((kinds.BACKWARD, self.tick(), None, loss, self.random.random() < 0.2))
+            trace.append((kinds.BACKWARD_END, self.now if self.is_odd() else self.tick(), None))
         trace.append((kinds.OPTIMIZER, self.tick(), None))
-        trace.append((kinds.OPTIMIZER_END, self.tick() if one.random() < 0.98 else self.now, None))
+        trace.append((kinds.OPTIMIZER_END, self.now if self.is_odd() else self.tick(), None))
         self.step += 1
-        rare = one.choice(
-            [{"grad/norm": 1.0}, {"grad/norm": 2.0, "grad/nonfinite": one.choice([0.0, 0.0, 1.0])}, None, None]
-        )
-        rare = rare if one.random() < 0.2 else None
-        user_loss = None
-        if one.random() < habits["logs"]:
-            user_loss = loss if habits["honest"] and type(loss) is float else one.random()
-        wall = 1000.0 + self.step if habits["wall"] else 0.0
-        return Note(self.step, wall, began, habits["micro"], habits["lr"], user_loss, 0, trace_of(trace), rare)
-
-    def notes(self, count: int) -> list[Note]:
-        found = []
-        for _ in range(count):
-            if self.random.random() < 0.03:
-                self.change()
-            found.append(self.note())
-        return found
+        rare = self.random.choice([{"grad/norm": 1.0}, {"grad/norm": 2.0, "grad/nonfinite": 1.0}, *[None] * 8])
+        logged = loss if does.honest and type(loss) is float else self.random.random()
+        user_loss = logged if self.random.random() < does.logs else None
+        wall = does.wall and does.wall + self.step
+        return Note(self.step, wall, began, does.micro, does.lr, user_loss, 0, trace_of(trace), rare)
 
 
-class Silent:
-    def __init__(self) -> None:
-        self.rows: deque = deque()
-
-
-def reader(*, embedded: bool = False) -> StepReader:
+def reader(*, embedded: bool) -> StepReader:
     inputs.changes.clear()  # what other tests fetched
     inputs.changes.append((0, ()))
     made = StepReader()
     made.epoch = 1_000_000.0
     made.facts.embedded = embedded
     made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
-    made.investigator = Investigator(new_progress(deque()), Silent(), lambda: None)
+    made.investigator = Investigator(new_progress(deque()), SimpleNamespace(rows=deque()), lambda: None)
     return made
 
 
@@ -136,9 +113,12 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
     ways, lost = [], []
     for facts in (Alone, LoopFacts):
         monkeypatch.setattr(step_decoder, "LoopFacts", facts)
-        made = reader(embedded=seed % 2 == 0)
-        notes = Loop(seed).notes(320)
-        ways.append([(repr(rows_of([note], made, lost.append)), learned(made)) for note in notes])
+        made, loop, said = reader(embedded=seed % 2 == 0), Loop(seed), []
+        for _ in range(320):
+            if loop.random.random() < 0.03:
+                loop.change()
+            said.append((repr(rows_of([loop.note()], made, lost.append)), learned(made)))
+        ways.append(said)
     assert not lost
     for one, other in zip(*ways, strict=True):
         assert one == other
@@ -146,10 +126,8 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
 
 @pytest.mark.parametrize("loader", [None, 7])
 def test_usual_step_is_read_in_the_shorter_way(loader):
-    facts, loop = LoopFacts(), Loop(0)
-    loop.habits |= {"data": loader, "ahead": False, "micro": 1, "phase": False, "training": True}
-    loop.habits["size"] = (32, None, False)
-    short = 0
+    facts, short = LoopFacts(), 0
+    loop = Loop(0, loader=loader, fetches=1, micro=1, phase=False, training=True, size=(32, None, False))
     for _ in range(100):
         trace = loop.note().trace
         if facts.read_usual(trace) is None:
