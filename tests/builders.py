@@ -323,7 +323,7 @@ class RecordingSender:
         self.identity = Identity(project=self.config.project, run="recorded", attempt=1)
         self.folder = folder
         self.rows: deque[Any] = deque()
-        self.events: list[tuple[str, dict[str, Any], int | None]] = []
+        self._events: list[tuple[str, Any, int | None]] = []
         self.counters: dict[str, int] = {}
         self.logged, self.stepped = [0, 0, 0, 0], [0, 0]
         self.progress: Any = None
@@ -341,8 +341,13 @@ class RecordingSender:
 
     def tell(self, topic: str, level: int, message: str) -> None: ...
 
-    def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
-        self.events.append((kind, data, step))
+    def event(self, kind: str, data: Any, *, step: int | None = None) -> None:
+        self._events.append((kind, data, step))
+
+    @property
+    def events(self) -> list[tuple[str, dict[str, Any], int | None]]:
+        self._events[:] = [(kind, data() if callable(data) else data, step) for kind, data, step in self._events]
+        return self._events
 
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:
         self.sources.append(poll)

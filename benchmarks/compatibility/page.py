@@ -179,6 +179,8 @@ Known limits:
   (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its
   batch and parameters looked at in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
   is called with by themselves, not in a dict, and 16 small parameters: dense ones of one type, no shards of FSDP2.
+- **The module of a NaN** that comes back is found by the outputs of the next three steps, unless something was compiled. What a module
+  gets by keyword is not looked at. A batch that holds NaN, which the loop leaves out, is named before an operator that makes one.
 - **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
   from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
 - **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the
@@ -262,8 +264,8 @@ Known limits:
 - **Padding** counts by a mask, by the lengths of the sequences, or by the padding token of the model. Lengths without a name, in a
   tuple, are known after batches of three widths.
 - **Evaluations and rollouts.** Calls of the model between steps count as an evaluation. They count as a rollout if the script stepped
-  an environment of gymnasium, gym or Stable-Baselines3; an environment of your own class does not count. perfagent notices the
-  evaluation of another model than the trained one if its loader is read to the end.
+  an environment of gymnasium, gym or Stable-Baselines3; an environment of your own class does not count. The evaluation of a model that
+  no step calls (an average of the weights) is part of the next step, unless `with run.phase("eval"):` names it.
 - **Models that return a loss.** Their call ends with the forward pass. If the loop computes another loss and trains on that one, the time
   of that is `other`.
 - **Gradients clipped before the first step** of an optimizer that `attach` was not given: that step has the norm from clipping, and

@@ -21,11 +21,7 @@ __all__ = ["BadAmong"]
 
 
 class BadAmong:
-    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps not read
-    yet.
-
-    used: those that have gradients, by id(), where that is known.
-    """
+    """The largest magnitude of each tensor, perhaps not read yet. used: those that have gradients, by id(), if known."""
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], used: set[int] | None = None) -> None:
         torch = sys.modules["torch"]
@@ -90,8 +86,7 @@ class BadAmong:
 
 
 def _counted(tensor: Tensor) -> Iterator[Tensor]:
-    """What can be counted in a parameter or gradient: our part of a sharded one; of one with codes and scales the
-    scales."""
+    """What can be counted in a parameter or gradient: our part of a sharded one; the scales of one with codes."""
     whole = tensor if is_lazy(tensor) else local_part(tensor)
     # operators on the one that is excepted wait for the collective that fills it
     for part in (

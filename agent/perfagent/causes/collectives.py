@@ -1,9 +1,9 @@
 """Reports which collective this rank called last in each of its process groups: read from torch's flight recorder, which
 records them on gloo and NCCL without a setting.
 
-The rank whose number in a group is lower than that of the others did not join what they wait for. Both the recorder and
-the list of groups are private to torch: where either is missing or has changed, nothing is reported. The recorder's dump
-holds the interpreter for up to 0.1 s when it is full, so it is taken only while the training stands.
+The rank whose number in a group is lower than that of the others did not join what they wait for. Recorder and list of
+groups are private to torch: where either is missing or has changed, nothing is reported. A full recorder's dump holds the
+interpreter for up to 0.1 s, so it is taken only while the training stands.
 """
 
 from __future__ import annotations
@@ -28,14 +28,11 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 @guarded
 def last_collectives() -> dict[str, object]:
-    """{"groups": [{"group", "backend", "desc", "size"?, "members"?, "seq", "waits", "recent": [[number, name], ...],
-    "sizes"?, "is_new"?}], "complete"}, one entry a process group and backend; {} where nothing is known.
-
-    seq: how many collectives this rank has called there; waits: whether the last one has not completed; recent: the last
-    ones, oldest first. sizes: of the newest one's input; is_new: this rank has never called it after the one before it.
-    size, members: how many ranks the group has, and a hash of them, by which two groups of one name
-    are told apart. complete: nothing was overwritten, so that in a group without a backend none was called.
-    """
+    """ "groups": an entry a process group and backend; {} where nothing is known. seq: how many collectives this rank has
+    called there; waits: the last one has not completed; recent: the last ones by number and name, oldest first; sizes: of
+    the newest one's input; is_new: this rank has never called it after the one before it; size, members: how many ranks the
+    group has, and a hash of them, since names are used again. complete: nothing was overwritten, so that in a group without
+    a backend none was called."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return {}

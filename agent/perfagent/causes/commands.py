@@ -1,8 +1,7 @@
 """Obeys the server's commands: stacks, a profile, other sampling, a flush, the end. On the sender's thread.
 
-Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`:
-accepted, done or refused, with a sentence that says why (or why a profile was cut short). A command can only ask for
-what is written here: it carries numbers and words, never code.
+Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`: accepted,
+done or refused, with the reason. A command carries numbers and words, never code.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from perfagent.causes.profile import MOST_STEPS, Profile, Summary
-from perfagent.causes.shares import busiest
 from perfagent.causes.stacks import all_stacks
+from perfagent.causes.trace import busiest
 from perfagent.wire.evidence import ProfileEvidence
 from perfagent.wire.limits import whole
 
@@ -41,13 +40,6 @@ class Refused(Exception):  # noqa: N818 - no error
     """Why a command is not obeyed."""
 
 
-class Explained(NamedTuple):
-    """The alert for which a profile is taken, as the server names it: by its rule and the step in which it began."""
-
-    rule: str
-    since_step: int | None
-
-
 class Commands:
     """Obeys the commands that one process is given."""
 
@@ -55,7 +47,8 @@ class Commands:
         self._watch = watch
         self._seen: deque[str] = deque(maxlen=_REMEMBERED)
         self._profile: Profile | None = None
-        self._explained: Explained | None = None  # by that profile; None where nobody but a person asked
+        # the alert for which it is taken, by its rule and the step in which it began; None where a person asked
+        self._explained: tuple[str, int | None] | None = None
         self._stopping: list[str] = []  # the commands whose step is still to come
 
     def obey(self, command: Parameters) -> None:
@@ -107,7 +100,7 @@ class Commands:
             return
         self._answer(profile.command, "profile", "done", profile.cut_short, profile=profile.id)
         if self._explained is not None and profile.summary.get("shares", {}).get("steps_s"):
-            self._explain(self._explained, profile.summary)
+            self._explain(*self._explained, profile.summary)
 
     def _send_stacks(self, identity: str, parameters: Parameters) -> None:
         p = self._watch.progress
@@ -126,8 +119,8 @@ class Commands:
             raise Refused(NO_STEP)
         options = {name: parameters.get(name) is True for name in ("shapes", "memory", "python")}
         self._profile = Profile(self._watch, identity, steps, options)
-        is_of_rule = isinstance(rule, str) and rule
-        self._explained = Explained(str(rule)[:64], whole(parameters.get("since_step"))) if is_of_rule else None
+        since = whole(parameters.get("since_step"))
+        self._explained = (rule[:64], since) if isinstance(rule, str) and rule else None
         return {"profile": self._profile.id}
 
     def _stop(self, identity: str, parameters: Parameters) -> dict[str, object]:
@@ -155,7 +148,7 @@ class Commands:
         ahead = _SETTLES * sender.config.flush_s / max(median(times), 1e-4) if times else 1.0
         return completed + 2 + math.ceil(ahead)
 
-    def _explain(self, asked: Explained, summary: Summary) -> None:
+    def _explain(self, rule: str, since_step: int | None, summary: Summary) -> None:
         """What the profile shows becomes part of the alert whose rule asked for it."""
         run = self._watch.sender.identity.run
         evidence: ProfileEvidence = {
@@ -165,8 +158,9 @@ class Commands:
         }  # fmt: skip
         if "trace_left_out" not in summary and run is not None:
             evidence["url"] = f"/api/v1/runs/{quote(run, safe='')}/profiles/{summary['profile']}"
-        since = {} if asked.since_step is None else {"since_step": asked.since_step}
-        data = {"rule": asked.rule, "explains": [asked.rule], "severity": "info", "evidence": evidence, **since}
+        data: dict[str, object] = {"rule": rule, "explains": [rule], "severity": "info", "evidence": evidence}
+        if since_step is not None:
+            data["since_step"] = since_step
         self._watch.sender.event("finding", data, step=summary["last_step"])
 
     def _sampling(self, parameters: Parameters) -> dict[str, object]:

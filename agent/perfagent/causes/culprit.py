@@ -40,7 +40,7 @@ def name_culprit(found: NonfiniteEvidence, classes: Classes) -> NonfiniteEvidenc
         return ignored
     batch = _in_batch(found, ("batch",) if made else ("batch", "later_batch"))
     # else it is padded with NaN, which the loop or the model leaves out
-    if batch is not None and "inputs_known" not in made:
+    if batch is not None and made.get("made") != "nan":
         return batch
     # the module was fed from parameters that the bad step had spoilt
     later = bool(made or before) and bool(after.get("nonfinite"))

@@ -1,11 +1,10 @@
 """Finds the operator of a step that made the first NaN, in the graph that autograd keeps for backward.
 
 Every node of the graph keeps some of the tensors that its operator read or wrote. `read_graph` notes the range of each
-before backward runs, and keeps none of them; ranges on a device arrive later. `Graph.first_bad` judges them. In the
-order in which the operators ran, the first one that *read* a non-finite value names its producer among its inputs;
-where none did, the loss itself is the first. Where nobody keeps what the operators between two kept values put out,
-those are ruled out that cannot have made it, by their kind and by the range of what they read. -inf is what masks hold
-in healthy trainings: only NaN and +inf count, and -inf where the operator that made them read it.
+before backward runs; ranges on a device arrive later. In the order in which the operators ran, the first one that *read*
+a non-finite value names its producer; where none did, the loss itself is the first. Of operators whose output nobody
+keeps, those are ruled out that cannot have made it, by their kind and the range of what they read. -inf is what masks
+hold in healthy trainings: only NaN and +inf count, and -inf where the operator that made them read it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +52,6 @@ _COMPILED = "CompiledFunction"
 _WRITTEN = ("result", "output", "out")
 _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 """What a normalization keeps and only updates, unless it is in evaluation mode."""
-# Which input an operator keeps under which name; the first of these operators is what the product is added to.
-_PLACES = {
-    "self": 0, "input": 0, "mat1": 0, "batch1": 0, "tensor1": 0, "query": 0,
-    "other": 1, "weight": 1, "mat2": 1, "batch2": 1, "tensor2": 1, "key": 1, "value": 2,
-}  # fmt: skip
-_ADDED_TO = ("Addmm", "Addbmm", "Baddbmm", "Addcmul", "Addcdiv")
 
 
 @dataclass(slots=True)
@@ -146,16 +139,7 @@ class Graph:
         return all(reading.ready() for _, reading in self.readings)
 
     def first_bad(self) -> OperatorFound | None:
-        """The operator behind a loss that is no number; None for a loss that is one. Once ready.
-
-        operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a buffer.
-        inputs_known: nothing from outside, such as a batch, can be what it was made from. inputs_unseen: of finite ones
-        it makes nothing bad, or hardly ever, and what it was given cannot be seen. read_by: the first operator that
-        read it, and as what; buffer: the one that it read there. minus_infinity: the operator itself read -inf;
-        {"read_as", "from"?}, from: what made that, absent where it came from outside. made: "nan" or "-inf", where it
-        is certain. of: a parameter that the operator uses; after: the last one used before it; before: the first one
-        used after it.
-        """
+        """The operator behind a loss that is no number; None for a loss that is one. Once ready."""
         for kept, reading in self.readings:
             numbers = iter(reading.values())
             for one in kept:
@@ -178,8 +162,8 @@ class Graph:
         return found
 
     def only_maker(self) -> OperatorFound | None:
-        """The operator that makes NaN or infinity of finite values, where it is the only one: of a graph whose values are
-        all bad, as after an update with NaN. None where there are several, or none."""
+        """The only operator that makes NaN or infinity of finite values: of a graph whose values are all bad, as after an
+        update with NaN."""
         half = any(one.most < _HALF for node in self.nodes for one in node.read)
         kinds = {*_MAKE_BAD, *(_PRODUCTS if half else ())}
         makers = [at for at, node in enumerate(self.nodes) if node.name in kinds and not node.is_by_a_number()]
@@ -200,12 +184,9 @@ class Graph:
         return None, good
 
     def _describe(self, producer: int, good: set[int | None], found: OperatorFound) -> int:
-        """Adds what is known of the operator that made what `producer` put out, and returns its place.
-
-        Not every operator keeps what it read: the inf of a product of half-precision matrices is first met as the NaN
-        of a softmax two operators later. Of those in between, the one that certainly made it is taken, else the last
-        that may have.
-        """
+        """Adds what is known of the operator that made what `producer` put out, and returns its place: of those whose
+        output nobody kept the one that certainly made it, else the last that may have. (The inf of a product of
+        half-precision matrices is first met as the NaN of a softmax two operators later.)"""
         between = [(place, self.nodes[place].made()) for place in self._unseen(producer, good)]
         possible = [place for place, made in between if made is None]
         at = max(possible, default=producer)
@@ -218,8 +199,6 @@ class Graph:
         found["operator"] = node.name
         if node.name in _UNSEEN:
             found["inputs_unseen"] = True
-        if found.get("made") == "nan" or self._inputs_are_known(at):
-            found["inputs_known"] = True
         if below := node.below():
             found["minus_infinity"] = {"read_as": [one.name for one in below]}
             if below[0].maker is not None:
@@ -227,8 +206,7 @@ class Graph:
         return at
 
     def _unseen(self, start: int, good: set[int | None]) -> Iterator[int]:
-        """An operator, and those before it through whose output a bad value may have come: nobody keeps it, or it is
-        -inf, of which a linear layer makes NaN."""
+        """An operator, and those before it through whose output a bad value may have come: not kept, or -inf."""
         waiting, seen = [start], {start}
         while waiting:
             place = waiting.pop()
@@ -239,24 +217,6 @@ class Graph:
             fresh = [one for one in before if isinstance(one, int) and one not in seen]
             seen.update(fresh)
             waiting += fresh
-
-    def _inputs_are_known(self, producer: int) -> bool:
-        """Whether all that the operator computed from was kept, or is a parameter, or was computed by operators of
-        which the same is so. What was kept is good: it was read before anything bad was."""
-        waiting, seen = [producer], {producer}
-        while waiting:
-            node = self.nodes[waiting.pop()]
-            kept = {_PLACES.get(one.name, -2) + (node.name in _ADDED_TO) for one in node.read}
-            makers = {one.maker for one in node.read if one.maker is not None}
-            for number, before in enumerate(node.inputs):
-                if number in kept or isinstance(before, str) or before in makers:
-                    continue
-                if before is None:
-                    return False
-                if before not in seen:
-                    seen.add(before)
-                    waiting.append(before)
-        return True
 
     def _locate(self, at: int, found: OperatorFound) -> None:
         """Between the uses of which parameters the operator is, and of which it is one itself."""
@@ -280,24 +240,18 @@ class Graph:
                 yield source
 
 
-def read_graph(
-    loss: Tensor,
-    names: Mapping[int, str],
-    buffers: Mapping[int, str],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> Graph | None:
-    """Notes the graph of a loss. names: parameters by id(); buffers: the same of these. None where it cannot be read:
-    there is none, it is too large, it takes too long, or somebody's hooks keep its tensors elsewhere."""
+def read_graph(loss: Tensor, names: Mapping[int, str], buffers: Mapping[int, str]) -> Graph | None:
+    """Notes the graph of a loss. names, buffers: by id() of parameters and buffers. None where there is none, it is too
+    large, it takes too long, or somebody's hooks keep its tensors elsewhere."""
     nodes = _nodes(loss)
     if nodes is None:
         return None
     nodes.sort(key=lambda node: node._sequence_nr())
     places = {node: place for place, node in enumerate(nodes)}
-    graph, ranges, until = Graph(), _Ranges(), clock() + MOST_S
+    graph, ranges, until = Graph(), _Ranges(), time.monotonic() + MOST_S
     for node in nodes:
         saved = _saved(node)
-        if saved is None or clock() > until:
+        if saved is None or time.monotonic() > until:
             return None
         read: list[Kept] = []
         written: list[Kept] = []

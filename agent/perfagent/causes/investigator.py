@@ -80,25 +80,13 @@ class Investigator(Watch):
             return False
         self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
         self._watchful = False
-        if self._inquiry is None and self._inquiries < MOST_INQUIRIES:
-            self._suspect(loss)
+        if self._is_free:
+            self._open(self._bad_step, lambda one: one.before_update() if loss is None else one.before_backward(loss))
         return True
 
-    @guarded
-    def _suspect(self, loss: torch.Tensor | None) -> None:
-        inquiry = self._inquire(self._bad_step)
-        if loss is None:
-            inquiry.before_update()
-        else:
-            inquiry.before_backward(loss)
-        self._open(inquiry)
-
     def passing(self, error: BaseException) -> None:
-        """An exception passes through a hook. Whoever calls raises it again, unchanged.
-
-        Nothing is imported for one that is not about memory: at exit, after Ctrl-C, an import would change the exit
-        code.
-        """
+        """An exception passes through a hook, which raises it again. Nothing is imported for one that is not about memory:
+        at exit, after Ctrl-C, an import would change the exit code."""
         self._passing(error, MOST_OOMS)
 
     def ended_by(self, error: BaseException) -> None:
@@ -123,22 +111,18 @@ class Investigator(Watch):
 
     @guarded
     def _look_behind(self, where: TracebackType | FrameType) -> None:
-        """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word
-        to us."""
-        from perfagent.causes.bad_loss import bad_loss_in, calling, left_by
+        """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass."""
+        from perfagent.causes.variables import bad_loss_in
 
-        loss, frame = bad_loss_in(left_by(where) if isinstance(where, TracebackType) else calling(where))
+        loss, frame = bad_loss_in(where)
         if loss is not None:
-            inquiry = self._inquire(self.progress.completed + 1, at_end=True)
-            inquiry.before_backward(loss, frame)
-            self._open(inquiry)
+            self._open(self.progress.completed + 1, lambda one: one.before_backward(loss, frame), at_end=True)
 
     @guarded
     def _passing(self, error: BaseException, most: int | None) -> None:
         if not out_of_memory(error):
             return
-        # Several hooks see it on its way out. Its id() says nothing: the next one often gets the same; nor can all be
-        # referred to weakly; and whoever holds an exception holds its frames, with all the tensors in them.
+        # Several hooks see it on its way out. To hold it would hold its frames, with all the tensors in them.
         told: bool | None = vars(error).get(_TOLD)
         if told is None:
             self._ooms += 1
@@ -159,11 +143,11 @@ class Investigator(Watch):
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
             if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than their steps
                 self._watchful = True
-        elif self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
+        elif self._watchful and self._is_free:
             self._watchful = False
             # the gradients of the next step
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)
-            self._open(self._inquire(step))
+            self._open(step)
         elif self._inquiry is not None and step < self._inquiry.step and loss - loss != 0.0:
             self._inquiry.began_earlier(step)
         if self._newest is not None and self._newest.step == step:
@@ -172,8 +156,7 @@ class Investigator(Watch):
 
     @guarded
     def pressing(self, taken: Drained) -> None:
-        """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a
-        guard left out."""
+        """Among these rows something is not finite: perhaps the logged loss of a step whose backward pass a guard left out."""
         from perfagent.delivery.row_packing import is_finite, rows_in
 
         rows = chain.from_iterable(rows_in(block) for block in taken.packed if not is_finite(block))
@@ -197,25 +180,28 @@ class Investigator(Watch):
             step, self._bad_logged = self._bad_logged[1], None
             if self._wants_look():
                 self._watchful = False
-                self._open(self._inquire(step))
+                self._open(step)
         if self._commands is not None:
             self._commands.poll()
         p = self.progress
         since = p.step_end / 1e9 or self._began
         self._standstill.poll(p.step_end, 0.0 if p.links.ended else self.clock() - since)
 
+    @property
+    def _is_free(self) -> bool:
+        return self._inquiry is None and self._inquiries < MOST_INQUIRIES
+
     def _wants_look(self) -> bool:
-        free = self._inquiry is None and self._inquiries < MOST_INQUIRIES
-        return self._watchful and free and self.clock() - self._opened_at > PAUSE_S
+        return self._watchful and self._is_free and self.clock() - self._opened_at > PAUSE_S
 
     # ---- the end
 
     @guarded
     def close(self) -> None:
         """The run ends. On the thread that ends it; nothing is waited for."""
-        self.progress.boundary = None
         if self._inquiry is None:
             self._begin_at_end()
+        self.progress.boundary = None
         if self._inquiry is not None:
             self._inquiry.give_up()
         if self._commands is not None:
@@ -223,23 +209,22 @@ class Investigator(Watch):
 
     @guarded
     def _begin_at_end(self) -> None:
-        """The usual guard logs a loss that is no number and leaves before any backward pass: its row may be in the
-        deque yet."""
+        """A guard may log a loss that is no number and leave before any backward pass: its row may be in the deque yet."""
         if not self._wants_look() or isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):  # see `passing`
             return
         logged = self._bad_logged
         if logged is not None or any(map(_logs_bad_loss, [*self.sender.rows][-_LAST_ROWS:])):
-            self._inquiry = self._inquire(logged[1] if logged is not None else self.progress.completed + 1)
+            self._open(logged[1] if logged is not None else self.progress.completed + 1)
 
-    def _inquire(self, step: int, *, at_end: bool = False) -> Inquiry:
+    @guarded
+    def _open(self, step: int, look: Callable[[Inquiry], None] = lambda _: None, *, at_end: bool = False) -> None:
         from perfagent.causes.nonfinite import Inquiry
 
-        return Inquiry(self, step, at_end=at_end)
-
-    def _open(self, inquiry: Inquiry) -> None:
+        inquiry = Inquiry(self, step, at_end=at_end)
+        look(inquiry)
         self._opened_at = self.clock()
         self._inquiries += 1
-        self._bad_step = inquiry.step
+        self._bad_step = step
         self._inquiry = self._newest = inquiry
         self.add(inquiry)
 

@@ -1,12 +1,9 @@
 """Finds where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
 
-What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are
-still those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of
-the loop. A loss on a device has mostly arrived before the update of its step: all but the graph is there. Else it is
-read some steps later, when the parameters may be spoilt. The graph and the outputs of all modules are then those of the
-steps that follow: where the loop or a scaler kept the parameters from being spoilt, they show the same once more; where
-not, the graph shows which operators can make NaN of finite values at all. Everything on a device is counted there and
-read when it has arrived: nothing waits.
+A loss on the CPU is seen before its backward pass: parameters, autograd's graph and the loop's batch are still those that
+made it. A loss on a device has mostly arrived before the update of its step: all but the graph is there. Else it is read
+some steps later. Graph and outputs of modules are then those of the steps that follow: they show the same once more if the
+loop or a scaler kept the parameters good; if not, the graph shows which operators can make NaN of finite values at all.
 """
 
 from __future__ import annotations
@@ -15,17 +12,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from perfagent.boundary.guard import guarded
 from perfagent.causes.bad_tensors import BadAmong
-from perfagent.causes.batch import Fingerprint, in_callers
+from perfagent.causes.batch import Fingerprint
 from perfagent.causes.culprit import in_order, name_culprit, of_gradients, shared_names
-from perfagent.causes.evidence import Evidence
 from perfagent.causes.graph import Graph, leaves_of, read_graph
-from perfagent.causes.modules import CALLED_WITH, OutputChecks, argument_names, is_closed, walk
+from perfagent.causes.modules import CALLED_WITH, OutputChecks, argument_names
 from perfagent.causes.onset import onset, reads_some_rows
 from perfagent.causes.spoilt_update import had_finite_gradients, left_out_by_the_loss, zero_eps
+from perfagent.causes.variables import in_callers
+from perfagent.measure.parameter_names import module_names, without_wrappers
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.trace import entries_of
 from perfagent.wire.evidence import BadTensor, BatchTensor, Began, NonfiniteEvidence
@@ -69,9 +67,8 @@ class Inquiry:
         self._graph_step = step
         self._batch: Fingerprint | None = None
         self._dtype = ""
-        self._checks: OutputChecks | None = None
         self._rounds: list[OutputChecks] = []
-        self._steps_looked_at = self._steps_after = self._looks_for_rows = 0
+        self._steps_after = self._looks_for_rows = 0
         self._seen_after = step
         self._done = self._is_sent = False
         self._names: dict[int, str] = {}  # shared weights go by their first name
@@ -83,14 +80,13 @@ class Inquiry:
     # ---- on the training thread
 
     def before_backward(self, loss: Tensor, frame: FrameType | None = None) -> None:
-        """The loss is known to be bad and nothing has followed from it yet. frame: whose variables may hold the batch,
-        and its callers'; by default the caller's."""
+        """Nothing has followed from the bad loss yet. frame: whose variables, or its callers', may hold the batch."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
         self._note_before(self._parameters(), leaves_of(loss), frame or sys._getframe(1))
         self._graph = read_graph(loss, self._names, self._buffers())
 
     def before_update(self) -> None:
-        """The loss has come from its device and is bad; its gradients are there, and nothing was updated with them."""
+        """The loss has come from its device and is bad; nothing was updated with its gradients yet."""
         named = self._parameters()
         self._gradients = _gradients(named)
         self._note_before(named, _with_gradients(named), sys._getframe(1))
@@ -108,26 +104,22 @@ class Inquiry:
 
     def at_boundary(self) -> bool:
         """Between two steps: first what the bad one left behind, then, step by step, what the modules put out."""
+        self._end_checks()
         if self._is_sent:
-            self._take_off()
             return False
+        p, model = self._progress, self._watch.model()
         if self._after is None:
             named = self._parameters()
-            self._after, self._seen_after = BadAmong(named, _with_gradients(named)), self._progress.completed
+            self._after, self._seen_after = BadAmong(named, _with_gradients(named)), p.completed
             self._gradients = self._gradients or _gradients(named)
-        checks = self._take_off()
-        if checks is not None:
-            self._rounds.append(checks)
-        model = self._watch.model()
         found = any(checks.ready() and checks.first_bad() is not None for checks in self._rounds)
-        if found or self._steps_looked_at >= MOST_STEPS or model is None:
+        if found or len(self._rounds) >= MOST_STEPS or model is None:
             self._done = True
             return False
-        self._steps_looked_at += 1
-        if self._graph is None and self._progress.losses.proof is None:
-            self._progress.losses.proof, self._progress.plain = self._at_next_backward, False
-        self._checks = OutputChecks(model, self._progress.thread)
-        self._checks.install(self._progress.completed + 1)
+        if self._graph is None and p.losses.proof is None:
+            p.losses.proof, p.plain = self._at_next_backward, False
+        self._rounds.append(OutputChecks(model, module_names(model), p.completed + 1))
+        p.probe = self._rounds[-1] if p.probe is None else p.probe
         return True
 
     @guarded
@@ -139,7 +131,7 @@ class Inquiry:
 
     def give_up(self) -> None:
         """The run ends: what is known now is all there will be."""
-        self._take_off()
+        self._end_checks()
         self._done = True
         if not self._is_sent:
             self._look_at_end()
@@ -161,22 +153,18 @@ class Inquiry:
         while not self._is_there() and time.monotonic() < until:
             time.sleep(0.005)
 
-    def _take_off(self) -> OutputChecks | None:
-        checks, self._checks = self._checks, None
-        if checks is not None:
-            checks.remove()
-        return checks
+    def _end_checks(self) -> None:
+        if self._progress.probe in self._rounds:
+            self._progress.probe = None
 
     def _parameters(self) -> Named:
-        model = self._watch.model()
+        model, primary = self._watch.model(), self._primary()
         named: Named = []
         if model is not None:
-            for module_name, module in walk(model):
-                self._classes[module_name] = type(module).__name__
-                own = module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
-                named += [(_joined(module_name, name), p) for name, p in own if p is not None]
-        primary = self._primary()
-        if not named and primary is not None:
+            self._classes = {name: type(module).__name__ for module, name in module_names(model).items()}
+            found = [*model.named_parameters(remove_duplicate=False)]
+            named = [*zip(without_wrappers(name for name, _ in found), (p for _, p in found), strict=True)]
+        elif primary is not None:
             for number, group in enumerate(primary.param_groups):
                 named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
         self._names, self._tied = {}, {}
@@ -187,8 +175,7 @@ class Inquiry:
         return [(name, p) for name, p in named if self._names[id(p)] == name]
 
     def _averages(self, named: Named) -> Named:
-        """What the optimizer keeps of the gradients of each parameter, by the parameter's name: a gradient that was no
-        number stays in it."""
+        """What the optimizer keeps of the gradients of each parameter: a gradient that was no number stays in it."""
         state = getattr(self._primary(), "state", None)
         kept = ((name, state.get(p)) for name, p in named) if isinstance(state, Mapping) else ()
         averages = ((name, own.get(key)) for name, own in kept if isinstance(own, Mapping) for key in _AVERAGES)
@@ -196,12 +183,8 @@ class Inquiry:
 
     def _buffers(self) -> dict[int, str]:
         model = self._watch.model()
-        return {
-            id(buffer): _joined(module_name, name)
-            for module_name, module in (walk(model) if model is not None else ())
-            for name, buffer in module.__dict__.get("_buffers", {}).items()
-            if buffer is not None
-        }
+        buffers = {} if model is None else dict(model.named_buffers())
+        return dict(zip(map(id, buffers.values()), without_wrappers(buffers), strict=True))
 
     def _primary(self) -> Optimizer | None:
         return self._progress.selection.primary
@@ -234,8 +217,7 @@ class Inquiry:
         return all(part is None or part.ready() for part in parts)
 
     def _rows_are_read(self) -> bool:
-        """Whether the row of the bad step, and with it those before, has been read: they say when it began. Fast steps
-        are over before the sender's thread drains the first of them."""
+        """Whether the row of the bad step, and with it those before, has been read: they say when it began."""
         if self._watch.judged_upto < self.step:
             self._watch.read_rows()
         self._looks_for_rows += 1
@@ -243,16 +225,7 @@ class Inquiry:
 
     def _send(self) -> None:
         self._is_sent = True
-        data = {
-            "rule": "nonfinite_loss", "explains": self._explains, "severity": "critical", "since_step": self.step,
-            "evidence": Evidence({**self._evidence()}, self._when_sent),
-        }  # fmt: skip
-        self._watch.sender.event("finding", data, step=self.step)
-
-    @guarded
-    def _when_sent(self) -> dict[str, Any]:
-        self._watch.read_rows()
-        return {**self._surroundings()}
+        self._watch.report("nonfinite_loss", self._explains, self.step, self._evidence(), self._surroundings)
 
     def _history(self) -> list[dict[str, float]]:
         found = self._watch.history() if self.history is None else self.history
@@ -262,48 +235,34 @@ class Inquiry:
         ]
 
     def _surroundings(self) -> NonfiniteEvidence:
-        """What the rows of the step and of those before it show."""
         history = [entry for entry in self._history() if entry["step"] <= self.step]
-        known = history[-1] if history else {}
-        found: NonfiniteEvidence = {"history": history}
         # The rate and the scale are mostly those of the step before, where the row of this one has not come; what it
         # made is not.
-        rate = known.get("lr") if self._rate is None else self._rate
-        if rate is not None:
-            found["lr"] = rate
-        if "amp/scale" in known:
-            found["loss_scale"] = known["amp/scale"]
-        if known.get("step") == self.step and "loss" in known:
-            found["loss"] = known["loss"]
-        if known.get("step") == self.step and "grad/norm" in known:
-            found["grad_norm"] = known["grad/norm"]
-        return found
+        newest = history[-1] if history else {}
+        own = newest if newest.get("step") == self.step else {}
+        rate = newest.get("lr") if self._rate is None else self._rate
+        return _known(
+            history=history, lr=rate, loss_scale=newest.get("amp/scale"), loss=own.get("loss"), grad_norm=own.get("grad/norm")
+        )  # fmt: skip
 
     def _evidence(self) -> NonfiniteEvidence:
-        identity = self._watch.sender.identity
-        found: NonfiniteEvidence = {"step": self.step, "rank": identity.rank}
-        if identity.world_size and identity.world_size > 1:
-            found["world_size"] = identity.world_size
-        found |= self._surroundings()
-        if self._dtype:
-            found["loss_dtype"] = self._dtype
-        if self._after is not None:
-            found["looked_after_step"] = self._seen_after
+        identity, rounds = self._watch.sender.identity, [checks for checks in self._rounds if checks.ready()]
         looked = {
             "parameters_before": self._before, "parameters_after": self._after, "gradients": self._gradients,
             "optimizer_state": self._moments or None,
         }  # fmt: skip
-        found |= cast(
-            "NonfiniteEvidence", {name: one.shown() for name, one in looked.items() if one is not None and one.ready()}
-        )
+        found = self._surroundings() | _known(
+            step=self.step, rank=identity.rank, world_size=identity.world_size if identity.world_size > 1 else None,
+            loss_dtype=self._dtype or None, looked_after_step=None if self._after is None else self._seen_after,
+            steps_checked_after=sum(checks.was_called for checks in self._rounds), steps_after=self._steps_after or None,
+            first_module=next((bad for checks in rounds if (bad := checks.first_bad()) is not None), None),
+            later_batch=next((checks.batch.result() for checks in rounds if checks.batch and checks.batch.ready()), None),
+            **{name: one.shown() for name, one in looked.items() if one is not None and one.ready()},
+        )  # fmt: skip
         if self._graph is not None and self._graph.ready():
             is_usable = self._graph_step == self.step or not found.get("parameters_after", {}).get("nonfinite")
             if operator := self._graph.first_bad() if is_usable else self._graph.only_maker():
                 found["operator"] = operator
-        found |= self._of_modules()
-        found["steps_checked_after"] = len(self._rounds)
-        if self._steps_after:
-            found["steps_after"] = self._steps_after
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
         elif inputs := self._watch.bad_inputs(self.step):
@@ -318,23 +277,11 @@ class Inquiry:
             found["shared"] = shared
         return found
 
-    def _of_modules(self) -> NonfiniteEvidence:
-        """What the checks of the steps that followed have shown first."""
-        found: NonfiniteEvidence = {}
-        for checks in (one for one in self._rounds if one.ready()):
-            bad = checks.first_bad()
-            if bad is not None and "first_module" not in found:
-                found["first_module"] = bad
-            if checks.batch is not None and checks.batch.ready() and "later_batch" not in found:
-                found["later_batch"] = checks.batch.result()
-        return found
-
     def _first_step(self) -> int:
         return self._watch.sender.identity.start_step or 1
 
     def _when_it_began(self, found: NonfiniteEvidence) -> NonfiniteEvidence:
-        """The steps between which the NaN began, and the gradients that were bad then: what later steps show of parameters
-        and modules is their consequence."""
+        """The steps between which the NaN began, and the gradients that were bad then."""
         looked = self._before if self._before is not None else self._after
         bad = [] if looked is None else looked.bad_and_trained()
         began = onset(
@@ -356,8 +303,7 @@ class Inquiry:
     def _spoilt(
         self, found: NonfiniteEvidence, began: Began, bad: Sequence[str], trained: Sequence[str]
     ) -> NonfiniteEvidence:
-        """What made the update of a step bad whose loss was finite, where that shows. bad: of the gradients, or else of the
-        weights after them."""
+        """What made the update of a step bad whose loss was finite. bad: gradients, or else the weights after them."""
         last = self.step - 1
         if bad and not began.get("measured") and had_finite_gradients(last, found):
             zero = zero_eps(self._primary())
@@ -367,6 +313,11 @@ class Inquiry:
         if began["first"] == began["last"] < self.step and began.get("by") != "weights":
             left_out = left_out_by_the_loss(bad, trained, self._classes)
         return {} if left_out is None else {**left_out, "cause": "left_out"}
+
+
+def _known(**values: object) -> NonfiniteEvidence:
+    """What is not known is absent."""
+    return cast("NonfiniteEvidence", {name: value for name, value in values.items() if value is not None})
 
 
 def _place(name: str, names: Sequence[str]) -> int:
@@ -379,8 +330,3 @@ def _with_gradients(named: Named) -> set[int] | None:
 
 def _gradients(named: Named) -> BadAmong:
     return BadAmong([(name, p.grad) for name, p in named if p.grad is not None])
-
-
-def _joined(module: str, parameter: str) -> str:
-    parameter = parameter.removeprefix("_orig_mod.").removeprefix("module.")
-    return f"{module}.{parameter}" if module else parameter

@@ -1,10 +1,9 @@
 """Dates a NaN to the step in which it began. Pure: what an inquiry found, and the rows of the steps before, in; steps out.
 
-A bad update can make the loss NaN some steps later, and the agent measures gradients only in some steps. So it searches
-for the first bad step between the last step that is known to be good and the first that is known to be bad. A finite
-loss proves that the weights of its step were good. A finite gradient proves that its update was good. NaN in the
-optimizer's averages proves that a gradient was bad, and not that the script wrote NaN into a weight. If several steps
-remain, the first and the last of them are reported.
+A bad update can make the loss NaN some steps later, and gradients are measured only in some steps. A finite loss proves
+that the weights of its step were good, a finite gradient that its update was good, and NaN in the optimizer's averages that
+a gradient was bad, and not that the script wrote NaN into a weight. If several steps remain, the first and the last of them
+are reported.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ def onset(
     watched: bool,
     sparse: bool = False,
 ) -> Began | None:
-    """{"first", "last", "by"?, "measured"?}: the steps between which it began, one step where they are equal; None where
-    nothing can be said. by: "gradient" (measured: it was), "weights" (written by something else), or absent where that
-    is not known.
+    """The steps between which it began; None where nothing can be said. by: "gradient" (measured: it was), "weights"
+    (written by something else), or absent where that is not known.
 
-    found: the evidence. history: rows of the steps up to the bad one, as far as they were read. watched: every loss was
-    looked at before its backward pass, so that the one of the step before was finite. sparse: see `reads_some_rows`.
+    history: rows of the steps up to the bad one, as far as they were read. watched: every loss was looked at before its
+    backward pass, so that the one of the step before was finite. sparse: see `reads_some_rows`.
     """
     step = found["step"]
     before, after = found.get("parameters_before"), found.get("parameters_after")

@@ -1,7 +1,5 @@
-"""Reports what filled the memory when an allocation failed. It looks once, where the exception passes.
-
-Reads counters of the allocator and the sizes of tensors that are known by name; it allocates nothing on the device and
-waits for nothing. The exception goes on unchanged: this module only looks.
+"""Reports what filled the memory when an allocation failed, where the exception passes: counters of the allocator and the
+sizes of tensors that are known by name. Allocates nothing on the device and waits for nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.causes.evidence import Evidence
 from perfagent.device import Backend, accelerator, backend_of
 from perfagent.measure.tensor_storage import is_lazy, made_of, tensors_in
 from perfagent.process.exit_reason import text_of
@@ -45,10 +42,7 @@ MOST_TEXT = 4000
 
 @guarded
 def forensics(watch: Watch, error: BaseException, number: int) -> None:
-    """Reports what filled the memory, as a finding that explains `oom_observed`. On the thread that raised.
-
-    number: how many allocations of this run have failed so far, with this one.
-    """
+    """Reports a finding that explains `oom_observed`. On the thread that raised. number: of this run's failed allocations."""
     p, identity = watch.progress, watch.sender.identity
     step = p.completed + 1
     text = text_of(error)
@@ -80,17 +74,9 @@ def forensics(watch: Watch, error: BaseException, number: int) -> None:
         evidence["host"] = _host()
     largest_first = sorted(categories.items(), key=lambda item: -item[1])
     evidence["categories"] = {name: held for name, held in largest_first if held}
-    data = {
-        "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "since_step": step,
-        "evidence": Evidence({**evidence}, lambda: _last_steps(watch)),
-    }  # fmt: skip
-    watch.sender.event("finding", data, step=step)
-
-
-@guarded
-def _last_steps(watch: Watch) -> dict[str, Any]:
-    watch.read_rows()
-    return {"last_steps": watch.history()[-LAST_STEPS:]}
+    watch.report(
+        "oom_observed", ["oom_observed"], step, evidence, lambda: {"last_steps": watch.history()[-LAST_STEPS:]}
+    )
 
 
 def _device_of(error: BaseException, text: str) -> str:

@@ -1,27 +1,26 @@
 """Runs torch.profiler for a few steps on request, begun and ended between steps on the training thread.
 
-Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running,
-ours is refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read,
-written and sent by the sender's thread. What training computes is the same; its speed, while the profiler runs and when
-it stops, is not.
+Kineto allows one profiler a process: where the script has its own running, ours is refused; where the script starts its
+own while ours runs, ours gives way. What is recorded is read, written and sent by the sender's thread. What training
+computes is the same; its speed, while the profiler runs and when it stops, is not.
 
-Kineto keeps every operator in memory until it is stopped, and only the thread that started it can stop it. An
-evaluation, or what follows the last step, may be without end: an evaluation of a small model was recorded with 150 MB a
-second. So while a profile runs, and only then, it is asked wherever the training thread passes one of our hooks whether
-it is enough.
+Kineto keeps every operator in memory until it is stopped, and only the thread that started it can stop it. On any other,
+torch 2.13 says that nothing runs, goes on recording, and what it gives ends the process when it is read. An evaluation,
+or what follows the last step, may be without end: an evaluation of a small model was recorded with 150 MB a second. So
+while a profile runs, and only then, it is asked wherever its thread passes one of our hooks whether it is enough.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, get_ident, get_native_id
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from perfagent.boundary.call_watch import replace
 from perfagent.boundary.dynamo import keep_out_of_frames
@@ -39,7 +38,6 @@ Summary = dict[str, Any]
 """What the event of a profile holds."""
 
 MOST_STEPS = 100
-MOST_EVENTS = 3_000_000
 MOST_TRACE_BYTES = 64 * 2**20
 MOST_S = 60.0
 """So long is recorded; what is longer is cut short."""
@@ -53,59 +51,60 @@ GIVE_WAY_S = 1.0
 _OF_STEPS = ("comm", "h2d")
 """Phases in the middle of a step: what the process is larger by there are the step's own tensors."""
 _GROWTH_EVERY_S = 0.1  # reading it takes some 10 µs, and an evaluation passes here ten thousand times a second
-OLD_S = 86_400.0
-_REFUSED_ACTIVE = (
-    "the script has a torch profiler of its own running, and only one can run in a process; ask again when it has ended"
-)
+
+
+def _rss_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 class Profile:
     """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing, in a sentence;
     cut_short: why it holds less than was asked for; summary: what was recorded, once it is worked out.
 
-    rss_bytes: gives the size of the process, or None where that is not known.
+    rss_bytes: gives the size of the process.
     """
 
     def __init__(
         self, watch: Watch, command: str, steps: int, options: dict[str, bool], *,
-        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], int | None] | None = None,
+        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], int] = _rss_bytes,
     ) -> None:  # fmt: skip
         self._watch, self.command, self._steps, self._options = watch, command, steps, options
         self.id = uuid.uuid4().hex
         self.done = False
         self.problem = self.cut_short = ""
         self.summary: Summary = {}
-        self._clock, self._rss_bytes = clock, rss_bytes or _rss_bytes
+        self._clock, self._rss_bytes = clock, rss_bytes
         self._asked = clock()
         self._profiler: Any = None
         self._annotation: Any = None
         self._first = self._last = 0
         self._began = self._ended = 0
         self._thread = self._native = 0
-        self._is_left = self._is_overtaken = False
-        self._gone = Event()
+        self._is_recorded = self._is_overtaken = False
+        self._stopped = Event()
         self._until = self._look_at = 0.0
-        self._size: int | None = None
-        self._began_anew = self._evaluates = False
+        self._size = 0
         self._undo: list[Callable[[], None]] = []
-        self._is_recorded = False
         self._upload: Upload | None = None
 
     # ---- on the training thread
 
     def at_boundary(self) -> bool:
         """Starts at the first boundary, ends `steps` later."""
-        here = get_ident() == self._thread
-        if self._is_left and here:
-            self._end_left()
+        if self._is_running() and get_ident() != self._thread:
+            if not self.done:
+                self._end("the training went on on another thread, and a profiler is ended by the one that it began on")
+            return lives(self._thread)
+        if self.done:
+            self._discard()
         if self.done or self._is_recorded:
             return False
-        if self._profiler is not None and not here:
-            self._leave(
-                "the training went on on another thread, and a profiler can only be ended by the one that it began on"
-            )
-            return False
         return self._tried(self._start if self._profiler is None else self._end_step)
+
+    def _is_running(self) -> bool:
+        return self._began > 0 and self._profiler is not None and not self._is_recorded
 
     def _tried(self, act: Callable[[], bool], what: str = "the profiler failed") -> bool:
         """What `act` says; False where it raised: a profiler that fails must be gone, and its failure reported."""
@@ -118,7 +117,8 @@ class Profile:
     def _start(self) -> bool:
         torch = sys.modules["torch"]
         if other_profilers.in_use():
-            self._abandon(_REFUSED_ACTIVE)
+            running = "the script has a torch profiler of its own running, and only one can run in a process"
+            self._abandon(f"{running}; ask again when it has ended")
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if (backend := accelerator()).in_use():
@@ -188,44 +188,30 @@ class Profile:
             # below the hook on __next__, which looks at the frame that called it
             (getattr(loading, "_SingleProcessDataLoaderIter", None), "_next_data", lambda *_: False),
             (getattr(loading, "_MultiProcessingDataLoaderIter", None), "_next_data", lambda *_: False),
+            (sys.modules["torch"].autograd, "_engine_run_backward", lambda *_: None),  # also after the run's end
         ]
         self._undo += [
-            replace(owner, name, self._told_by(evaluates)) for owner, name, evaluates in places if hasattr(owner, name)
+            replace(owner, name, self._asking(evaluates)) for owner, name, evaluates in places if hasattr(owner, name)
         ]
         keep_out_of_frames()
 
-    def _told_by(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
+    def _asking(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
         def passing(*args: object, **_: object) -> None:
-            if get_ident() != self._thread:
-                return  # another thread, which has no profiler
-            if self._is_left:
-                self._end_left()
-            if state.current is not self._watch.progress or not self._began or self._is_recorded or self.done:
-                return  # the first: a forked child
-            evaluation = evaluates(*args)
-            if evaluation is not None:
-                begins = evaluation and not self._evaluates
-                self._tried(self._before_evaluation if begins else self._stopped_by_a_limit)
+            if get_ident() != self._thread or not self._is_running():
+                return
+            if self.done:
+                self._discard()
+            elif state.current is self._watch.progress:  # else: a forked child
+                evaluation = evaluates(*args)
+                if evaluation is not None:
+                    self._tried(self._before_evaluation if evaluation and self._whole() else self._stopped_by_a_limit)
 
         return passing
 
     def _before_evaluation(self) -> bool:
-        """Ends the profile when an evaluation begins, unless every step has one.
-
-        Before the first step is over, nothing is lost by beginning anew after it. Where one comes again in that step,
-        every step has one (a rollout, a model that is trained in evaluation mode), and it is recorded as a part of the
-        step.
-        """
-        if self._whole():
-            self._cut("before an evaluation")
-        elif self._began_anew:
-            self._evaluates = True
-        else:
-            self._began_anew = True
-            self._mark()
-            self._take_back()
-            profiler, self._profiler, self._began = self._profiler, None, 0
-            profiler.stop()
+        """Ends the profile, unless its first step is not over: one that begins with an evaluation, or has one in every
+        step (a rollout), holds that as a part of the step."""
+        self._cut("before an evaluation")
         return True
 
     def _stopped_by_a_limit(self) -> bool:
@@ -233,13 +219,13 @@ class Profile:
         if at >= self._until:
             self._cut(f"after {MOST_S:.0f} s")
             return True
-        size = self._rss_bytes() if at >= self._look_at else None
-        if size is None or self._size is None:
+        if at < self._look_at:
             return False
         self._look_at = at + _GROWTH_EVERY_S
-        if size - self._size < MOST_GROWTH_BYTES:
+        grown = self._rss_bytes() - self._size
+        if grown < MOST_GROWTH_BYTES:
             return False
-        self._cut(f"when its records took {size - self._size >> 20} MiB")
+        self._cut(f"when its records took {grown >> 20} MiB")
         return True
 
     def _cut(self, why: str) -> None:
@@ -251,14 +237,10 @@ class Profile:
     # ---- an end before its time
 
     def _yield_to_user(self, *_: object, **__: object) -> None:
-        if self._profiler is None or self._is_recorded or not self._began:  # the last: it is ours that starts
+        if not self._is_running():  # it may be ours that starts
             return
-        if not self.done:
-            self._end("the script started a torch profiler of its own, and only one can run in a process")
-        elif self._is_left and get_ident() == self._thread:
-            self._end_left()
-        if self._is_left and not self._is_overtaken and not self._gone.wait(GIVE_WAY_S):
-            self._is_overtaken = True
+        self._end(self.problem or "the script started a torch profiler of its own, and only one can run in a process")
+        self._is_overtaken = not self._stopped.wait(GIVE_WAY_S)
 
     def close(self) -> None:
         """The training ends."""
@@ -266,57 +248,35 @@ class Profile:
             self._end(f"the training ended before its {self._steps} steps were over")
 
     def _end(self, why: str) -> None:
-        if self._profiler is not None and get_ident() != self._thread:
-            self._leave(why)
-            return
-        self._stop_quietly()
-        self._abandon(why)
+        """Ends it here, or where the thread that began it passes next."""
+        self.problem, self.done = why, True
+        if get_ident() == self._thread or not lives(self._thread):
+            self._discard()
 
-    def _stop_quietly(self) -> None:
+    def _discard(self) -> None:
+        """On its own thread, which is not a forked child's nor a new one of the same ident. If that has ended, nobody can stop
+        the profiler, which records nothing more."""
+        is_gone = not lives(self._thread)
+        if self._profiler is None or not (is_gone or get_native_id() == self._native):
+            return
+        self._take_back()
+        profiler, self._profiler = self._profiler, None
         with contextlib.suppress(Exception):
-            self._mark()
-            if (
-                self._is_overtaken
-            ):  # stopping it now would end the process (other_profilers.py): it is kept from recording
-                kinds = [sys.modules["torch"].profiler.ProfilerActivity.CPU]
-                self._profiler.profiler.toggle_collection_dynamic(False, kinds)
-            elif self._profiler is not None:
-                self._profiler.stop()
+            if self._is_overtaken:  # stopping it now would end the process (other_profilers.py): it records no more
+                profiler.profiler.toggle_collection_dynamic(False, [sys.modules["torch"].profiler.ProfilerActivity.CPU])
+            elif not is_gone:
+                self._mark()
+                profiler.stop()
+            profiler.profiler.entered = False  # else it would be taken for one of the script's
+        self._stopped.set()
 
     def _abandon(self, why: str) -> None:
+        self._end(why)
         self._take_back()
-        self.problem, self.done = why, True
 
     def _take_back(self) -> None:
         while self._undo:
             self._undo.pop()()
-
-    def _leave(self, why: str) -> None:
-        """On another thread: to be ended by its own, where that passes next. On any other, torch 2.13 says that nothing
-        runs, goes on recording, and what it gives ends the process when it is read."""
-        self.problem, self._is_left, self.done = why, True, True
-        autograd = sys.modules["torch"].autograd
-        if not lives(self._thread):
-            self._let_go()
-        elif hasattr(
-            autograd, "_engine_run_backward"
-        ):  # of the places that pass, the one that is there after the run's end
-            self._undo.append(replace(autograd, "_engine_run_backward", self._told_by(lambda *_: None)))
-
-    def _end_left(self) -> None:
-        """On its own thread, at last."""
-        if get_native_id() == self._native:  # not a forked child's, nor a new thread of the same ident
-            self._stop_quietly()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._is_left = False
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None and profiler.profiler is not None:
-            # where nobody can end it, it is taken for one of the script's as long as it lives
-            profiler.profiler.entered = False
-        self._take_back()
-        self._gone.set()
 
     # ---- on the sender's thread
 
@@ -325,18 +285,12 @@ class Profile:
         if not self.done and not self._is_recorded:
             if self._profiler is None and self._clock() - self._asked > WAIT_S:
                 self._abandon(f"no step ended within {WAIT_S:.0f} s")
-        elif not self.done and (
-            self._upload is not None or self._tried(self._begin_upload, "what was recorded could not be read")
-        ):
+        elif not self.done and (self._upload or self._tried(self._work_out, "what was recorded could not be read")):
             assert self._upload is not None
             if self._upload.poll():
                 self.problem, self.done = self._upload.problem, True
 
-    def _begin_upload(self) -> bool:
-        self._upload = self._work_out()
-        return True
-
-    def _work_out(self) -> Upload:
+    def _work_out(self) -> bool:
         profiler, self._profiler = self._profiler, None
         cut = {"cut_short": self.cut_short} if self.cut_short else {}
         summary = self.summary = {
@@ -344,28 +298,25 @@ class Profile:
             "duration_s": (self._ended - self._began) / 1e9, **cut,
         }  # fmt: skip
         events = profiler.profiler.kineto_results.events()
-        if len(events) <= MOST_EVENTS:
-            summary |= self._summed_up(events)
-        summary["events"] = len(events)
+        summary |= self._summed_up(events) | {"events": len(events)}
         del events
-        file: Path | None = None
+        file: IO[bytes] | None = None
         try:
-            file, sizes = self._write(profiler)
-            if sizes[1] > MOST_TRACE_BYTES:
-                file.unlink()
+            file, plain_bytes, trace_bytes = self._write(profiler)
+            if trace_bytes > MOST_TRACE_BYTES:
                 file = None
-                most = f"the trace has {sizes[1] >> 20} MiB; up to {MOST_TRACE_BYTES >> 20} are sent"
+                most = f"the trace has {trace_bytes >> 20} MiB; up to {MOST_TRACE_BYTES >> 20} are sent"
                 summary["trace_left_out"] = f"{most}: ask for fewer steps"
             else:
-                summary["plain_bytes"], summary["trace_bytes"] = sizes
+                summary |= {"plain_bytes": plain_bytes, "trace_bytes": trace_bytes}
         except OSError as error:  # a full disk: the operators do not need it
             summary["trace_left_out"] = f"the trace could not be written: {error.strerror or error}"
-        return Upload(self._watch.sender, summary, file, step=self._last)
+        self._upload = Upload(self._watch.sender, summary, file, step=self._last)
+        return True
 
     def _summed_up(self, events: Any) -> dict[str, Any]:
         """The operators; of whole steps also the gaps, and how their time is divided."""
         from perfagent.causes import trace
-        from perfagent.causes.shares import shares
 
         records = trace.record(events)
         found: dict[str, Any] = {"operators": trace.operators(records.cpu)}
@@ -377,42 +328,19 @@ class Profile:
             inside = [one for one in records.cpu if began <= one.start and one.end <= ended]
             device = [one for one in records.device if one[0] >= began]
             found["gaps"] = trace.gaps(inside, device, thread, began, ended)
-            found["shares"] = shares(trace.Records(inside, device, records.collectives), thread, began, ended)
+            found["shares"] = trace.shares(trace.Records(inside, device, records.collectives), thread, began, ended)
         return found
 
-    def _write(self, profiler: Any) -> tuple[Path, tuple[int, int]]:
-        """The trace as a compressed file, and its bytes before and after. Raises OSError, and leaves nothing then."""
+    def _write(self, profiler: Any) -> tuple[IO[bytes], int, int]:
+        """The trace as a compressed file without a name, and its bytes before and after. Raises OSError."""
         from perfagent.causes import trace
 
-        folder = _folder(self._watch.sender.config.state_dir)
-        plain, packed = folder / f"{self.id}.json", folder / f"{self.id}.json.gz"
-        try:
+        folder = self._watch.sender.config.state_dir
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(prefix="profile-", dir=folder) as written:
+            plain = Path(written) / "trace.json"
+            packed = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is sent later
             profiler.export_chrome_trace(str(plain))
             if not plain.exists():  # Kineto raises nothing
                 raise OSError("the disk is full, or cannot be written to")
-            return packed, trace.compress(plain, packed)
-        except OSError:
-            packed.unlink(missing_ok=True)
-            raise
-        finally:
-            plain.unlink(missing_ok=True)
-            plain.with_name(f"{plain.name}.tmp").unlink(missing_ok=True)  # where Kineto writes until it is whole
-
-
-def _folder(state_dir: Path) -> Path:
-    """Where traces lie until they are sent; what a killed process left there goes after a day."""
-    folder = state_dir / "profiles"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > OLD_S:
-                left.unlink()
-    return folder
-
-
-def _rss_bytes() -> int | None:
-    """What the process has in memory; None where the kernel does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except (OSError, ValueError, IndexError):
-        return None
+            return packed, trace.compress(plain, packed), packed.tell()

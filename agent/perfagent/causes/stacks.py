@@ -1,9 +1,5 @@
-"""Reports what every thread of this process is doing: Python stacks taken from the sender's thread, while the training
-thread may hang.
-
-A thread that waits in C for a lock, a socket or a collective has let go of the interpreter, so this thread runs; what
-it waits in is asked of the kernel, where there is a /proc. Local variables are not read, and no lock is taken that
-another thread may hold.
+"""Reports what every thread of this process is doing, also while the training thread hangs in C: Python stacks, and what
+the kernel says that a thread waits in. No local variable is read, and no lock taken that another thread may hold.
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ OWN = ("perfagent-sender", "perfagent-courier")
 
 
 def all_stacks(training: int) -> list[ThreadStack]:
-    """The training thread first; a frame is "file:line in function: source". training: its ident. The agent's own threads
-    are left out; of more than 256, the last entry counts those that are not shown."""
+    """The training thread first, whose ident is `training`; a frame is "file:line in function: source". Without the agent's
+    own threads; of more than 256, the last entry counts those that are not shown."""
     # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
     known: dict[int, threading.Thread] = dict(getattr(threading, "_active", {}))
     main = threading.main_thread().ident
@@ -74,8 +70,7 @@ def _spelled(code: CodeType, number: int | None) -> str:
 
 
 def _kernel(native: int) -> ThreadStack:
-    """What the kernel says of a thread: R runs, S sleeps, D waits for a disk or device; and the kernel function it
-    waits in."""
+    """Of the kernel: R runs, S sleeps, D waits for a disk or device; and the function of the kernel that it waits in."""
     task = Path("/proc/self/task") / str(native)
     told: ThreadStack = {}
     try:

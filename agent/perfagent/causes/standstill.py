@@ -1,10 +1,9 @@
 """Looks where a training stands, without being asked, once it makes no step for longer than ever before.
 
-The first look is taken when this pause is the longest one, the next at twice that, then four times: a training that
-stands for an hour is looked at ten times. Before the first step the first look is taken after a minute. From one look to
-the next it is seen whether anything goes on. A thread that waits uses no processor, and moves no bytes; code that runs is
-no hang. A process that is stopped, or whose interpreter is held, cannot look at all: the other ranks of this machine look
-for it. On the sender's thread; what is not known (no /proc) is left out.
+The first look is taken when this pause is the longest one (before the first step: after a minute), the next at twice
+that, then four times. From one look to the next it is seen whether anything goes on: a thread that waits uses no
+processor, and moves no bytes. A process that is stopped, or whose interpreter is held, cannot look at all: the other ranks
+of this machine look for it. On the sender's thread; what is not known (no /proc) is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from perfagent.wire.evidence import ThreadStack
 
 if TYPE_CHECKING:
     from perfagent.causes.watch import Watch
-    from perfagent.delivery.records import Header
 
 __all__ = ["FIRST_S", "Standstill", "goes_on"]
 
@@ -69,9 +67,8 @@ class Pulse:
 
 
 def goes_on(before: Pulse, now: Pulse, *, spins: bool) -> str:
-    """What went on from one look to the next: "hooks" saw something of the loop, it "moves bytes", "computes"; "unsure"
-    where a wait may look so, or something beside the training goes on; empty for nothing. spins: to wait for the device
-    costs a core."""
+    """What went on from one look to the next: "hooks" were called, it "moves bytes", "computes"; "unsure" where a wait may
+    look so, or something beside the training goes on; or nothing. spins: to wait for the device costs a core."""
     if now.hooks != before.hooks:
         return "hooks"
     if now.moved != before.moved:
@@ -93,13 +90,12 @@ class Standstill:
         self._next = _STARTING_S
         self._pulse: Pulse | None = None
         self._tell_at: float | None = None
-        self._headers: dict[Path, Header] = {}  # of spools beside this one, which are read once
         self._ranks: dict[int, tuple[int, int]] = {}  # other ranks of this machine -> pid and its start
         self._ticks: dict[int, tuple[float, int]] = {}  # what they had computed at the last look
 
     def poll(self, end: int, age: float) -> None:
-        """Every tick. end: when the last step ended, ns, 0 before the first; age: seconds since then, or since the start. A
-        time in which this process could not run, or its interpreter was held, is no pause of the training."""
+        """Every tick. end: of the last step, ns, 0 before the first; age: seconds since then, or since the start. A time in
+        which this process could not run is no pause of the training."""
         if end != self._end:
             self._longest = max(self._longest, self._quiet) if self._end else 0.0
             self._end, self._looks, self._next = end, 0, max(FIRST_S, self._longest)
@@ -133,18 +129,18 @@ class Standstill:
             pulse = self._pulse_of(threads)
         data: dict[str, Any] = {
             "step": p.completed, "threads": threads, "look": self._looks, "quiet_s": quiet, "longest_s": self._longest,
-            **({"within": within} if within else {}),
         }  # fmt: skip
+        if within:
+            data["within"] = within
         if pulse is not None and self._pulse is not None:
             data["goes_on"] = goes_on(self._pulse, pulse, spins=p.clock is not None)
         self._pulse = pulse
         if sender.identity.world_size > 1:
-            data["others"] = {str(rank): state for rank, state in self._others(self._age)}
+            data["others"] = dict(self._others(self._age))
         sender.event("stacks", data, step=p.in_progress())
 
     def _pulse_of(self, threads: list[ThreadStack]) -> Pulse | None:
-        """None where something cannot be seen: what is not known to stand still is not said to. Raises OSError, ValueError
-        and IndexError there, too."""
+        """None where something cannot be seen; raises OSError, ValueError and IndexError there, too."""
         from perfagent.causes.stacks import OWN
         from perfagent.samplers.training_thread import native_id
 
@@ -174,7 +170,7 @@ class Standstill:
             "nanosleep" in waits_in, busy, beside, woken,
         )  # fmt: skip
 
-    def _others(self, age: float) -> Iterator[tuple[int, str]]:
+    def _others(self, age: float) -> Iterator[tuple[str, str]]:
         """(rank, "stopped", "gone", "runs" or "stands"), of the other ranks on this machine, as the kernel has it. What a
         process has computed since the last look says whether it runs."""
         if self._looks == 1:
@@ -183,12 +179,12 @@ class Standstill:
             state, ticks = _state_of(pid)
             before, self._ticks[rank] = self._ticks.get(rank), (age, ticks)
             if not state or state in "ZX" or process_start(pid) != start:
-                yield rank, "gone"
+                yield str(rank), "gone"
             elif state in "Tt":
-                yield rank, "stopped"
+                yield str(rank), "stopped"
             elif before is not None:
                 computed = (ticks - before[1]) / _TICKS_A_SECOND > _COMPUTES * (age - before[0])
-                yield rank, "runs" if computed or state in "RD" else "stands"
+                yield str(rank), "runs" if computed or state in "RD" else "stands"
 
     def _neighbours(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Their spools name them, and tell those of other hosts, which may write to the same disk."""
@@ -198,13 +194,8 @@ class Standstill:
         mine = sender.identity
         ours = mine.run, mine.attempt, here
         for folder in folders(sender.folder.parent, max_age_s=3600.0)[-_MOST_PROCESSES:] if here else ():
-            if folder not in self._headers:
-                header = owner(folder, at_once=True)
-                if header is None or not header.run:
-                    continue  # it is looked for again in the next pause
-                self._headers[folder] = header
-            header = self._headers[folder]
-            if (header.run, header.attempt, header.machine) == ours and header.rank != mine.rank:
+            header = owner(folder, at_once=True)
+            if header is not None and (header.run, header.attempt, header.machine) == ours and header.rank != mine.rank:
                 yield header.rank, (header.pid, header.pid_start)
 
 

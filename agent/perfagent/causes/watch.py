@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.boundary.guard import guarded
 from perfagent.step.state import now
@@ -67,6 +67,23 @@ class Watch:
         if self._tasks:
             p.boundary = self.boundary
         p.step_end = now()
+
+    def report(
+        self, rule: str, explains: list[str], step: int, evidence: Mapping[str, object], more: Callable[[], Mapping[str, object]]
+    ) -> None:  # fmt: skip
+        """Sends a finding. more: gives what is added to its evidence when it is sent, on the sender's thread. A run that
+        ends at its NaN, or without memory, reports that before the rows of its last seconds are read."""
+
+        @guarded
+        def later() -> Mapping[str, object]:
+            self.read_rows()
+            return more()
+
+        def data() -> dict[str, Any]:
+            whole = {**evidence, **(later() or {})}
+            return {"rule": rule, "explains": explains, "severity": "critical", "since_step": step, "evidence": whole}
+
+        self.sender.event("finding", data, step=step)
 
     # ---- on the sender's thread
 

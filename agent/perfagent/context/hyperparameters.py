@@ -24,7 +24,7 @@ from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 from perfagent.boundary.guard import guarded
-from perfagent.causes.stack_variables import variables_of
+from perfagent.causes.variables import variables_of
 from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable

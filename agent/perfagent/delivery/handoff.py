@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perfagent.step.state import StepState
     from perfagent.wire import Group
 
-__all__ = ["MAX_EVENTS", "MAX_ROWS", "Deferred", "Flush", "Handoff", "Mirror", "Source"]
+__all__ = ["MAX_EVENTS", "MAX_ROWS", "Deferred", "Flush", "Handoff", "Happened", "Mirror", "Source"]
 
 MAX_ROWS = 50_000
 MAX_EVENTS = 10_000
@@ -69,7 +69,7 @@ class Happened(NamedTuple):
     time: float
     step: int | None
     monotonic: float
-    data: dict[str, Any]
+    data: dict[str, Any] | Callable[[], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -170,8 +170,9 @@ class Handoff:
         if self.progress is not None:
             self.progress.off = off
 
-    def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
-        """Something that happened once, of one of wire.EVENT_KINDS; redacted and encoded on the sender thread."""
+    def event(self, kind: str, data: dict[str, Any] | Callable[[], dict[str, Any]], *, step: int | None = None) -> None:
+        """Something that happened once, of one of wire.EVENT_KINDS; redacted and encoded on the sender thread, which also
+        calls a function that gives the data."""
         if not self.disabled:
             if len(self.events) == MAX_EVENTS:  # the oldest makes room
                 self.counters["event_overflows"] += 1

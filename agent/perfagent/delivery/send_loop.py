@@ -26,7 +26,7 @@ from perfagent.redaction import redacted
 from perfagent.wire import Event, Group
 
 if TYPE_CHECKING:
-    from perfagent.delivery.handoff import Handoff, Mirror
+    from perfagent.delivery.handoff import Handoff, Happened, Mirror
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Transport
 
@@ -55,6 +55,7 @@ class SendLoop:
         self._messages = Messages(handoff)
         self.exchange = Exchange(handoff, self._messages, self._read, transport, pause_s or jittered())
         self._collector = Collector(handoff, self._columns, self._read_drafts, self._lost)
+        self._asked_next: list[Happened] = []
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
         self._pressed_at = -math.inf
@@ -155,7 +156,7 @@ class SendLoop:
         self._messages.refused(self._columns)
         if counters["overflows"]:
             self._messages.warn("overflow")
-        events = self._take_events()
+        events = self._take_events(last=last)
         total = drained.total
         if not total and not events:
             return
@@ -179,14 +180,19 @@ class SendLoop:
             error, room = self.spool.error, self._handoff.config.max_memory_bytes >> 20
             self._messages.warn("disk", cause=error.strerror or str(error), room=room)
 
-    def _take_events(self) -> list[Event]:
+    def _take_events(self, *, last: bool) -> list[Event]:
+        """The data of one that a function gives are asked for in the next drain, when the rows of before are written."""
         handoff, events = self._handoff, list[Event]()
-        for _ in range(len(handoff.events)):  # what comes meanwhile may come faster than this loop ends
-            kind, time_, step, monotonic, given = handoff.events.popleft()
+        waiting, due, self._asked_next = len(handoff.events), self._asked_next, []
+        for _ in range(waiting):  # what comes meanwhile may come faster than this loop ends
+            happened = handoff.events.popleft()
+            (self._asked_next if callable(happened.data) and not last else due).append(happened)
+        for kind, time_, step, monotonic, given in due:
             try:
+                found = given() if callable(given) else given
                 # a piece of a file, or a picture, that was made for sending (causes/upload.py, media/)
-                payload = given.get("payload")
-                data = redacted(given)
+                payload = found.get("payload")
+                data = redacted(found)
                 if isinstance(payload, bytes):
                     data["payload"] = payload
             except Exception:  # noqa: BLE001 - what a user put into it may raise whatever it likes when it is looked at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["names_in", "names_of"]
+__all__ = ["module_names", "names_in", "names_of", "without_wrappers"]
 
 _MOST_BYTES = 200
 """Longest name: with the group before it, it fits into a metric name."""
@@ -26,7 +26,7 @@ def names_of(optimizer: Optimizer, model: nn.Module | None) -> list[str]:
     for number, group in enumerate(optimizer.param_groups):
         given, size = group.get("param_names"), len(group["params"])
         if isinstance(given, list) and len(given) == size:
-            own = _cleaned(list(map(str, given)))
+            own = without_wrappers(map(str, given))
         else:
             own = [f"group{number}.{place}" for place in range(size)]
         names += [known.get(id(parameter), name) for parameter, name in zip(group["params"], own, strict=True)]
@@ -42,15 +42,21 @@ def names_in(model: nn.Module, parameters: Sequence[torch.Tensor]) -> tuple[list
 
 def _named(model: nn.Module) -> dict[int, str]:
     named = list(model.named_parameters())
-    return dict(zip([id(p) for _, p in named], _cleaned([name for name, _ in named]), strict=True))
+    return dict(zip([id(p) for _, p in named], without_wrappers(name for name, _ in named), strict=True))
 
 
-def _cleaned(names: Sequence[str]) -> list[str]:
-    """Removes from paths of parameters the parts that wrappers added."""
-    paths = [[part for part in name.split(".") if part not in _WRAPPERS] for name in names]
-    if all(len(path) > 1 and path[0] == "module" for path in paths):  # DistributedDataParallel, DataParallel, DeepSpeed
+def module_names(model: nn.Module) -> dict[nn.Module, str]:
+    """Returns the names of a model's modules: "" for itself, and for what it wraps."""
+    named = dict(model.named_modules())
+    return dict(zip(named.values(), without_wrappers(named), strict=True))
+
+
+def without_wrappers(names: Iterable[str]) -> list[str]:
+    """Removes from paths of parameters or modules the parts that wrappers added."""
+    paths = [[part for part in name.split(".") if part and part not in _WRAPPERS] for name in names]
+    if all(path[0] == "module" for path in paths if path):  # DistributedDataParallel, DataParallel, DeepSpeed
         paths = [path[1:] for path in paths]
-    return [_short(".".join(path) or name) for path, name in zip(paths, names, strict=True)]
+    return [_short(".".join(path)) for path in paths]
 
 
 def _short(name: str) -> str:

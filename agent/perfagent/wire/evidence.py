@@ -43,10 +43,15 @@ MinusInfinity = TypedDict("MinusInfinity", {"read_as": list[str], "from": str}, 
 
 
 class OperatorFound(TypedDict, total=False):
-    """The operator that made the first bad value, or read it. causes/graph.py says what each field is."""
+    """The operator that made the first bad value, from finite inputs; absent where it came from outside, as a batch or a buffer.
+
+    inputs_unseen: of finite ones it makes nothing bad, or hardly ever, and what it was given cannot be seen. read_by: the
+    first operator that read the value, and as what; buffer: the one that it read there. minus_infinity: the operator
+    itself read -inf. made: "nan" or "-inf", where it is certain. of: a parameter that the operator uses; after: the last
+    one used before it; before: the first one used after it.
+    """
 
     operator: str
-    inputs_known: bool
     inputs_unseen: bool
     read_by: str
     read_as: list[str]
@@ -198,7 +203,7 @@ class Gaps(TypedDict, total=False):
 
 
 class ProfileEvidence(TypedDict, total=False):
-    """What a profile shows. steps: the first and the last one. shares: causes/shares.py says of what. operators: those
+    """What a profile shows. steps: the first and the last one. shares: causes/trace.py says of what. operators: those
     with the most time."""
 
     profile: str

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -16,20 +14,12 @@ from torch_versions import since_torch
 from perfagent.causes.collectives import last_collectives
 
 STANDS_S = 5.0
-GENERAL, NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"
 
 
 @pytest.fixture
 def gloo() -> Iterator[None]:
     with alone_in_group():
         yield
-
-
-def recorded(monkeypatch: pytest.MonkeyPatch, **dumps: list[dict[str, Any]]) -> None:
-    """Has torch's recorders hold these entries."""
-    for name, entries in dumps.items():
-        dump = json.dumps({"entries": entries}).encode()
-        monkeypatch.setattr(torch._C._distributed_c10d, name, lambda dump=dump: dump, raising=False)
 
 
 @since_torch(2, 11, "gloo's collectives are not recorded")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def test_a_command_is_obeyed_once_and_an_unknown_one_refused(train):
+def test_a_command_is_obeyed_once_and_an_odd_one_does_no_harm(train):
     job = train()
     for _ in range(3):
         job.command("stacks", "s1")
@@ -13,6 +13,11 @@ def test_a_command_is_obeyed_once_and_an_unknown_one_refused(train):
     assert job.answers("s1") == job.answers("f1") == [("done", "")]
     ((state, message),) = job.answers("x1")
     assert (state, "flush, profile, sampling, stacks, stop, not 'reboot'" in message) == ("refused", True)
+    for odd in ({}, {"kind": 7}, {"kind": "profile", "params": "x"}, {"id": ["a"], "kind": "stacks"}):
+        for callback in job.sender.on_command:
+            callback(odd)
+    job.steps(2)
+    assert len(job.losses) == 2
 
 
 def test_sampling_is_changed_within_limits(train):
@@ -26,12 +31,3 @@ def test_sampling_is_changed_within_limits(train):
     states = [job.answers(str(number))[0][0] for number in range(len(asked))]
     assert states == ["refused", "done", "done", "refused", "refused", "done", "done", "refused", "refused"]
     assert periods == [0.5, 3600.0]
-
-
-def test_an_odd_command_does_no_harm(train):
-    job = train()
-    for odd in ({}, {"kind": 7}, {"kind": "profile", "params": "x"}, {"id": ["a"], "kind": "stacks"}):
-        for callback in job.sender.on_command:
-            callback(odd)
-    job.steps(2)
-    assert len(job.losses) == 2

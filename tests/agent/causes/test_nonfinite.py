@@ -12,35 +12,27 @@ import torch
 from agent.causes.conftest import Made, Net, Training, linears
 from quantized import InEightBits
 from torch import nn
+from torch.nn.modules import module
 
 F = nn.functional
 INF, NAN = math.inf, math.nan
 
 
-class Function(torch.autograd.Function):
-    """A function of a user's: the gradient passes as it is."""
+class Halves(torch.autograd.Function):
+    """Of a user's, which keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x / 0
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
-class Halves(Function):
-    """Keeps nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x / 0
-
-
-class SpoiltBackward(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * NAN
+def spoil_gradient(output: torch.Tensor) -> torch.Tensor:
+    output.register_hook(lambda gradient: gradient * NAN)
+    return output
 
 
 def between_layers(last: nn.Module | None = None) -> nn.Module:
@@ -118,7 +110,7 @@ def batch(value: float) -> Does:
 
 def spoilt_on_its_way_back(job: Training) -> None:
     job.model.embed.requires_grad_(False)  # stays good although it lies behind
-    handle = job.model.blocks[1].register_forward_hook(lambda _module, _inputs, output: SpoiltBackward.apply(output))
+    handle = job.model.blocks[1].register_forward_hook(lambda _module, _inputs, output: spoil_gradient(output))
     job.step()
     handle.remove()
 
@@ -186,7 +178,7 @@ CASES = {
     # ---- operators
     "division by nothing": Case(
         loss(lambda loss: (loss * 0) / (loss.detach() * 0)),
-        operator("Div", after_module="head", **{"parameters_before.nonfinite": 0})),
+        operator("Div", after_module="head", began={"first": 6, "last": 6}, **{"parameters_before.nonfinite": 0})),
     "logarithm of nothing, added up": Case(
         loss(lambda loss: (torch.zeros(1) * (loss * 0).log() + loss).mean()), operator("Log", "-inf", after_module="head")),
     "-inf that becomes NaN": Case(
@@ -200,7 +192,6 @@ CASES = {
     "a part of a concatenation": Case(
         between(lambda x: torch.cat([x.tanh()[:3], (x[3:] * 0).log() * 0.1])),
         operator("Log", "-inf", **IN_BETWEEN), model=with_norm),
-    # what cannot be seen is not said to have been finite
     # ---- minus infinity, which is what masks hold
     "masks are no cause": Case(
         lambda job: setattr(job, "spoil", bad_exponent),
@@ -209,10 +200,10 @@ CASES = {
     # ---- batches
     "an infinite value": Case(
         batch(INF),
-        {"cause": "batch", "batch_tensor": "inputs", "batch.step": 6, "batch.tensors.0.shape": [6, 8], "batch.tensors.0.max": INF,
+        {"cause": "batch", "batch_tensor": "inputs", "batch.step": 6, "began": {"first": 6, "last": 6},
+         "batch.tensors.0.shape": [6, 8], "batch.tensors.0.max": INF,
          "batch.tensors.0.dtype": "float32", "batch.tensors.0.nonfinite": 1, "batch.tensors.2.name": "y",
          "batch.tensors.2.dtype": "int64", "batch.tensors.2.nonfinite": 0}),
-    # nor is what lies beside them
     "targets": Case(
         targets(torch.full((6, 4), NAN), F.mse_loss), {"cause": "batch", "batch_tensor": "y", "batch_step": 6}),
     "targets, joined with the output": Case(
@@ -268,6 +259,7 @@ def test_a_cause_is_named(train, case):
     assert evidence["step"] == case.step
     assert [entry["step"] for entry in evidence["history"]] == [*range(1, case.step + 1)]
     assert [entry["loss"] for entry in evidence["history"]][:5] == job.losses[:5]
+    assert not module._global_forward_hooks, "no check is left behind"
 
 
 def test_weights_that_were_loaded_bad_are_said_to_be(train):
@@ -276,12 +268,8 @@ def test_weights_that_were_loaded_bad_are_said_to_be(train):
         model.head.weight[0, 0] = NAN
     job = train(model)
     job.steps(4)
-    found = job.finding()
-    assert (found["evidence"]["cause"], found["evidence"]["step"], found["evidence"]["loaded"]) == (
-        "parameter",
-        1,
-        True,
-    )
+    found = job.finding()["evidence"]
+    assert (found["cause"], found["step"], found["loaded"]) == ("parameter", 1, True)
 
 
 class OfALibrary(torch.optim.Adam):
@@ -327,12 +315,6 @@ def test_a_row_that_is_fully_masked_is_the_cause(train):
     assert found["began"] == {"first": 4, "last": 4, "by": "gradient"}
 
 
-def odd(base: torch.Tensor | None) -> nn.Module:
-    """An adapted model: its base cannot be looked at."""
-    lazy = nn.UninitializedParameter(requires_grad=False)
-    return Made(torch.tanh, base=lazy if base is None else nn.Parameter(base, requires_grad=False))
-
-
 ODD = {"eight bits": torch.randn(4).to(torch.float8_e4m3fn), "codes and scales": InEightBits(8)}
 
 
@@ -340,7 +322,8 @@ ODD = {"eight bits": torch.randn(4).to(torch.float8_e4m3fn), "codes and scales":
 def test_a_parameter_that_cannot_be_read_hides_no_other(train, base):
     job = train()
     job.steps(3)
-    job.model.adapted = odd(base)
+    lazy = nn.UninitializedParameter(requires_grad=False)  # of an adapted model whose base cannot be looked at
+    job.model.adapted = Made(torch.tanh, lazy=lazy, base=nn.Parameter(base, requires_grad=False))
     write("head.bias", NAN)(job)
     job.steps(3)
     assert job.finding()["evidence"]["parameter"] == "head.bias"

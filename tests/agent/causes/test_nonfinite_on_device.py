@@ -112,34 +112,29 @@ FOUND = {
 }
 
 
-def shown(evidence: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    operator = evidence.get("operator", {}).get("operator")
-    return {name: operator if name == "operator" else evidence.get(name) for name in expected}
-
-
-@pytest.mark.parametrize("spoils", FOUND, ids=lambda spoils: spoils.__name__)
-def test_a_loss_that_arrives_before_its_update_has_a_cause(fakegpu: Control, record: Any, spoils: Any) -> None:
-    scaler = torch.amp.GradScaler("fakegpu") if spoils is too_large_for_half else None
-    evidence = Job(fakegpu, spoils=spoils, scaler=scaler).evidence(record)
-    expected = {"step": BAD, **FOUND[spoils]}
-    assert shown(evidence, expected) == expected
-    assert evidence["began"] == {"first": BAD, "last": BAD, **({"by": "gradient"} if spoils is root_of_nothing else {})}
-
-
 LATE = {
     bad_batch: {"cause": "batch", "batch_tensor": "0", "batch_step": BAD},
     log_of_nothing: FOUND[log_of_nothing],
     root_of_nothing: FOUND[root_of_nothing],
     too_far: {"cause": "spread"},
 }
+"""Of a loss that arrives steps later, and not before its update."""
 
 
-@pytest.mark.parametrize("spoils", LATE, ids=lambda spoils: spoils.__name__)
-def test_a_loss_that_arrives_steps_later_has_a_cause(fakegpu: Control, record: Any, spoils: Any) -> None:
-    evidence = Job(fakegpu, 5, spoils).evidence(record)
-    expected = {"step": BAD, **LATE[spoils]}
-    assert shown(evidence, expected) == expected
+@pytest.mark.parametrize(("late", "spoils"), [*((0, spoils) for spoils in FOUND), *((5, spoils) for spoils in LATE)])
+def test_a_loss_on_a_device_has_a_cause(fakegpu: Control, record: Any, late: int, spoils: Any) -> None:
+    scaler = torch.amp.GradScaler("fakegpu") if spoils is too_large_for_half else None
+    evidence = Job(fakegpu, late, spoils, scaler=scaler).evidence(record)
+    expected = {"step": BAD, **(LATE if late else FOUND)[spoils]}
+    operator = evidence.get("operator", {}).get("operator")
+    assert {name: operator if name == "operator" else evidence.get(name) for name in expected} == expected
     assert evidence["began"]["last"] == BAD
+    if not late:
+        assert evidence["began"] == {
+            "first": BAD,
+            "last": BAD,
+            **({"by": "gradient"} if spoils is root_of_nothing else {}),
+        }
 
 
 @pytest.mark.parametrize("late", [0, 5])

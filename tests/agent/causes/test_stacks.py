@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,24 +17,6 @@ from perfagent.delivery.segments import Segments
 from perfagent.process.pids import machine
 
 
-@contextmanager
-def hanging(wait: Callable[[], Any], at: str, let_go: Callable[[], Any]) -> Iterator[dict[str, Any]]:
-    """The stack of a thread that hangs in `wait`, at a line with that text, until it is let go."""
-    thread = threading.Thread(target=wait, name="hanging")
-    thread.start()
-
-    def there() -> dict[str, Any] | None:
-        # it stands at that line for a moment before the kernel lets it sleep
-        found = [one for one in all_stacks(thread.ident or 0) if one["name"] == "hanging" and one.get("state") == "S"]
-        return found[0] if found and at in found[0]["frames"][-1] else None
-
-    try:
-        yield until(there)
-    finally:
-        let_go()
-        thread.join()
-
-
 def test_a_thread_that_waits_for_a_lock_is_shown_at_its_line():
     lock = threading.Lock()
     lock.acquire()
@@ -44,9 +24,21 @@ def test_a_thread_that_waits_for_a_lock_is_shown_at_its_line():
     def take_the_lock() -> None:
         lock.acquire()
 
-    with hanging(take_the_lock, "take_the_lock", lock.release) as stack:
-        assert stack["frames"][-1].endswith("take_the_lock: lock.acquire()")
-        assert (stack["training"], stack["main"]) == (True, False)
+    thread = threading.Thread(target=take_the_lock, name="hanging")
+    thread.start()
+
+    def there() -> dict[str, Any] | None:
+        # it stands at that line for a moment before the kernel lets it sleep
+        found = [one for one in all_stacks(thread.ident or 0) if one["name"] == "hanging" and one.get("state") == "S"]
+        return found[0] if found and "take_the_lock" in found[0]["frames"][-1] else None
+
+    try:
+        stack = until(there)
+    finally:
+        lock.release()
+        thread.join()
+    assert stack["frames"][-1].endswith("take_the_lock: lock.acquire()")
+    assert (stack["training"], stack["main"]) == (True, False)
 
 
 def test_of_many_threads_the_training_and_main_thread_are_shown():

@@ -34,19 +34,6 @@ def test_an_allowed_stop_leaves_the_loop_after_the_step(train):
     assert [state for state, _ in job.answers("c1") + job.answers("c2")] == ["accepted", "done", "accepted", "done"]
 
 
-def test_a_loop_that_reads_should_stop_ends_by_itself(train):
-    job = train()
-    made = 0
-    while not job.run.should_stop:
-        job.step()
-        made += 1
-        if made == 4:
-            job.command("stop")
-        assert made < 10
-    assert made == 5
-    job.steps(2)
-
-
 def test_rank_0_names_a_step_that_others_can_learn_in_time(train):
     job = train()
     job.run.allow_stop()

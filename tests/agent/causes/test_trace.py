@@ -4,6 +4,7 @@ the format of Kineto, torch's profiler."""
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import time
 from types import SimpleNamespace
@@ -15,7 +16,6 @@ from torch.utils.data import DataLoader
 from torch_versions import since_torch
 
 from perfagent.causes import trace
-from perfagent.causes.shares import shares
 
 GPU = "DeviceType.CUDA"
 SLOW_S = 0.02
@@ -78,10 +78,10 @@ def test_what_a_user_named_goes_through_redaction(tmp_path):
         with named:
             nn.Linear(4, 4)(torch.randn(2, 4))
 
-    plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
+    plain, packed = tmp_path / "t.json", io.BytesIO()
     recorded(train).export_chrome_trace(str(plain))
     trace.compress(plain, packed)
-    text = gzip.decompress(packed.read_bytes()).decode()
+    text = gzip.decompress(packed.getvalue()).decode()
     names = [event["name"] for event in json.loads(text)["traceEvents"]]
     assert "sk-abcdefghij" not in text
     assert any(name.startswith('stage "one" api_key=') for name in names)
@@ -115,23 +115,21 @@ def test_of_a_device_times_gaps_and_shares_are_told() -> None:
     assert [(round(1e9 * gap["s"]), gap["before"]) for gap in gaps["longest"]] == [
         (150, "the end"), (120, "Memcpy HtoD (Pageable -> Device)"), (100, "gemm"), (80, "Memcpy DtoH (Device -> Pinned)")
     ]  # fmt: skip
-    found = {name: round(1e9 * seconds) for name, seconds in shares(records, 1, 0, 1000).items()}
+    found = {name: round(1e9 * seconds) for name, seconds in trace.shares(records, 1, 0, 1000).items()}
     assert (found["h2d_s"], found["d2h_s"], found["d2d_s"]) == (100, 50, 0)
     assert (found["communication_s"], found["communication_alone_s"]) == (300, 200)
     assert found["device_wait_s"] == 130 + 200
     assert (found["loader_s"], found["operators_s"], found["outside_s"]) == (100, 350 + 200, 350)
 
 
-def slowly(items: list[torch.Tensor]) -> torch.Tensor:
-    end = time.perf_counter() + SLOW_S
-    while time.perf_counter() < end:
-        pass
-    return torch.stack(items)
-
-
 def test_a_slow_loader_takes_the_time_that_it_needs() -> None:
-    model = nn.Linear(4, 4)
-    batches = iter(DataLoader(torch.randn(64, 4), batch_size=4, collate_fn=slowly))
+    def slowly(items: list[torch.Tensor]) -> torch.Tensor:
+        end = time.perf_counter() + SLOW_S
+        while time.perf_counter() < end:
+            pass
+        return torch.stack(items)
+
+    model, batches = nn.Linear(4, 4), iter(DataLoader(torch.randn(64, 4), batch_size=4, collate_fn=slowly))
 
     def train() -> None:
         for number in range(3):
@@ -140,7 +138,7 @@ def test_a_slow_loader_takes_the_time_that_it_needs() -> None:
 
     records = trace.record(recorded(train).profiler.kineto_results.events())
     marks = [one for one in records.cpu if one.name.startswith("ProfilerStep#")]
-    taken = shares(records, marks[0].thread, marks[0].start, marks[-1].end)
+    taken = trace.shares(records, marks[0].thread, marks[0].start, marks[-1].end)
     assert taken["loader_s"] >= 3 * SLOW_S / 2
     parts = taken["loader_s"] + taken["operators_s"] + taken["communication_alone_s"] + taken["outside_s"]
     assert parts == pytest.approx(taken["steps_s"], abs=1e-9)

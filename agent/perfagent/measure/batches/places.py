@@ -22,7 +22,7 @@ TOKENS = ("input_ids", "tokens", "token_ids", "idx", "inputs_ids", "decoder_inpu
 Path = tuple[tuple[Callable[[Any, Any], Any], Any], ...]
 """How to get from the batch to the tensor: in each container by which function, and under which key."""
 _DEEPEST = 4
-_MOST = 32
+_MOST, _MOST_OBJECTS = 32, 10_000
 
 
 class Place(NamedTuple):
@@ -36,9 +36,10 @@ class Place(NamedTuple):
     tensor: Tensor
 
 
-def places_in(batch: object) -> list[Place]:
-    """Returns the tensors of any kind that the batch holds, in its order; at most 32."""
-    return [*islice(_places(batch, "", -1, "", ()), _MOST)]
+def places_in(batch: object, left: Iterator[int] | None = None) -> list[Place]:
+    """Returns the tensors of any kind that the batch holds, in its order; at most 32. left: ends after as many objects as
+    are to be looked at."""
+    return [*islice(_places(batch, "", -1, "", (), iter(range(_MOST_OBJECTS)) if left is None else left), _MOST)]
 
 
 def reached(batch: object, path: Path) -> Any:
@@ -53,27 +54,29 @@ def are_integers(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is sys.modules["torch"].bool)
 
 
-def _places(value: Any, name: str, position: int, label: str, path: Path) -> Iterator[Place]:
+def _places(
+    value: Any, name: str, position: int, label: str, path: Path, left: Iterator[int]
+) -> Iterator[Place]:  # fmt: skip
     kind = type(value)
     if issubclass(kind, sys.modules["torch"].Tensor):
         yield Place(name, position, label, path, value)
-    elif len(path) >= _DEEPEST:
+    elif len(path) >= _DEEPEST or next(left, None) is None:
         return
     elif issubclass(kind, dict):
         for key in [*islice(dict.keys(value), _MOST)]:
             inner = f"{label}.{key}".lstrip(".")
-            yield from _places(dict.get(value, key), str(key), -1, inner, (*path, (dict.__getitem__, key)))
+            yield from _places(dict.get(value, key), str(key), -1, inner, (*path, (dict.__getitem__, key)), left)
     elif issubclass(kind, (list, tuple)):
         get: Any = list.__getitem__ if issubclass(kind, list) else tuple.__getitem__
         fields = getattr(kind, "_fields", ())
         for at in range(min(len(value), _MOST)):
             inner = fields[at] if at < len(fields) else ""
-            yield from _places(get(value, at), inner, at, inner or f"{label}[{at}]", (*path, (get, at)))
+            yield from _places(get(value, at), inner, at, inner or f"{label}[{at}]", (*path, (get, at)), left)
     else:
         for attribute in islice(_attributes(value, kind), _MOST):
             held, step = object.__getattribute__(value, attribute), (object.__getattribute__, attribute)
             inner = label if attribute in _WRAPPED and type(held) is dict else f"{label}.{attribute}".lstrip(".")
-            yield from _places(held, attribute, -1, inner, (*path, step))
+            yield from _places(held, attribute, -1, inner, (*path, step), left)
 
 
 _WRAPPED = ("data", "_tensordict")

@@ -52,7 +52,8 @@ class _Sentences:
             yield self._say("spread_before", every=self._every(before))
         elif cause in ("module", "spread") and "first_module" in found:
             first = found["first_module"]
-            inputs = self._say("inputs_good" if first["inputs_finite"] else "inputs_bad")
+            known = first.get("inputs_finite")
+            inputs = None if known is None else self._say("inputs_good" if known else "inputs_bad")
             yield self._say("module", share_pct=100 * first["share"], inputs=inputs)
             if cause == "spread":
                 yield self._say("module_late", every=self._every(after))
