@@ -74,7 +74,6 @@ class Inquiry:
         self._names: dict[int, str] = {}  # shared weights go by their first name
         self._tied: dict[str, list[str]] = {}  # the first name of such a weight -> the others
         self._classes: dict[str, str] = {}
-        self._rate: float | None = None
         self.history: list[dict[str, float]] | None = None  # as it was when the row of the bad step came
 
     # ---- on the training thread
@@ -92,7 +91,6 @@ class Inquiry:
         self._note_before(named, _with_gradients(named), sys._getframe(1))
 
     def _note_before(self, named: Named, used: set[int] | None, frame: FrameType) -> None:
-        self._rate = self._learning_rate()
         self._before = BadAmong(named, used)
         if not self._before.ready() or self._before.shown()["nonfinite"]:
             self._moments = BadAmong(self._averages(named))
@@ -148,7 +146,7 @@ class Inquiry:
                 if completed >= self.step:  # its row was read late
                     self._after, self._seen_after = BadAmong(named), completed
                 else:
-                    self._before, self._rate = BadAmong(named), self._learning_rate()
+                    self._before = BadAmong(named)
         until = time.monotonic() + WAIT_AT_END_S
         while not self._is_there() and time.monotonic() < until:
             time.sleep(0.005)
@@ -188,14 +186,6 @@ class Inquiry:
 
     def _primary(self) -> Optimizer | None:
         return self._progress.selection.primary
-
-    def _learning_rate(self) -> float | None:
-        """Of the step in progress; None where it lies on a device."""
-        primary = self._primary()
-        rate = primary.param_groups[0].get("lr") if primary is not None and primary.param_groups else None
-        if isinstance(rate, sys.modules["torch"].Tensor):
-            return float(rate) if rate.is_cpu and rate.numel() == 1 else None
-        return float(rate) if isinstance(rate, (int, float)) else None
 
     # ---- on the sender's thread
 
@@ -240,9 +230,9 @@ class Inquiry:
         # made is not.
         newest = history[-1] if history else {}
         own = newest if newest.get("step") == self.step else {}
-        rate = newest.get("lr") if self._rate is None else self._rate
         return _known(
-            history=history, lr=rate, loss_scale=newest.get("amp/scale"), loss=own.get("loss"), grad_norm=own.get("grad/norm")
+            history=history, lr=newest.get("lr"), loss_scale=newest.get("amp/scale"), loss=own.get("loss"),
+            grad_norm=own.get("grad/norm"),
         )  # fmt: skip
 
     def _evidence(self) -> NonfiniteEvidence:
