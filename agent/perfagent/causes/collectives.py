@@ -93,7 +93,7 @@ def _shape(entry: dict[str, Any]) -> tuple[str, str]:
 
 
 def _groups() -> dict[str, dict[str, object]]:
-    """Size and members of each process group, by its name; empty where this torch does not tell."""
+    """Size and members of each process group, by its name; empty where torch keeps no such list."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names, ranks = getattr(world, "pg_names", None), getattr(world, "pg_group_ranks", None)
     if not isinstance(names, dict) or not isinstance(ranks, dict):

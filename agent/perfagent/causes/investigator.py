@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Investigator"]
 
 MOST_INQUIRIES = 3
-"""Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
+"""Bad steps of one run that are looked into."""
 MOST_OOMS = 3
 """Failed allocations that are looked into while training catches them; later ones are counted. The one that ends it
 always is."""
@@ -47,7 +47,7 @@ _LAST_ROWS = 64
 _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/handoff.py)."""
 _LONGEST_CHAIN = 8
-_TOLD = "_perfagent_told"
+_REPORTED = "_perfagent_reported"
 _AT = "_perfagent_at"
 """How many steps were completed when memory ran out."""
 
@@ -123,12 +123,12 @@ class Investigator(Watch):
         if not out_of_memory(error):
             return
         # Several hooks see it on its way out. To hold it would hold its frames, with all the tensors in them.
-        told: bool | None = vars(error).get(_TOLD)
-        if told is None:
+        reported: bool | None = vars(error).get(_REPORTED)
+        if reported is None:
             self._ooms += 1
             BaseException.__setattr__(error, _AT, self.progress.completed)  # past a `__setattr__` of its own
-        is_new = not told and (most is None or self._ooms <= most)
-        BaseException.__setattr__(error, _TOLD, bool(told or is_new))
+        is_new = not reported and (most is None or self._ooms <= most)
+        BaseException.__setattr__(error, _REPORTED, bool(reported or is_new))
         if is_new:
             from perfagent.causes.oom import forensics
 

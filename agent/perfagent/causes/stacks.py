@@ -72,12 +72,12 @@ def _spelled(code: CodeType, number: int | None) -> str:
 def _kernel(native: int) -> ThreadStack:
     """Of the kernel: R runs, S sleeps, D waits for a disk or device; and the function of the kernel that it waits in."""
     task = Path("/proc/self/task") / str(native)
-    told: ThreadStack = {}
+    found: ThreadStack = {}
     try:
-        told["state"] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        found["state"] = (task / "stat").read_text().rpartition(")")[2].split()[0]
         waits_in = (task / "wchan").read_text().strip()
     except (OSError, IndexError):
-        return told
+        return found
     if waits_in and waits_in != "0":
-        told["waits_in"] = waits_in
-    return told
+        found["waits_in"] = waits_in
+    return found

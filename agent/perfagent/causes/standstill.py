@@ -187,7 +187,7 @@ class Standstill:
                 yield str(rank), "runs" if computed or state in "RD" else "stands"
 
     def _neighbours(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Their spools name them, and tell those of other hosts, which may write to the same disk."""
+        """Named by their spools; those of other hosts may lie on the same disk."""
         from perfagent.delivery.records import folders, owner
 
         sender, here = self._watch.sender, machine()
