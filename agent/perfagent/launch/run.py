@@ -53,8 +53,8 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
         words.insert(2 if words[0] == "-m" else 1, local_rank)
     record = str(Path(arguments.record).expanduser().absolute()) if arguments.record else None
     options = LaunchOptions(
-        pid=os.getpid(), python_path=os.environ.get("PYTHONPATH"), project=arguments.project, name=arguments.name,
-        tags=tuple(arguments.tag), record=record, run_id=arguments.run_id,
+        pid=os.getpid(), project=arguments.project, name=arguments.name, tags=tuple(arguments.tag), record=record,
+        run_id=arguments.run_id,
     )  # fmt: skip
     start(words, options)
 
@@ -79,7 +79,7 @@ def start(words: list[str], options: LaunchOptions) -> NoReturn:
 
         name = options.name or _drawn_name(config, identity, words)
         options.watched = watch(config, identity, name=name, tags=options.tags)
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "startup"), options.python_path)))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, VARIABLE: options.text(), "PYTHONPATH": path}
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by whoever started us

@@ -30,10 +30,9 @@ _NO_START = Start()
 @dataclass(kw_only=True)
 class LaunchOptions:
     """pid: of the process that was launched (exec keeps it); its children are none of our business, except the workers
-    of a launcher. python_path: PYTHONPATH as it was before. watched: a watcher waits for the end of this process."""
+    of a launcher. watched: a watcher waits for the end of this process."""
 
     pid: int
-    python_path: str | None = None
     launcher: bool = False
     watched: bool = False
     project: str | None = None

@@ -26,7 +26,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def _arm() -> None:
     text = os.environ.get("PERFAGENT_RUN_LAUNCH")
     if text is None:
-        _restore_python_path(None)
         return
     import json
 
@@ -38,7 +37,12 @@ def _arm() -> None:
     if told["launcher"] and not worker:
         return
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
-    _restore_python_path(told["python_path"])
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    rest = os.pathsep.join(entry for entry in entries if not entry or os.path.abspath(entry) != _HERE)
+    if rest:
+        os.environ["PYTHONPATH"] = rest
+    else:
+        os.environ.pop("PYTHONPATH", None)
     if worker:
         told["watched"] = _watch(text)
         text = json.dumps(told)
@@ -67,16 +71,6 @@ def _watch(text: str) -> bool:
         status = 0
     finally:
         os._exit(status)  # neither of the two is the script's
-
-
-def _restore_python_path(before: str | None) -> None:
-    if before is None:
-        rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e and os.path.abspath(e) != _HERE]
-        before = os.pathsep.join(rest)
-    if before:
-        os.environ["PYTHONPATH"] = before
-    else:
-        os.environ.pop("PYTHONPATH", None)
 
 
 def _descends_from(ancestor: int) -> bool:
