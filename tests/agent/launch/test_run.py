@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from builders import free_port, job_environment, until
 from commands import perfagent
@@ -226,15 +227,10 @@ def open_files(pid: int) -> set[str] | None:
 
 
 def waiter_of(pid: int) -> int | None:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.endswith(b"launch/wait.py") for word in words) and any(
-            word.split(b" ")[0] == str(pid).encode() for word in words
-        ):
-            return int(path.parent.name)
+    for one in psutil.process_iter(["cmdline"]):
+        words = one.info["cmdline"] or []
+        if any(word.endswith("launch/wait.py") for word in words) and any(word.startswith(f"{pid} ") for word in words):
+            return int(one.pid)
     return None
 
 

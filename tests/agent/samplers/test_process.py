@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -57,73 +58,59 @@ def work(connection: Connection) -> None:
         connection.send("done")
 
 
-class Workers:
-    def __init__(self, method: str, count: int) -> None:
-        context: Any = multiprocessing.get_context(method)
-        self.pipes = [context.Pipe() for _ in range(count)]
-        self.processes = [context.Process(target=work, args=(there,), daemon=True) for _, there in self.pipes]
-        for process in self.processes:
-            process.start()
+@contextlib.contextmanager
+def workers(method: str, count: int = 1) -> Iterator[tuple[list[Any], Callable[[], None]]]:
+    """Processes that wait for work, and a call that has them do it."""
+    context: Any = multiprocessing.get_context(method)
+    pipes = [context.Pipe() for _ in range(count)]
+    processes = [context.Process(target=work, args=(there,), daemon=True) for _, there in pipes]
+    for process in processes:
+        process.start()
 
-    def work(self) -> None:
-        for here, _ in self.pipes:
+    def do_work() -> None:
+        for here, _ in pipes:
             here.send("work")
             assert here.recv() == "done"
 
-    def kill(self) -> None:
-        for process in self.processes:
+    try:
+        yield processes, do_work
+    finally:
+        for process in processes:
             process.kill()
             process.join()
-
-
-@pytest.fixture
-def workers() -> Iterator[Callable[..., Workers]]:
-    """workers(method, count): processes that wait for work."""
-    made: list[Workers] = []
-
-    def start(method: str = "fork", count: int = 1) -> Workers:
-        made.append(Workers(method, count))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.kill()
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("method", "with_psutil"), [("fork", False), ("spawn", False), ("forkserver", False), ("fork", True)]
 )
-def test_workers_count_with_cpu_and_memory_until_they_end(
-    workers: Callable[..., Workers], method: str, with_psutil: bool
-) -> None:
-    made = workers(method)
-    (process,) = made.processes
+def test_workers_count_with_cpu_and_memory_until_they_end(method: str, with_psutil: bool) -> None:
     reader = WorkerReader(counters=PsutilCounters() if with_psutil else None)
-    first = reader.read(0.0)
-    assert first["process/workers"] == 1
-    assert "process/workers_cpu_pct" not in first
-    made.work()
-    told = reader.read(10.0)
-    assert told["process/workers_cpu_pct"] > 0
-    assert told["process/workers_rss_bytes"] > 32 * MIB
-    assert abs(told["process/workers_rss_bytes"] - psutil.Process(process.pid).memory_info().rss) < 8 * MIB
-    assert with_psutil or 0 < told["process/workers_rss_file_bytes"] < told["process/workers_rss_bytes"]
-    assert told.keys() <= CATALOGUE.keys()
-    process.kill()
-    if method == "fork":
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-    else:
-        process.join()
-    assert reader.read(20.0) == {"process/workers": 0}
+    with workers(method) as ((process,), do_work):
+        first = reader.read(0.0)
+        assert first["process/workers"] == 1
+        assert "process/workers_cpu_pct" not in first
+        do_work()
+        told = reader.read(10.0)
+        assert told["process/workers_cpu_pct"] > 0
+        assert told["process/workers_rss_bytes"] > 32 * MIB
+        assert abs(told["process/workers_rss_bytes"] - psutil.Process(process.pid).memory_info().rss) < 8 * MIB
+        assert with_psutil or 0 < told["process/workers_rss_file_bytes"] < told["process/workers_rss_bytes"]
+        assert told.keys() <= CATALOGUE.keys()
+        process.kill()
+        if method == "fork":
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+        else:
+            process.join()
+        assert reader.read(20.0) == {"process/workers": 0}
 
 
 @needs_smaps
 @pytest.mark.real
-def test_pages_that_forked_workers_copy_become_their_own(workers: Callable[..., Workers]) -> None:
+def test_pages_that_forked_workers_copy_become_their_own() -> None:
     for block in HELD:
         block[:] = bytes(len(block))
-    made, told, now = workers(count=2), [dict[str, float]()], [0.0]
+    told, now = [dict[str, float]()], [0.0]
     memory, resident = WorkerMemory(told.append, clock=lambda: now[0]), WorkerReader()
 
     def measured() -> tuple[float, float]:
@@ -132,9 +119,10 @@ def test_pages_that_forked_workers_copy_become_their_own(workers: Callable[..., 
             assert memory.poll()
         return told[-1]["process/workers_pss_bytes"], resident.read(now[0])["process/workers_rss_bytes"]
 
-    shared, resident_before = measured()
-    made.work()
-    copied, resident_after = measured()
+    with workers("fork", count=2) as (_, do_work):
+        shared, resident_before = measured()
+        do_work()
+        copied, resident_after = measured()
     # two workers and this process share a page: of it each has a third, after the copy all
     assert copied - shared == pytest.approx(2 * 32 * MIB * 2 / 3, rel=0.1)
     assert abs(resident_after - resident_before) < 8 * MIB

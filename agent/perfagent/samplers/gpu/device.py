@@ -14,7 +14,7 @@ from perfagent.samplers.gpu.nvml import Door, Library
 from perfagent.samplers.gpu.processes import Processes
 from perfagent.samplers.rates import Rates
 
-__all__ = ["FIELDS", "LINK_FIELDS", "THROTTLE_REASONS", "Gpu", "slices", "text_of"]
+__all__ = ["FIELDS", "THROTTLE_REASONS", "Gpu", "slices", "text_of"]
 
 THROTTLE_REASONS = {
     "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10, "sw_thermal": 0x20, "hw_thermal": 0x40, "power_brake": 0x80,
@@ -23,15 +23,19 @@ THROTTLE_REASONS = {
 count)."""
 
 _KIB = 1024
-FIELDS = {  # name -> field id, NVML_FI_DEV_* in nvml.h
-    "ecc_corrected_volatile": 3, "ecc_uncorrected_volatile": 4, "ecc_corrected_aggregate": 5,
-    "ecc_uncorrected_aggregate": 6, "retired_pages_single": 29, "retired_pages_double": 30,
-    "nvlink_crc_flit_errors": 38, "nvlink_crc_data_errors": 45, "nvlink_replay_errors": 52,
-    "nvlink_recovery_errors": 59, "memory_temperature_c": 82, "pcie_replays": 94,
-    "remapped_rows_corrected": 142, "remapped_rows_uncorrected": 143, "remap_pending": 144,
-    "remap_failed": 145,
+FIELDS = {
+    "ecc_corrected_volatile": "ECC_SBE_VOL_TOTAL", "ecc_uncorrected_volatile": "ECC_DBE_VOL_TOTAL",
+    "ecc_corrected_aggregate": "ECC_SBE_AGG_TOTAL", "ecc_uncorrected_aggregate": "ECC_DBE_AGG_TOTAL",
+    "retired_pages_single": "RETIRED_SBE", "retired_pages_double": "RETIRED_DBE", "pcie_replays": "PCIE_REPLAY_COUNTER",
+    "nvlink_crc_flit_errors": "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "nvlink_replay_errors": "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "nvlink_crc_data_errors": "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "memory_temperature_c": "MEMORY_TEMP",
+    "nvlink_recovery_errors": "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "remapped_rows_corrected": "REMAPPED_COR",
+    "remapped_rows_uncorrected": "REMAPPED_UNC", "remap_pending": "REMAPPED_PENDING", "remap_failed": "REMAPPED_FAILURE",
 }  # fmt: skip
-LINK_FIELDS = {"nvlink_sent_bytes_per_s": 138, "nvlink_received_bytes_per_s": 139}
+"""Names of values -> names of fields in nvml.h, without NVML_FI_DEV_."""
+_LINK_FIELDS = {
+    "nvlink_sent_bytes_per_s": "NVLINK_THROUGHPUT_DATA_TX", "nvlink_received_bytes_per_s": "NVLINK_THROUGHPUT_DATA_RX",
+}  # fmt: skip
 _ALL_LINKS = 2**32 - 1
 """The scope of those."""
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -90,8 +94,10 @@ class Gpu:
         self.processes = Processes(self._door, handle if slice_handle is None else slice_handle)
         whole_or_numbered = slice_handle is None or instance is not None
         self._gpm: Gpm | None = Gpm(self._door, handle, instance) if whole_or_numbered else None
-        self._fields = dict(FIELDS)
-        self._links = dict(LINK_FIELDS)
+        self._fields, self._links = (
+            {name: number for name, field in of.items() if (number := getattr(library, f"NVML_FI_DEV_{field}", None))}
+            for of in (FIELDS, _LINK_FIELDS)
+        )
         self._rates = Rates()
         self.free_bytes: float | None = None
         """Memory that nobody uses, as of the last reading."""
