@@ -75,40 +75,27 @@ def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> N
 
 # ---- who speaks for the node
 
-RANK_0 = """
-import sys
-from pathlib import Path
-from perfagent.agent_config import AgentConfig
-from perfagent.delivery.sender import Sender
-from perfagent.identity import Identity
-from perfagent.samplers.gpu.nvml import load
-from perfagent.samplers.sampler import Sampler
-assert load([])[0] is None
-who = Identity(project="p", run="r", attempt=1, world_size=2, job_key="job")
-sender = Sender(AgentConfig(state_dir=Path(sys.argv[1])), who)
-Sampler(sender, step=lambda: 0, device=lambda: None).poll()
-print(any(name.startswith("host/") for row in sender.rows for name in row[3]), "pynvml" in sys.modules, flush=True)
-sys.stdin.read()
-"""
+
+def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path) -> None:
+    first, second = (Rank(tmp_path, rank=number, local_rank=number, **TWO_RANKS) for number in (0, 1))
+    second.poll()
+    assert not second.speaks_for_the_node(), "the lowest local rank may be about to"
+    first.poll()
+    assert first.speaks_for_the_node()
+    again = Rank(tmp_path, **TWO_RANKS)
+    again.poll()
+    assert not again.speaks_for_the_node(), "one at a time"
+    for gone in (False, True):
+        second.now += ELECTION_S + 1
+        second.poll()
+        assert second.speaks_for_the_node() == gone
+        first.sampler.resign()
 
 
 @pytest.mark.real
-def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path) -> None:
-    early = Rank(tmp_path / "of another job", rank=1, local_rank=1, **TWO_RANKS)
-    early.poll()
-    assert not early.speaks_for_the_node(), "the lowest local rank may be about to"
-    command = [sys.executable, "-c", RANK_0, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank0:
-        assert rank0.stdout is not None
-        assert rank0.stdout.readline() == "True False\n", "nor is the package imported where there is no driver"
-        rank = Rank(tmp_path, rank=1, local_rank=1, **TWO_RANKS)
-        rank.now += ELECTION_S + 1
-        rank.poll()
-        assert not rank.speaks_for_the_node()
-        rank0.kill()
-    rank.now += ELECTION_S + 1
-    rank.poll()
-    assert rank.speaks_for_the_node()
+def test_where_there_is_no_driver_its_package_is_not_imported() -> None:
+    script = "import sys, perfagent.samplers.gpu.nvml as nvml; print(nvml.load([])[0], 'pynvml' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "None False\n"
 
 
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
