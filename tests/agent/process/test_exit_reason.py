@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,55 +60,43 @@ def test_a_spawned_worker_that_died_for_want_of_a_guard(more: str, tmp_path: Pat
     assert ("which has no `if __name__" in ran.stdout) == (not more)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "CUDA out of memory. Tried to allocate 2.00 GiB",
-        "CUDA error: out of memory",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes",
-        "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes.",
-        "unable to mmap 400001605 bytes from file </tmp/weights.pt>: Cannot allocate memory (12)",
-        "std::bad_alloc",
-    ],
-)
-def test_full_memory_is_known_by_the_words_of_what_allocates(text: str) -> None:
-    assert out_of_memory(RuntimeError(text))
-    assert not out_of_memory(ValueError(text)), "somebody talks about memory"
-    wrapped = ValueError("the step failed")
-    wrapped.__cause__ = RuntimeError(text)
-    assert cause(wrapped)[0] == "oom"
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB", "CUDA error: out of memory", "std::bad_alloc",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes",
+    "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes.",
+    "unable to mmap 400001605 bytes from file </tmp/weights.pt>: Cannot allocate memory (12)",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "failed"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
-        (OSError(errno.ENOSPC, "No space left on device"), "failed"),
-    ],
-)
-def test_other_errors_are_known_by_their_number(error: Exception, state: str) -> None:
-    assert cause(error)[0] == state
+def test_full_memory_is_known_by_the_words_of_what_allocates() -> None:
+    for text in FULL:
+        assert out_of_memory(RuntimeError(text)), text
+        assert not out_of_memory(ValueError(text)), "somebody talks about memory"
+        wrapped = ValueError("the step failed")
+        wrapped.__cause__ = RuntimeError(text)
+        assert cause(wrapped)[0] == "oom"
+    others = (
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    )
+    assert [cause(error)[0] for error in others] == ["failed"] * 2
+    assert cause(OSError(errno.ENOMEM, "Cannot allocate memory"))[0] == "oom"
 
 
-def raised(by: Callable[[], object]) -> BaseException:
-    with pytest.raises(Exception) as caught:
-        by()
+def handles(error: Exception) -> BaseException:
+    """Fails at something else while it deals with that."""
+    with pytest.raises(LookupError) as caught:
+        try:
+            raise error
+        except Exception:
+            raise LookupError("in the handler")  # noqa: B904 - as a script does
     return caught.value
 
 
-def handles(error: Exception) -> None:
-    """Fails at something else while it deals with that."""
-    try:
-        raise error
-    except Exception:
-        raise LookupError("in the handler")  # noqa: B904 - as a script does
-
-
 def test_error_in_a_handler_is_shown_after_what_it_handled() -> None:
-    assert cause(raised(lambda: handles(MemoryError("too much"))))[0] == "oom"
-    trace = cause(raised(lambda: handles(ValueError("at first"))))[3]
+    assert cause(handles(MemoryError("too much")))[0] == "oom"
+    trace = cause(handles(ValueError("at first")))[3]
     first, second = trace.split("\n\nDuring handling of the above exception, another exception occurred:\n\n")
     assert first.splitlines()[-2:] == ["    raise error", "ValueError: at first"]
     assert second.splitlines()[-1] == "LookupError: in the handler"
