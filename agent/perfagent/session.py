@@ -43,7 +43,7 @@ _resumed: tuple[str | None, int] | None = None
 _job: int | None = None
 """Of Hydra's, the newest one that attached."""
 _leaving = Leaving(
-    lambda: None if _current is None else (_current._progress.done_at(), _current._given_step),
+    lambda: 0 if _current is None else max(_current._progress.done_at(), _current._given_step),
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
 )
 _inert: str | None = None

@@ -277,7 +277,7 @@ Known limits:
   only after up to 64 steps, which have numbers and no rows. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
 - **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
-  `failed`. A script that catches what `sys.exit(1)` raises, and ends without another step or log, is `failed`, too.
+  `failed`. A script that catches what `sys.exit(1)` raises, and ends without going on for more than one step, is `failed`, too.
 """
 
 SECTIONS = (trainings, versions, devices, gpus, libraries, limits)

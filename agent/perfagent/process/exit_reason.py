@@ -153,16 +153,16 @@ _OWN = (__name__, "_sitebuiltins")
 class Leaving:
     """Watches the ways to leave.
 
-    progress: changes when the training goes on. on_failure: is called with the function that leaves with a status that
-    means failure, while its variables are still there, and with the exception that it is handling.
+    progress: a number that grows while the training goes on. on_failure: is called with the function that leaves with a
+    status that means failure, while its variables are still there, and with the exception that it is handling.
     """
 
     def __init__(
-        self, progress: Callable[[], object], on_failure: Callable[[FrameType, BaseException | None], Cause | None]
+        self, progress: Callable[[], int], on_failure: Callable[[FrameType, BaseException | None], Cause | None]
     ) -> None:
         self._progress, self._on_failure = progress, on_failure
         self._status: object = None
-        self._seen: object = None
+        self._seen = 0
         self.because: Cause | None = None
         """What was being handled when it was left with that status: what on_failure made of it."""
 
@@ -200,7 +200,7 @@ class Leaving:
             self.because = self._on_failure(frame, handled(error))
 
     def _begin_exit(self) -> None:
-        if self._progress() != self._seen:  # somebody caught it
+        if self._progress() > self._seen + 1:  # somebody caught it, and did more than to log once in a `finally`
             self._status = self.because = None
 
 

@@ -123,7 +123,8 @@ ENDS = {
     "by an error": ("fail(ValueError('boom'))", "failed", "ValueError: boom"),
     "by a full memory": ("raise MemoryError", "oom", "MemoryError"),
     "a log at exit": ("atexit.register(lambda: perfagent.log({'x': 2}, step=2))\nsys.exit(3)", "failed", "exit code 3"),
-    "caught": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    pass\nperfagent.log({'x': 2}, step=2)", "finished", ""),
+    "caught": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    pass\nperfagent.log({'x': 2}, step=9)", "finished", ""),
+    "a log in finally": ("try:\n    sys.exit(3)\nfinally:\n    perfagent.log({'x': 2}, step=2)", "failed", "exit code 3"),
     "raised again": ("try:\n    sys.exit(2)\nexcept SystemExit as e:\n    held = e\n    raise", "failed", "exit code 2"),
     "in another thread": ("t = threading.Thread(target=sys.exit, args=(7,))\nt.start()\nt.join()", "finished", ""),
     # because of an exception: Hydra prints what a job raised, and calls sys.exit(1) in the handler
