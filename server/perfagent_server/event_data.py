@@ -199,7 +199,7 @@ EVENT_DATA: Mapping[str, type[Struct]] = {
         exception=str, traceback=str, unused=str, oom_kills=Count,
     ),
     "context": _data(**_DESCRIBED, git=Table, environment=Table, packages=Table),
-    "alert": _data(title=str, text=str, level=str, unrecorded=Count, failed=Count, ended=list[str]),
+    "alert": _data(title=str, text=str, level=str, unrecorded=Count),
     "phase": _data(name=str, begin_step=Whole, duration_s=float),
     "log": _data(lines=list[str], stream=str),
     "finding": FindingData,

@@ -49,7 +49,7 @@ def of_the_agent(event: Event, rank: int, now: float, newest_step: int) -> Findi
 def of_the_user(event: Event, rank: int, now: float, newest_step: int) -> Finding:
     """What run.alert(title, text, level) says."""
     title, message = _title_and_message(event)
-    facts = {name: event.data[name] for name in UNRECORDED if name in event.data}
+    facts = {UNRECORDED: event.data[UNRECORDED]} if UNRECORDED in event.data else {}
     level = str(event.data.get("level", "warning")).lower()
     level = _LEVELS.get(level, level)
     return Finding(

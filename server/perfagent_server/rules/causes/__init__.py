@@ -16,8 +16,8 @@ from perfagent_server.rules.texts import Language, Phrases
 
 __all__ = ["UNRECORDED", "CauseWords", "cause_words", "profile_words", "unrecorded_words"]
 
-UNRECORDED = ("unrecorded", "failed", "ended")
-"""The facts of an alert of `perfagent run`: processes that its script has started."""
+UNRECORDED = "unrecorded"
+"""The fact of an alert of `perfagent run`: how many processes its script has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,7 @@ def unrecorded_words(facts: Mapping[str, Any], language: Language = "en") -> tup
     """Title and message of that alert; None where these are not its facts."""
     phrases = Phrases("unrecorded", language)
     try:
-        many, failed = int(facts["unrecorded"]) > 1, int(facts.get("failed", 0))
-        how = phrases.say("several_failed" if many else "one_failed", facts) if failed else ""
-        title = phrases.say("title", {"what": phrases.say("several" if many else "one", facts), "how": how})
-        return title, phrases.say("message", {**facts, "title": title})
+        title = phrases.say("title", {"what": phrases.say("several" if int(facts[UNRECORDED]) > 1 else "one", facts)})
+        return title, phrases.say("message", {"title": title})
     except (LookupError, TypeError, ValueError):
         return None
