@@ -27,18 +27,13 @@ def stats(allocated: int, reserved: int) -> dict[str, Any]:
 
 def cuda(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any] | None, share: float = 1.0) -> None:
     """Stands for torch.cuda. told: by the allocator; None: it is another library's, which counts nothing."""
-
-    def nested(device: int) -> dict[str, Any]:
-        if told is None:
-            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
-        return told
-
     answers = {
         "is_initialized": lambda: True,
-        "memory_stats_as_nested_dict": nested,
         "get_per_process_memory_fraction": lambda device: share,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=10_000),
     }
+    if told is not None:
+        answers["memory_stats_as_nested_dict"] = lambda device: told
     assert set(answers) <= set(dir(torch.cuda)), "as torch has them"
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(**answers))
 

@@ -30,15 +30,28 @@ def series(said: dict[str, Any], name: str) -> dict[int, float]:
     return {step: values[name] for step, values in said["with"]["rows"] if name in values}
 
 
+def add_up(ranks: list[dict[str, Any]], steps: slice = slice(None)) -> None:
+    """What the ranks measured is the norm of the whole gradient."""
+    for step, norm in list(enumerate(ranks[0]["with"]["norms"], start=1))[steps]:
+        parts = [series(said, "grad/local_square_sum")[step] for said in ranks]
+        assert math.sqrt(sum(parts)) == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "clipped, fsdp1"])
+def test_sharded_training_is_bit_equal_with_and_without(ranks: list[dict[str, Any]], kind: str) -> None:
+    for said in (said[kind] for said in ranks):
+        assert not said["with"]["failures"]
+        assert [said["with"][what] for what in ("losses", "weights")] == [
+            said["without"][what] for what in ("losses", "weights")
+        ]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_all_ranks_add_up_to_the_norm(ranks: list[dict[str, Any]], kind: str) -> None:
     ranks = [said[kind] for said in ranks]
-    assert all(not said["with"]["failures"] for said in ranks)
-    true = ranks[0]["with"]
-    for step, norm in enumerate(true["norms"], start=1):
-        parts = [series(said, "grad/local_square_sum")[step] for said in ranks]
-        assert math.sqrt(sum(parts)) == pytest.approx(norm, rel=1e-5)
-        for layer, of_layer in true["layers"][step - 1].items():
+    add_up(ranks)
+    for step, layers in enumerate(ranks[0]["with"]["layers"], start=1):
+        for layer, of_layer in layers.items():
             squares = [series(said, f"grad_square_sum/{layer}").get(step, 0.0) for said in ranks]
             assert math.sqrt(sum(squares)) == pytest.approx(of_layer, rel=1e-5, abs=1e-9)
     assert not any(series(said, "grad/norm") for said in ranks), "no rank knows the norm"
@@ -47,24 +60,11 @@ def test_parts_of_all_ranks_add_up_to_the_norm(ranks: list[dict[str, Any]], kind
 
 def test_fsdps_own_clipping_tells_the_norm_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
     """And pieces of a flat parameter that have no names add up, too."""
-    for said in (said["clipped, fsdp1"] for said in ranks):
-        assert not said["with"]["failures"]
+    clipped = [said["clipped, fsdp1"] for said in ranks]
+    for said in clipped:
         assert list(series(said, "grad/norm").values()) == pytest.approx(said["with"]["norms"], rel=1e-5)
-    pieces = [series(said["clipped, fsdp1"], "grad/local_square_sum") for said in ranks]
-    for step, norm in list(enumerate(ranks[0]["clipped, fsdp1"]["with"]["norms"], start=1))[1:]:
-        assert math.sqrt(sum(piece[step] for piece in pieces)) == pytest.approx(norm, rel=1e-5), (
-            "measured after it was clipped"
-        )
-    for step, norm in enumerate(ranks[0]["fsdp1_flat"]["with"]["norms"], start=1):
-        parts = [series(said["fsdp1_flat"], "grad/local_square_sum")[step] for said in ranks]
-        assert math.sqrt(sum(parts)) == pytest.approx(norm, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "clipped, fsdp1"])
-def test_sharded_training_is_bit_equal_with_and_without(ranks: list[dict[str, Any]], kind: str) -> None:
-    for said in ranks:
-        assert said[kind]["with"]["losses"] == said[kind]["without"]["losses"]
-        assert said[kind]["with"]["weights"] == said[kind]["without"]["weights"]
+    add_up(clipped, slice(1, None))  # measured after it was clipped
+    add_up([said["fsdp1_flat"] for said in ranks])
 
 
 def test_replicated_gradients_send_their_layers_once(

@@ -2,10 +2,9 @@
 their numbers.
 
 Only tensors in host memory are read, and nothing is copied to or from a device. Every batch gets a fingerprint
-(fingerprint.py), every tenth is looked into (values.py), as long as both stay within a fifth of the agent's budget:
-after 32 batches, the next ones are passed over until that is so. Measured with everything around it: a fingerprint
-takes 6 to 10 µs with warm caches and 30 to 50 in trainings on a machine that others used, too; a look 90 to 280 µs, the
-first one of a structure 0.5 ms.
+(repeats.py; 6 to 10 µs with warm caches), every tenth is looked into (values.py; 90 to 280 µs), as long as both stay
+within a fifth of the agent's budget: after 32 batches, the next ones are passed over until that is so. Loaders that no
+step follows, such as those of evaluations, do not count.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import guarded
-from perfagent.measure.batches.fingerprint import Fingerprint, variety_of
 from perfagent.measure.batches.padding import pad_id_of
 from perfagent.measure.batches.places import Place, places_in
-from perfagent.measure.batches.repeats import Repeats
+from perfagent.measure.batches.repeats import Fingerprint, Repeats, variety_of
 from perfagent.measure.batches.values import BatchValues, Summary
 from perfagent.step.state import now
 

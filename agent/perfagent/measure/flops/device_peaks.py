@@ -1,19 +1,14 @@
-"""Lists how many floating-point operations per second a device can do at best, by its name and the dtype
-it multiplies in.
+"""Lists how many floating-point operations per second a device can do at best, by its name and the dtype it multiplies in.
 
-Dense figures at boost clock, in TFLOP/s, from the vendors' data sheets. Those print tensor-core figures "with sparsity"
-first, for some cards only so: these are halved here. `float32` is for the ordinary cores; `tf32` is what torch uses for
-float32 where that is allowed (`torch.backends.cuda.matmul.allow_tf32`). GeForce cards are listed with 32-bit
-accumulation, which torch's kernels use, at half the rate that the sheets print for 16-bit accumulation.
+Dense figures at boost clock, in TFLOP/s, from the vendors' data sheets; where those print "with sparsity", half of it.
+`float32` is for the ordinary cores; `tf32` is what torch uses for float32 where that is allowed. GeForce cards are listed
+with 32-bit accumulation, which torch's kernels use, at half the rate that the sheets print for 16-bit accumulation.
 
 Sources: NVIDIA data sheets of V100 (2020), T4 (2019), A100 (2021), A30, A10, A40, RTX A6000 (2021), H100 (2023, 2024
 with NVL), H200 (2024), L4, L40 (2023), L40S (2023), RTX 6000 Ada (2023), HGX and GB200 NVL72 product pages (Blackwell:
 one GPU of eight, of 72); NVIDIA architecture white papers of GA102 (2021), Ada (2022) and RTX Blackwell (2025),
-appendix A; AMD Instinct MI300X and MI325X data sheets (2023, 2024). H20, H800 and A800 are published with their cuts;
-an unpublished figure is absent.
-
-A device that is not listed has no peak: a share of a guess would be a wrong number. The same holds for a slice
-of a device (MIG).
+appendix A; AMD Instinct MI300X and MI325X data sheets (2023, 2024). H20, H800 and A800 are published with their cuts. An
+unpublished figure is absent, and so is a device that is not listed, or a slice of one (MIG).
 """
 
 from __future__ import annotations

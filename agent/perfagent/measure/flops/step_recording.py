@@ -12,8 +12,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed
 from perfagent.device import accelerator
 from perfagent.measure.compiled import compiled
-from perfagent.measure.flops.autograd_graph import Convolution, in_graph
-from perfagent.measure.flops.op_reading import Operators, Results
+from perfagent.measure.flops.op_reading import Convolution, Operators, Results, in_graph
 from perfagent.measure.flops.op_recorder import Recording
 from perfagent.step.state import now
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from perfagent.measure.batches.contents import Contents
-from perfagent.measure.batches.fingerprint import Fingerprint, content_of
 from perfagent.measure.batches.places import places_in
+from perfagent.measure.batches.repeats import Fingerprint, content_of
 from perfagent.step.state import state
 
 NO_LIMIT = {"overhead_budget_pct": 1e9}
