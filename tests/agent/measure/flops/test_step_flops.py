@@ -54,15 +54,11 @@ def test_pictures_are_scaled_to_their_own_resolution_only(known, inputs):
     inputs.changes.append((0, (3, 64, 64)))
     assert told(flops, 8, 0)["flops_per_s"] == pytest.approx(110.0)
     inputs.changes.append((1, (3, 16, 16)))
-    assert [flops.of(step, samples, 0) for step, samples in ((2, 4), (4, 8))] == [None, None]
+    assert [flops.of(step, 4, 0) for step in (2, 4)] == [None, None]
     assert flops.wants()
-
-
-def test_an_input_of_unknown_shape_is_never_counted(known, inputs):
-    flops = known(PICTURES)
-    inputs.changes.append((0, None))
+    inputs.changes.append((4, None))
     assert told(flops, 4, 0) == {}
-    assert not flops.wants()
+    assert not flops.wants(), "an input of unknown shape is never counted"
 
 
 def test_steps_are_told_by_the_shape_they_had(known, inputs):
@@ -88,15 +84,16 @@ def test_a_known_device_has_a_share_of_its_peak(known, monkeypatch, name, kind, 
     assert values.get("mfu") == pytest.approx(mfu)
 
 
+class Fails(nn.Linear):
+    fails = False
+
+    def forward(self, x):
+        if self.fails:
+            raise ValueError("the user's own")
+        return super().forward(x)
+
+
 def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
-    class Fails(nn.Linear):
-        fails = False
-
-        def forward(self, x):
-            if self.fails:
-                raise ValueError("the user's own")
-            return super().forward(x)
-
     model, x = Fails(4, 4), torch.randn(2, 4)
     record(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -108,8 +105,5 @@ def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
     with pytest.raises(ValueError, match="the user's own"):
         model(x)
     assert not torch.autograd._profiler_enabled()
-    model.fails = False
-    model(x).sum().backward()
-    optimizer.step()
-    look.at_boundary()
+    look.close()
     assert state.current.probe is None
