@@ -1,10 +1,8 @@
-"""Schedules the measurements of gradients and weights: passes in the steps that the governor allows, and more
-in some of them.
+"""Schedules the measurements of gradients and weights: passes in the steps that the governor allows.
 
 A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
 (updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
-units (dead_units.py). Some passes also look for parameters that do not move (unmoved.py). The cost of a pass decides
-when the next one runs. Steps without a pass run none of this.
+units (dead_units.py). Some passes look for parameters that do not move (unmoved.py).
 
 In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
 are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.
@@ -75,8 +73,7 @@ class GradientSchedule:
         self._unmoved = Unmoved()
 
     def measure(self, optimizer: Optimizer, *, after: bool = False) -> None:
-        """Measures the gradients that an optimizer is about to use. after: it has already used them
-        (through a closure)."""
+        """Measures the gradients that an optimizer is about to use. after: it has used them (through a closure)."""
         try:
             self._measure(optimizer, after=after)
         except RuntimeError as error:  # must not turn off the calling hook, which counts the steps
@@ -101,7 +98,7 @@ class GradientSchedule:
         end = None if p.clock is None else p.clock.mark()
         cost = perf_counter_ns() - started
         self._count(cost)
-        if p.clock is not None and found is not None and begin is not None and end is not None:
+        if found is not None and p.clock is not None and begin is not None and end is not None:
             p.measured.deferred.append(_PassOnDevice(p, p.clock, begin, end, cost))
         if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
             self._weights = Weights(parameters, plan)
@@ -120,8 +117,7 @@ class GradientSchedule:
     def measure_pieces(
         self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]], model: nn.Module, carried: Value | None
     ) -> None:
-        """Measures gradients of which this rank holds shards (ZeRO). carried: the loss scale that they
-        still contain."""
+        """Measures gradients of which this rank holds shards (ZeRO). carried: the loss scale in them."""
         p, started = self._progress, perf_counter_ns()
         plan = self._plan
         if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
@@ -141,8 +137,7 @@ class GradientSchedule:
         return self._counted(started, norms(map(_gradient, parameters), self._plan_of_other(optimizer, parameters)))
 
     def compares(self) -> bool:
-        """True if the weights are compared before and after the step in progress, provided its gradients
-        are measured."""
+        """True if the weights are compared before and after the step in progress, if its gradients are measured."""
         is_due = self._progress.gradients is None and self.passes % self.deeper == 1 % self.deeper
         return self._weights is not None or is_due
 
@@ -173,8 +168,7 @@ class GradientSchedule:
     # ---- between passes
 
     def finish(self, optimizer: Optimizer, step_ns: int) -> None:
-        """Ends a pass after the optimizer's step and before it counts as completed: compares the weights and
-        plans the next pass."""
+        """Ends a pass after the optimizer's step: compares the weights and plans the next pass."""
         p, started = self._progress, perf_counter_ns()
         plan, model = self._plan, p.selection.model
         if self._probe is not None and self._probe.cost_ns:  # it ran since the last pass
@@ -227,15 +221,13 @@ class GradientSchedule:
     # ---- on the sender's thread
 
     def took_on_device(self, ns: float, cost_ns: int) -> None:
-        """Records how long a pass took on the device. It reads every gradient: for a large model the device
-        takes longer than the launching thread, and the step waits for the slower one. ns: on the device;
-        cost_ns: on the thread."""
+        """Records how long a pass took on the device, which for a large model is longer than on the launching thread. The
+        step waits for the slower one. ns: on the device; cost_ns: on the thread."""
         self._beyond_ns = max(0.0, ns - cost_ns)
         self._progress.costs.device_ns += self._beyond_ns
 
     def count_next(self, places: Sequence[int], known: Collection[int]) -> None:
-        """Has NaN and Inf counted in the next step, in the gradients of these parameters of the primary optimizer, unless
-        all of them are among those that are known."""
+        """Has NaN and Inf counted in the next step, in the gradients of these parameters, unless all of them are known."""
         own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
         suspects = [place for place in places if place < own]
         self._suspects = () if set(suspects) <= set(known) else suspects
@@ -243,8 +235,8 @@ class GradientSchedule:
             self._progress.measure_at = min(self._progress.measure_at, self._progress.completed)
 
     def come_back(self) -> None:
-        """Brings the next pass forward if steps have become longer since it was planned: at 0.3 ms a step that may be a
-        thousand steps. Not into the step in progress, which may be past the point where a pass begins."""
+        """Brings the next pass forward, but not into the step in progress, if steps have become longer since it was
+        planned: at 0.3 ms a step that may be a thousand steps."""
         p = self._progress
         if self._planned_ns and p.links.governor.step_ns:
             completed = p.completed + 1

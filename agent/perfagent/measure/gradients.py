@@ -154,12 +154,8 @@ def count_nonfinite(found: GradientNorms, gradients: Sequence[torch.Tensor | Non
 def bad_on_host(found: GradientNorms) -> list[int]:
     """Returns the places of gradients that hold NaN or Inf, if the norms are already in host memory."""
     here = [(reading.values(), places) for reading, places in found.readings if reading.on_host]
-    return [
-        place
-        for values, places in here
-        for value, place in zip(values, places, strict=True)
-        if not math.isfinite(value)
-    ]
+    pairs = [pair for values, places in here for pair in zip(values, places, strict=True)]
+    return [place for value, place in pairs if not math.isfinite(value)]
 
 
 def _norm_dtype(dtype: torch.dtype) -> torch.dtype | None:

@@ -29,6 +29,13 @@ def test_a_kind_without_events_times_nothing(kind: str) -> None:
     assert (clock.mark(), clock.begin(None), clock.mark_if_computing()) == (None, None, None)
 
 
+def test_events_are_used_again(devices: Devices) -> None:
+    clock = DeviceClock(torch.device("xpu", 0))
+    for _ in range(10):
+        clock.release([mark for mark in (clock.mark(), clock.mark()) if mark])
+    assert Event.made == 2
+
+
 def test_a_kind_without_a_module_has_no_answers() -> None:
     backend = backend_of("xla")
     assert (backend.count(), backend.name(0), backend.memory_stats(0)) == (0, "", {})

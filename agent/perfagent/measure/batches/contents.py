@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.boundary.dynamo import untraced
@@ -52,14 +53,16 @@ class _Plan(NamedTuple):
     values: BatchValues
 
 
+@dataclass(eq=False, slots=True)
 class _Epoch:
     """One iteration of a loader. plan: how to look at its batches. trains: steps follow them. begun_at: batches fetched
     before it; None once it has ended, so that the loader's next iteration is another epoch."""
 
-    def __init__(self, plan: _Plan | None = None) -> None:
-        self.plan, self.trains = plan, False
-        self.repeats, self.summary = Repeats(), Summary()
-        self.begun_at: int | None = None
+    plan: _Plan | None = None
+    trains: bool = False
+    repeats: Repeats = field(default_factory=Repeats)
+    summary: Summary = field(default_factory=Summary)
+    begun_at: int | None = None
 
 
 class Contents:
@@ -163,16 +166,14 @@ class Contents:
     def begun(self, loader: DataLoader[Any], iteration: int) -> None:
         """A DataLoader begins an iteration."""
         before, fetched = self._of_loaders.get(loader), self._number - self._rest
-        goes_on = (
-            before is not None and before.begun_at is not None and fetched - before.begun_at <= 1
-        )  # for each batch
-        if goes_on:
+        if before is not None and before.begun_at is not None and fetched - before.begun_at <= 1:  # for each batch
             self._epochs = {key: one for key, one in self._epochs.items() if one is not before}
+        else:
+            before = _Epoch(None if before is None else before.plan)
         if iteration in self._epochs:
             self._over(self._epochs.pop(iteration))
-        plan = None if before is None else before.plan
-        epoch = self._of_loaders[loader] = self._begin(iteration, before if goes_on else _Epoch(plan))
-        epoch.begun_at = fetched
+        self._of_loaders[loader] = self._begin(iteration, before)
+        before.begun_at = fetched
 
     def ended(self, iteration: int) -> None:
         """The loader has no more batches in this epoch."""
@@ -189,8 +190,7 @@ class Contents:
         if len(self._epochs) >= _MOST_EPOCHS:
             self._over(self._epochs.pop(next(iter(self._epochs))))
         self._has_loader = self._has_loader or iteration != NO_LOADER
-        epoch = self._epochs[iteration] = epoch or _Epoch()
-        return epoch
+        return self._epochs.setdefault(iteration, epoch or _Epoch())
 
     def _over(self, epoch: _Epoch) -> None:
         if epoch.trains:
@@ -209,11 +209,11 @@ class Contents:
             self._stepped()
         training = [one for one in [*self._epochs.values()] if one.trains]
         total, repeats = Summary(), self._repeats + sum(one.repeats.count for one in training)
+        for epoch in training:
+            self._ended.append(epoch.summary)
+            epoch.summary = Summary()
         while self._ended:
             total.take(self._ended.pop())
-        for epoch in training:
-            summary, epoch.summary = epoch.summary, Summary()
-            total.take(summary)
         values = total.series()
         if len(self._classes) < 2:
             values.pop("batch/one_class_pct", None)

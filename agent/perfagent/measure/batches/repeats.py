@@ -114,8 +114,6 @@ def _telling_bytes(tensor: Tensor) -> slice:
 class Repeats:
     """The batches of one epoch. count: those that the one before was the same as, and at the end all that came before."""
 
-    __slots__ = ("_at_a_distance", "_distance", "_in_a_row", "_known", "count")
-
     def __init__(self) -> None:
         self._known: dict[int, int] = {}  # fingerprint -> number of the batch that had it last
         self.count = self._at_a_distance = 0

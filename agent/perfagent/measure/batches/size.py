@@ -43,12 +43,9 @@ _TEXT = "_input_ids"
 
 
 class Inputs:
-    """When the shape of the input changed, in training and evaluation alike: where no tokens are known, the number of samples
-    alone does not show how much a step computes.
-
-    latest: the shape of the newest batch, the very object that its reader keeps; None if it does not show how large the
-    input is. changes: (steps completed then, shape of one sample from there on), the newest few of one run.
-    """
+    """When the shape of the input changed, in training and evaluation alike. latest: that of the newest batch, the very object
+    that its reader keeps; None if it does not show how large the input is. changes: (steps completed then, shape of one
+    sample from there on), the newest few of one run."""
 
     def __init__(self) -> None:
         self.latest: Shape | None = None

@@ -45,6 +45,10 @@ class Counted:
     def total(self) -> float:
         return self.products + self.attention
 
+    def __add__(self, other: Counted) -> Counted:
+        products, attention = self.products + other.products, self.attention + other.attention
+        return Counted(products, attention, self.unknown | other.unknown)
+
 
 class Op(NamedTuple):
     """One operator as torch recorded it. shapes: of its inputs; for a convolution, followed by that of its result.
@@ -83,8 +87,7 @@ class Op(NamedTuple):
 
 def _product(a: Shape, b: Shape) -> float:
     """Of two matrices, of a matrix and a vector, or of as many pairs as the first dimension says. In a product of groups
-    (experts) one factor has no dimension for them: they share its rows, its columns, or the dimension that is summed
-    over. All of it counts, since the shapes do not show how much lies behind the last group."""
+    (experts) one factor has no dimension for them: all of it counts."""
     pairs = a[0] if len(a) == len(b) == 3 else 1
     return 2.0 * pairs * a[-2] * a[-1] * (b[-1] if len(b) > 1 else 1)
 
@@ -114,10 +117,7 @@ def count(ran: Mapping[Op, int], unknown: Iterable[str] = ()) -> Counted:
     for op, times in ran.items():
         try:
             flops = times * _flops(op)
-        except (
-            IndexError,
-            ValueError,
-        ):  # the shape of a convolution's result is not known, or torch recorded no shapes
+        except (IndexError, ValueError):  # a convolution's result is not known, or torch recorded no shapes
             counted.unknown.add(op.name)
             continue
         if op.attends:

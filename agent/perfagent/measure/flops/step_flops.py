@@ -23,6 +23,7 @@ import functools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfagent.device import accelerator
@@ -125,8 +126,7 @@ class StepFlops:
         return None if size is None else self._flops(size)
 
     def _shape_until(self, last: int) -> Shape | None:
-        """Returns the shape of a sample in the steps after the newest one, up to `last`; None if not known
-        or changed."""
+        """Returns the shape of a sample in the steps after the newest one, up to `last`; None if not known or changed."""
         changes, changed = self._inputs.changes, False
         while changes and changes[0][0] < last:
             completed, shape = changes.popleft()
@@ -145,9 +145,7 @@ class StepFlops:
         counted = self.known.get(size)
         if counted is not None:
             return counted.total
-        alike = [
-            known for known in self.known if known[0] and bool(known[1]) == bool(size[1]) and known[2:] == size[2:]
-        ]
+        alike = [one for one in self.known if one[0] and bool(one[1]) == bool(size[1]) and one[2:] == size[2:]]
         if not alike or not size[0]:
             return None
         near = min(alike, key=lambda known: abs(known[1] - size[1]) + abs(known[0] - size[0]))
@@ -167,8 +165,7 @@ class StepFlops:
 
 
 def _multiplies_in_tf32() -> bool:
-    """True if float32 matrices are multiplied in TF32. If that was set by its newer name, reading the
-    older one raises."""
+    """True if float32 matrices are multiplied in TF32. If that was set by its newer name, reading the older one raises."""
     matmul = sys.modules["torch"].backends.cuda.matmul
     try:
         return getattr(matmul, "fp32_precision", "") == "tf32" or bool(matmul.allow_tf32)
@@ -192,25 +189,20 @@ def _counted(look: FlopCount) -> Counted:
     for number, op in look.operators[True].passed:
         by_type.setdefault(look.types.get(number, ""), Counter())[op] += 1
     passed = {kind: count(ran) for kind, ran in by_type.items()}
-    products, attention = sum(one.products for one in passed.values()), sum(one.attention for one in passed.values())
-    is_most = 2 * (products + attention) > forward.total
-    if products + attention > forward.total:
-        forward.products, forward.attention = products, attention
-    products, attention = behind.products, behind.attention
+    through = sum(passed.values(), Counted())
+    kind = max(passed, key=lambda kind: passed[kind].total, default="") if 2 * through.total > forward.total else ""
+    if through.total > forward.total:
+        forward.products, forward.attention = through.products, through.attention
     if compiled() and forward.total:
-        products, attention = min(products, 2 * forward.products), min(attention, 2 * forward.attention)
-    hidden = {"kernels of the compiler's own"} if compiled() and products_in_own_kernels() else set()
-    return Counted(
-        forward.products + products,
-        forward.attention + attention,
-        forward.unknown | behind.unknown | hidden,
-        max(passed, key=lambda kind: passed[kind].total, default="") if is_most else "",
-    )
+        behind.products = min(behind.products, 2 * forward.products)
+        behind.attention = min(behind.attention, 2 * forward.attention)
+    if compiled() and products_in_own_kernels():
+        behind.unknown.add("kernels of the compiler's own")
+    return replace(forward + behind, kind=kind)
 
 
 def _type_of(model: nn.Module | None) -> str:
-    """Returns the dtype of most of the model's numbers, or that of Accelerate's mixed precision, which the
-    model does not show."""
+    """Returns the dtype of most of the model's numbers, or that of Accelerate's or FSDP2's mixed precision."""
     shared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", {})
     mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(shared.get("_mixed_precision", "")))
     if mixed is not None or model is None:
