@@ -20,16 +20,9 @@ from perfagent.step.state import state
 NO_LIMIT = {"overhead_budget_pct": 1e9}
 
 
-def sentences(count=16):
-    """Of 4 to 16 words, each another one."""
-    make = random.Random(1)
-    return [torch.tensor([make.randrange(1, 1000) for _ in range(make.randrange(4, 17))]) for _ in range(count)]
-
-
-def collate(rows):
-    """As a tokenizer of transformers pads."""
-    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return {"input_ids": padded, "attention_mask": (padded > 0).long(), "labels": torch.ones(len(rows)).long()}
+IDS = nn.utils.rnn.pad_sequence([torch.arange(1, length + 1) for length in (9, 3, 4)], batch_first=True)
+LENGTHS, IS_TOKEN = torch.tensor([9, 3, 4]), (IDS > 0).long()
+PADDING_PCT = pytest.approx(100 * (1 - 16 / 27))
 
 
 def train(model, batches):
@@ -67,61 +60,35 @@ def look_into(contents, batch, iteration=1):
 # ---- padding
 
 
-def with_lengths(rows):
-    x = nn.utils.rnn.pad_sequence([row.float()[:, None] for row in rows], batch_first=True)
-    return {"x": x, "lengths": torch.tensor([len(row) for row in rows])}
-
-
-def with_padding_mask(rows):
-    batch = collate(rows)
-    return {"tokens": batch["input_ids"], "src_key_padding_mask": batch["attention_mask"] == 0}
-
-
-COLLATES = {
-    "attention_mask": collate,
-    "in transformers' dictionary": lambda rows: UserDict(collate(rows)),
-    "lengths": with_lengths,
-    "padding mask": with_padding_mask,
+PADDING = {
+    "attention mask": ({"input_ids": IDS, "attention_mask": IS_TOKEN}, PADDING_PCT),
+    "in transformers' dictionary": (UserDict({"input_ids": IDS, "attention_mask": IS_TOKEN}), PADDING_PCT),
+    "lengths": ({"x": IDS.float()[..., None], "lengths": LENGTHS}, PADDING_PCT),
+    "padding mask": ({"tokens": IDS, "src_key_padding_mask": IDS == 0}, PADDING_PCT),
+    "ignored labels": ({"input_ids": IDS, "labels": torch.full((3, 9), -100)}, None),
+    "class labels": ((torch.randn(8, 3, 10, 10), torch.randint(0, 10, (8,))), None),
+    "nobody knows": ((IDS, IDS), None),
+    "other mask": ({"special_tokens_mask": IS_TOKEN, "input_ids": IDS}, None),
 }
 
 
-@pytest.mark.parametrize("kind", COLLATES)
+@pytest.mark.parametrize("kind", PADDING)
 def test_padding_is_known_from_masks_and_lengths(contents, kind):
-    told = look_into(contents, COLLATES[kind](sentences()))
-    assert told["batch/padding_pct"] == pytest.approx(
-        100 * float((collate(sentences())["attention_mask"] == 0).float().mean())
-    )
+    batch, pct = PADDING[kind]
+    assert look_into(contents, batch).get("batch/padding_pct") == pct
 
 
 def test_lengths_without_a_name_are_known_after_three_widths(contents):
-    told = []
-    for longest in (5, 7, 9):
-        rows = [torch.ones(length) for length in (longest, 3, 4)]
-        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        told.append(look_into(contents, (padded, torch.tensor([len(row) for row in rows]))).get("batch/padding_pct"))
-    assert told == [None, None, pytest.approx(100 * (1 - 16 / 27))]
+    batches = [(IDS[:, :width], LENGTHS.clamp(max=width)) for width in (5, 7, 9)]
+    assert [look_into(contents, one).get("batch/padding_pct") for one in batches] == [None, None, PADDING_PCT]
 
 
 def test_the_padding_token_of_the_model_tells_padding(record):
     model = nn.Embedding(1000, 4, padding_idx=0)
     recorded = record(model, **NO_LIMIT)
-    loader = DataLoader(sentences(), batch_size=16, collate_fn=lambda rows: (collate(rows)["input_ids"], rows))
     for _ in range(20):
-        train(model, loader)
-    assert newest(recorded, "batch/padding_pct") > 20
-
-
-NO_PADDING = (
-    {"input_ids": torch.randint(0, 9, (8, 16)), "labels": torch.full((8, 16), -100)},
-    (torch.randn(8, 3, 10, 10), torch.randint(0, 10, (8,))),
-    (torch.randint(0, 9, (8, 16)), torch.randint(0, 9, (8, 16))),
-    {"special_tokens_mask": torch.ones(8, 16).long(), "input_ids": torch.randint(0, 9, (8, 16))},
-)
-
-
-@pytest.mark.parametrize("batch", NO_PADDING, ids=["ignored labels", "class labels", "nobody knows", "other mask"])
-def test_what_is_no_padding_is_not_told_as_padding(contents, batch):
-    assert "batch/padding_pct" not in look_into(contents, batch)
+        train(model, DataLoader([0], collate_fn=lambda _: (IDS, None)))
+    assert newest(recorded, "batch/padding_pct") == PADDING_PCT
 
 
 # ---- repeats
@@ -232,37 +199,28 @@ def test_memory_that_is_not_there_is_not_read():
 # ---- mistakes in the numbers
 
 
-def pictures(black=0):
-    made = torch.rand(8, 1, 256, 256)
-    made[:, :, :black] = 0
-    return made
+PICTURES, TOKENS = torch.rand(8, 1, 256, 256), torch.randint(0, 9, (4, 8))
+BLACK_BORDER, PARTLY = PICTURES.clone(), TOKENS.clone()
+BLACK_BORDER[:, :, :20], PARTLY[:, :6] = 0, -100
+MISTAKES = {
+    "one value": ((torch.zeros(2, 3, 8, 8), torch.arange(2)), {"batch/constant_pct": 100.0}),
+    "long rows that are the same": ((PICTURES[:1].repeat(8, 1, 1, 1), torch.arange(8)), {"batch/constant_pct": 100.0}),
+    "noise": ((torch.randn(2, 3, 8, 8), torch.arange(2)), {}),
+    "black border": ((BLACK_BORDER, torch.arange(8)), {}),
+    "labels that the loss leaves out": ({"input_ids": TOKENS, "labels": PARTLY}, {"batch/ignored_pct": 75.0}),
+    "all labels count": ({"input_ids": TOKENS, "labels": TOKENS}, {}),
+    "a mask of the loss": ({"input_ids": TOKENS, "loss_mask": torch.zeros(4, 8)}, {"batch/ignored_pct": 100.0}),
+}
 
 
-CONSTANT = {
-    "one value": (torch.zeros(2, 3, 8, 8), 100.0),
-    "long rows that are the same": (torch.rand(1, 1, 256, 256).repeat(8, 1, 1, 1), 100.0),
-    "noise": (torch.randn(2, 3, 8, 8), None),
-    "black border": (pictures(black=20), None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", CONSTANT)
-def test_rows_that_are_all_the_same_are_told(contents, kind):
-    inputs, pct = CONSTANT[kind]
-    told = look_into(contents, (inputs, torch.arange(len(inputs)) % 2))
-    assert told.get("batch/constant_pct") == pct
-    assert (told["batch/input_mean"], told["batch/input_std"]) == pytest.approx(
-        (float(inputs.mean()), float(inputs.std())), abs=0.1
-    )
-
-
-def test_labels_that_the_loss_leaves_out_are_told(contents):
-    ids, labels = torch.randint(0, 9, (4, 8)), torch.randint(0, 9, (4, 8))
-    assert "batch/ignored_pct" not in look_into(contents, {"input_ids": ids, "labels": labels})
-    labels[:, :6] = -100
-    assert look_into(contents, {"input_ids": ids, "labels": labels})["batch/ignored_pct"] == 75.0
-    mask = {"input_ids": ids, "loss_mask": torch.zeros(4, 8)}
-    assert look_into(contents, mask, iteration=2)["batch/ignored_pct"] == 100.0
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes_in_the_numbers_are_told(contents, kind):
+    batch, expected = MISTAKES[kind]
+    told = look_into(contents, batch)
+    assert {name: told[name] for name in ("batch/constant_pct", "batch/ignored_pct") if name in told} == expected
+    if isinstance(batch, tuple):
+        spread = float(batch[0].mean()), float(batch[0].std())
+        assert (told["batch/input_mean"], told["batch/input_std"]) == pytest.approx(spread, abs=0.1)
 
 
 def rare_classes():
