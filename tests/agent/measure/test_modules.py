@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooked
 
+from perfagent.measure.flops.step_recording import FlopCount
 from perfagent.measure.modules import ModuleTimes, parts_of
 from perfagent.step.state import state
 
@@ -103,14 +104,15 @@ def test_hooks_are_there_in_the_roots_call_only(record):
     assert seen[6:] == [2, 2, 0, 0]
 
 
-def test_an_exception_in_the_timed_call_leaves_nothing_behind(record):
+@pytest.mark.parametrize("kind", [ModuleTimes, FlopCount])
+def test_an_exception_in_the_measured_call_leaves_nothing_behind(record, kind):
     model = Tower()
     record(model)
     training(model)
-    look = ModuleTimes(state.current, model)
+    look = ModuleTimes(state.current, model) if kind is ModuleTimes else FlopCount(state.current)
     assert look.at_boundary()
     with pytest.raises(RuntimeError, match=r"shapes|size"):
         model(torch.randn(2, 3))
-    assert not hooks()
+    assert not hooks() and not torch.autograd._profiler_enabled()
     look.close()
     assert state.current.probe is None

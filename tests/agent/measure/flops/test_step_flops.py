@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from perfagent.measure.batches.size import Inputs
 from perfagent.measure.flops.op_formulas import Counted
 from perfagent.measure.flops.step_flops import StepFlops
-from perfagent.measure.flops.step_recording import FlopCount
-from perfagent.step.state import state
 
 TEXT, PICTURES = (4, 40), (4, 0, 3, 64, 64)
 
@@ -82,28 +79,3 @@ def test_a_known_device_has_a_share_of_its_peak(known, monkeypatch, name, kind, 
     values = told(known(products=tflops * 1e12, attention=0.0, device=0, kind=kind), *TEXT)
     assert values["flops_per_s"] == tflops * 1e12 / 2
     assert values.get("mfu") == pytest.approx(mfu)
-
-
-class Fails(nn.Linear):
-    fails = False
-
-    def forward(self, x):
-        if self.fails:
-            raise ValueError("the user's own")
-        return super().forward(x)
-
-
-def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
-    model, x = Fails(4, 4), torch.randn(2, 4)
-    record(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model(x).sum().backward()
-    optimizer.step()
-    look = FlopCount(state.current)
-    assert look.at_boundary()
-    model.fails = True
-    with pytest.raises(ValueError, match="the user's own"):
-        model(x)
-    assert not torch.autograd._profiler_enabled()
-    look.close()
-    assert state.current.probe is None
