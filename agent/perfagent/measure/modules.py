@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.boundary.guard import guarded
 from perfagent.device import reached
 from perfagent.measure.compiled import compiled
+from perfagent.measure.step_task import StepTask
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.state import StepState, now
 
@@ -68,31 +69,23 @@ def _size(module: nn.Module) -> int:
     return sum(map(numbers_in, module.parameters()))
 
 
-class ModuleTimes:
-    """Times the parts of the root model in the next step: a task between two steps, and the probe of the root's calls."""
+class ModuleTimes(StepTask):
+    """Times the parts of the root model in the next step, as the probe of the root's calls."""
 
     def __init__(self, progress: StepState, model: nn.Module) -> None:
-        self._progress = progress
+        super().__init__(progress)
         parts = parts_of(model)
         self._names = {module: name for name, modules in parts.items() for module in modules}
-        self.step = 0
         self.over = not parts
-        self.cost_ns = 0
         self._spans: dict[str, list[Span]] = {}
         self._whole: list[Span] = []
         self._open: dict[str, Any] = {}  # parts that are being called: when that began
 
-    def at_boundary(self) -> bool:
-        """Begins at the end of one step and ends at the end of the next."""
+    def _goes_on(self) -> bool:
         p = self._progress
-        if self.step:
-            self.close()
+        if self.step or p.probe is not None:
             return False
-        if p.probe is not None:
-            self.over = True
-            return False
-        self.step = p.completed + 1
-        p.probe = self
+        self.step, p.probe = p.completed + 1, self
         return True
 
     def close(self) -> None:

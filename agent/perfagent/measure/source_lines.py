@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from perfagent.step.state import StepState, now
+from perfagent.measure.step_task import StepTask
+from perfagent.step.state import StepState
 
 __all__ = ["LinesOfStep", "is_ours", "short"]
 
@@ -33,35 +34,16 @@ def short(name: str) -> str:
     return str(Path(*path.parts[-3:]))
 
 
-class LinesOfStep:
-    """Counts lines of the script in a step: a task between two steps (causes/investigator.py). lines: (file, line) ->
-    number; step: the measured step; 0 if nothing was measured. torch: its folder."""
+class LinesOfStep(StepTask):
+    """Counts lines of the script in a step. lines: (file, line) -> number."""
 
     def __init__(self, progress: StepState) -> None:
-        self._progress = progress
-        self.step = 0
-        self.over = False
-        self.cost_ns = 0
+        super().__init__(progress)
         self.lines: Counter[tuple[str, int]] = Counter()
         self._torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
         self._undo: list[Callable[[], None]] = []
 
-    def at_boundary(self) -> bool:
-        """Begins at the end of one step and ends at the end of a later one. True while it goes on."""
-        began = now()
-        try:
-            if not self.over and self._goes_on():
-                return True
-            self.close()
-            return False
-        finally:
-            self.cost_ns += now() - began
-
-    def _goes_on(self) -> bool:
-        raise NotImplementedError
-
     def close(self) -> None:
-        """Restores everything. On the training thread."""
         while self._undo:
             self._undo.pop()()
         self.over = True

@@ -8,12 +8,12 @@ turn, or micro-batches are added up.
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, is_captured, read_later
+from perfagent.measure.step_task import StepTask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,20 +29,20 @@ _MOST_NUMBERS = 2**20
 """Of a gradient that is looked at: a look makes as many bytes, at the peak of memory."""
 
 
-class Uncleared:
-    """A task between two steps, over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look.
-    fruitless: no gradient could be looked at, nor will be."""
+class Uncleared(StepTask):
+    """Over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look. fruitless: no gradient could
+    be looked at, nor will be."""
 
     def __init__(self, p: StepState) -> None:
-        self._progress, self._steps, self.step = p, 0, p.completed
+        super().__init__(p)
+        self._steps, self.step = 0, p.completed
         # weakly a parameter and its gradient, and the versions of both
         self._kept: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int, int] | None = None
         self._seen = False  # the gradient was there as it had been, when backward began
         self._passes = 0
         self._readings: list[Reading] = []
         self._looks = 0
-        self.over = self.fruitless = False
-        self.cost_ns = 0
+        self.fruitless = False
 
     # ---- on the sender's thread
 
@@ -54,13 +54,6 @@ class Uncleared:
         return self._looks if self._looks >= LOOKS and all(reading.values()[0] for reading in readings) else 0
 
     # ---- on the training thread
-
-    def at_boundary(self) -> bool:
-        began = time.perf_counter_ns()
-        if not self._goes_on():
-            self.over = True
-        self.cost_ns += time.perf_counter_ns() - began
-        return not self.over
 
     @guarded  # here, since an error in the investigator would end every other task as well
     def _goes_on(self) -> bool:
@@ -107,8 +100,7 @@ class Uncleared:
             return
         if is_captured(gradient):
             return
-        reading = read_later(
-            (gradient.detach() != 0).any().float()
-        )  # a loop may clear it past autograd (.data.zero_())
+        # a loop may clear it past autograd (.data.zero_())
+        reading = read_later((gradient.detach() != 0).any().float())
         self._readings += [] if reading is None else [reading]
         self._seen = reading is not None

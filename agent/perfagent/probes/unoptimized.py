@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from perfagent.boundary.gc_instances import instances_of
+from perfagent.measure.step_task import StepTask
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.measure.uncleared import Uncleared
 
@@ -161,35 +162,30 @@ class Unoptimized:
         return left
 
 
-class _Look:
-    """Watches what the stepping optimizers do not have: a task between two steps.
+class _Look(StepTask):
+    """Watches what the stepping optimizers do not have.
 
     found: what receives gradients and no optimizer has; None if that cannot be said.
     """
 
     def __init__(self, of: Unoptimized, p: StepState, model: nn.Module, left: Iterable[Tensor]) -> None:
-        self._of, self._progress = of, p
+        super().__init__(p)
+        self._of = of
         self.model = weakref.ref(model)
         self._left = [weakref.ref(one) for one in left]
         self._began = -1
         self._before: list[_Versions | None] = []
         self.found: list[Tensor] | None = None
-        self.over = False
-        self.cost_ns = 0
 
-    def at_boundary(self) -> bool:
-        if self.over:
-            return False
-        began, completed = time.perf_counter_ns(), self._progress.completed
+    def _goes_on(self) -> bool:
+        completed = self._progress.completed
         if self._began < 0:
             self._began, self._before = completed, [_versions(one()) for one in self._left]
         elif completed - self._began >= LEAST_STEPS:
             pairs = zip((one() for one in self._left), self._before, strict=True)
             left = [one for one, before in pairs if one is not None and _is_fed(before, _versions(one))]
             self.found = self._of.without(left) if left else []
-            self.over = True
-        self.cost_ns += time.perf_counter_ns() - began
-        return not self.over
+        return self.found is None
 
 
 _Versions = tuple[int, "weakref.ref[Tensor]", int]

@@ -14,6 +14,7 @@ from perfagent.device import accelerator
 from perfagent.measure.compiled import compiled
 from perfagent.measure.flops.op_reading import Convolution, Operators, Results, in_graph
 from perfagent.measure.flops.op_recorder import Recording
+from perfagent.measure.step_task import StepTask
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def _ours(method: Callable[Concatenate[FlopCount, Args], None]) -> Callable[Conc
     return untraced(call)
 
 
-class FlopCount:
-    """Records one step: a task between two steps (causes/investigator.py), and the probe of the root model's calls.
+class FlopCount(StepTask):
+    """Records one step, as the probe of the root model's calls.
 
     operators: what ran in the calls; by False for forward passes, True for backward passes.
     nodes, types: what autograd's graph knows about some operators, by their numbers in it. results: of convolutions.
@@ -53,37 +54,29 @@ class FlopCount:
     """
 
     def __init__(self, progress: StepState) -> None:
-        self._progress = progress
-        self.step = 0
+        super().__init__(progress)
         self.size: Size | None = None
         self.operators: dict[bool, Operators] = {}
         self.nodes: dict[int, list[Convolution | bool]] = {}
         self.types: dict[int, str] = {}
         self.results: Results = {}
         self.half: str | None = None
-        self.over = self.failed = self.broken_off = False
-        self.cost_ns = 0
+        self.failed = self.broken_off = False
         self._recording: Recording | None = None  # set while our profiler is on
         self._is_backward = False  # what it records
         self._undo: Callable[[], None] | None = None
 
-    def at_boundary(self) -> bool:
-        """Begins at the end of one step and ends at the end of the next."""
-        if self._undo is not None:
-            self.close()
-            return False
+    def _goes_on(self) -> bool:
         p, torch = self._progress, sys.modules["torch"]
-        if p.probe is not None or torch.autograd._profiler_enabled():
-            self.over = True
+        if self.step or p.probe is not None or torch.autograd._profiler_enabled():
             return False
-        self.step = p.completed + 1
-        p.probe = self
+        self.step, p.probe = p.completed + 1, self
         self._undo = replace(torch.autograd, "backward", self._backward_begins, self._backward_ends)
         keep_out_of_frames()
         return True
 
     def close(self) -> None:
-        """Removes everything; from here on the results belong to another thread."""
+        """From here on the results belong to another thread."""
         if self._undo is not None:
             self._undo()
             self._undo = None
