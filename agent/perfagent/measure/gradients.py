@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.device import is_captured, ran_out_of_memory, read_later
 from perfagent.measure.parameter_names import names_in, names_of
-from perfagent.measure.sharding import held, local, world_size
+from perfagent.measure.sharding import UNKNOWN, held, local, world_size
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.gradients import GradientNorms, ParameterTable
 
@@ -47,13 +47,14 @@ class Plan(ParameterTable):
         torch = sys.modules["torch"]
         world = world_size()
         shards = held(parameters, world, model)
+        copies, together = shards or UNKNOWN
         super().__init__(
             names=names,
             sizes=list(map(numbers_in, parameters)),
             world=world,
             sharded=shards is not None,
-            copies=None if shards is None else shards.copies,
-            together=None if shards is None else shards.together,
+            copies=copies,
+            together=together,
             same_everywhere=type(model).__name__ == "DistributedDataParallel",
         )
         self.ids = list(map(id, parameters))

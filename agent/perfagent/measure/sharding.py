@@ -11,13 +11,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["Held", "held", "holds_flat", "local", "world_size"]
+__all__ = ["UNKNOWN", "Holders", "held", "holds_flat", "local", "world_size"]
 
 _WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _PIPELINE = frozenset(("pp", "pipe", "pipeline", "stage"))
 """Dimensions of a mesh along which ranks hold other layers, not copies."""
+
+
+Holders = tuple[list[float] | None, int | None]
+"""For each tensor, how many ranks hold the same numbers as this rank; how many hold all that is not sharded. None: not known."""
+UNKNOWN: Holders = None, None
 
 
 def local(tensor: Any) -> Any:
@@ -33,21 +38,7 @@ def world_size() -> int:
     return int(distributed.get_world_size())
 
 
-class Held(NamedTuple):
-    """Which ranks hold the parts of some tensors.
-
-    copies: for each tensor, how many ranks hold the same numbers as this rank; None if that cannot be known.
-    together: how many ranks hold all that is not sharded; None likewise.
-    """
-
-    copies: list[float] | None
-    together: int | None
-
-
-_UNKNOWN = Held(None, None)
-
-
-def held(tensors: Sequence[Any], world: int, model: Any = None) -> Held | None:
+def held(tensors: Sequence[Any], world: int, model: Any = None) -> Holders | None:
     """Returns which ranks hold the parts of these parameters; None if none of them is sharded.
 
     model: the model they belong to, if known; FSDP1's parameters are found through it.
@@ -59,15 +50,15 @@ def held(tensors: Sequence[Any], world: int, model: Any = None) -> Held | None:
         return None
     together = _holders(max(meshes, key=lambda mesh: int(mesh.size())), world) if meshes else world
     if together is None or None in of_flat:
-        return _UNKNOWN
+        return UNKNOWN
     copies: list[float] = []
     for tensor in tensors:
         in_mesh = hasattr(tensor, "device_mesh")
         own = _copies_in_mesh(tensor, together) if in_mesh else flat.get(id(tensor)) or float(together)
         if own is None:
-            return _UNKNOWN
+            return UNKNOWN
         copies.append(own)
-    return Held(copies, together)
+    return copies, together
 
 
 def _copies_in_mesh(tensor: Any, together: int) -> float | None:
