@@ -172,8 +172,8 @@ Known limits:
 - **Dead units.** The units of an activation module that is called several times in one call of the model are those of its first call.
 - **bitsandbytes** compiles functions when it is imported. In such a process, as in one that uses torch.compile, there are no
   `dead_share/*` and no `module_share/*`.
-- **Batches.** Nested tensors have no samples and no tokens. Padding is known from `attention_mask`, a `padding_mask`, lengths, or the
-  model's padding token; a mask of another name is not read.
+- **Batches.** Nested tensors have no samples and no tokens. Padding is known from `attention_mask`, a `padding_mask`, `lengths`, or
+  the model's padding token; masks and lengths of other names, or without one, are not read.
 - **Parameters that stand still.** A table of embeddings that receives gradients does not count.
 - **The operator of a NaN on a GPU** is read from the graph of the step after it. It is named if the weights were kept good
   (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its

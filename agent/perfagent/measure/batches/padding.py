@@ -1,15 +1,15 @@
 """Tells tokens from padding in batches of sequences.
 
 Where it is known, in this order: a mask that says which tokens are real (`attention_mask`); a mask of the padding itself
-(`src_key_padding_mask`, with torch's meaning: True is padding); the lengths of the sequences; the token that the model's
-embedding or its configuration calls padding. Labels of -100 say what the loss leaves out, not what is padding. Whatever
-remains unclear is not counted.
+(`src_key_padding_mask`, with torch's meaning: True is padding); the lengths of the sequences, by name; the token that the
+model's embedding or its configuration calls padding. Labels of -100 say what the loss leaves out, not what is padding.
+Whatever remains unclear is not counted.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from perfagent.measure.batches.places import TOKENS, Path, Place, reached
@@ -27,8 +27,6 @@ TypeError or ValueError for a batch of another structure."""
 _MASK = "attention_mask"
 _LENGTHS = ("length", "lengths", "seq_len", "seq_lens", "seq_length", "seq_lengths", "lens")
 _NOT_OF_THE_INPUT = ("target", "label", "output")
-_LEAST_WIDTHS = 3
-"""Of vectors without a name, that they are lengths: other numbers may be as large as a batch is wide once."""
 
 
 def real_tokens_of(places: Sequence[Place], pad_id: Callable[[], int | None]) -> Real | None:
@@ -43,9 +41,12 @@ def real_tokens_of(places: Sequence[Place], pad_id: Callable[[], int | None]) ->
         if place.name.endswith("padding_mask") and place.tensor.dtype is torch.bool:
             return lambda batch, most, path=place.path: _counted(~reached(batch, path), most)  # type: ignore[misc]
     whole = max((one for one in places if one.tensor.dim() > 1), key=lambda one: one.tensor.numel(), default=None)
-    lengths = None if whole is None else next(iter(_lengths(places, whole.tensor)), None)
-    if whole is not None and lengths is not None:
-        return _by_lengths(whole.path, lengths.path, 1 if lengths.name else _LEAST_WIDTHS)
+    if whole is not None:
+        for place in places:
+            name, is_vector = place.name.lower(), place.tensor.dim() == 1 and _is_index(place.tensor)
+            is_named = name.endswith(_LENGTHS) and not name.startswith(_NOT_OF_THE_INPUT)
+            if is_vector and is_named and len(place.tensor) in whole.tensor.shape[:2]:
+                return _by_lengths(whole.path, place.path)
     return None if tokens is None else _by_token(tokens.path, pad_id)
 
 
@@ -82,17 +83,12 @@ def _by_token(path: Path, pad_id: Callable[[], int | None]) -> Real:
     return count
 
 
-def _by_lengths(whole: Path, path: Path, least_widths: int) -> Real:
-    """They are lengths once the longest sequence was as long as the batch wide, for so many widths: not so the samples of a
-    recording."""
-    widths: set[int] = set()
-
+def _by_lengths(whole: Path, path: Path) -> Real:
     def count(batch: object, _most: int) -> Counts | None:
         lengths: Tensor = reached(batch, path)
-        width, longest = _width(reached(batch, whole), len(lengths)), int(lengths.max())
-        if longest == width:
-            widths.add(width)
-        return (lengths, width) if longest <= width and len(widths) >= least_widths else None
+        shape = reached(batch, whole).shape
+        width = shape[1] if shape[0] == len(lengths) else shape[0]  # time may come first
+        return (lengths, width) if int(lengths.max()) <= width else None  # else they are the samples of a recording
 
     return count
 
@@ -101,24 +97,6 @@ def _tokens(matrices: Sequence[Place]) -> Place | None:
     integers = [place for place in matrices if _is_index(place.tensor)]
     named = [place for place in integers if place.name in TOKENS]
     return next(iter(named or [one for one in integers if not one.name and one.position in (-1, 0)]), None)
-
-
-def _lengths(places: Sequence[Place], whole: Tensor) -> Iterator[Place]:
-    """What may be the lengths of sequences: by its name first, else by its numbers."""
-    vectors = [one for one in places if one.tensor.dim() == 1 and _is_index(one.tensor)]
-    vectors = [one for one in vectors if len(one.tensor) in whole.shape[:2]]
-    for place in vectors:
-        name = place.name.lower()
-        if name.endswith(_LENGTHS) and not name.startswith(_NOT_OF_THE_INPUT):
-            yield place
-    for place in vectors:
-        if not place.name and place.position > 0 and int(place.tensor.max()) == _width(whole, len(place.tensor)):
-            yield place
-
-
-def _width(whole: Tensor, rows: int) -> int:
-    """Time may come first."""
-    return whole.shape[1] if whole.shape[0] == rows else whole.shape[0]
 
 
 def _is_index(tensor: Tensor) -> bool:

@@ -68,6 +68,8 @@ PADDING = {
     "ignored labels": ({"input_ids": IDS, "labels": torch.full((3, 9), -100)}, None),
     "class labels": ((torch.randn(8, 3, 10, 10), torch.randint(0, 10, (8,))), None),
     "nobody knows": ((IDS, IDS), None),
+    "lengths without a name": ((IDS.float(), LENGTHS), None),
+    "samples of a recording": ({"x": IDS.float()[..., None], "lengths": 1000 * LENGTHS}, None),
     "other mask": ({"special_tokens_mask": IS_TOKEN, "input_ids": IDS}, None),
 }
 
@@ -76,11 +78,6 @@ PADDING = {
 def test_padding_is_known_from_masks_and_lengths(contents, kind):
     batch, pct = PADDING[kind]
     assert look_into(contents, batch).get("batch/padding_pct") == pct
-
-
-def test_lengths_without_a_name_are_known_after_three_widths(contents):
-    batches = [(IDS[:, :width], LENGTHS.clamp(max=width)) for width in (5, 7, 9)]
-    assert [look_into(contents, one).get("batch/padding_pct") for one in batches] == [None, None, PADDING_PCT]
 
 
 def test_the_padding_token_of_the_model_tells_padding(record):
