@@ -62,12 +62,9 @@ def plain(device: str, steps: int) -> list[Tensor]:
     return _train(device, steps)
 
 
-def accumulation(device: str, steps: int) -> list[Tensor]:
-    return _train(device, steps, micro=2)
-
-
 def checkpointing(device: str, steps: int) -> list[Tensor]:
-    return _train(device, steps, recomputes=True)
+    """In two parts a step."""
+    return _train(device, steps, micro=2, recomputes=True)
 
 
 def loop(device: str, steps: int) -> list[Tensor]:
@@ -125,7 +122,7 @@ def captured(device: str, steps: int) -> list[Tensor]:
     return losses
 
 
-MADE_OF_TORCH: tuple[Train, ...] = (plain, accumulation, checkpointing, loop)
+MADE_OF_TORCH: tuple[Train, ...] = (plain, checkpointing, loop)
 """Those that compute on the fake devices what they compute on the CPU."""
 
 

@@ -20,11 +20,9 @@ SAID = "called a synchronizing CUDA operation (Triggered internally at CUDAFunct
 
 
 class Cuda:
-    """The one door: torch.cuda's debug mode. `inside_torch` is a call that waits, and says so as torch does when asked
-    to."""
+    """The one door: torch.cuda's debug mode."""
 
-    def __init__(self) -> None:
-        self.mode = 0
+    mode = 0
 
     def get_sync_debug_mode(self) -> int:
         return self.mode
