@@ -88,18 +88,6 @@ def test_every_layer_has_its_norm_in_every_step(everything):
     assert [step for step, _ in recorded.of("dead/share")] == [2, 3], "the model is known after its first step"
 
 
-def test_parameters_without_gradient_are_not_zero_nor_named(everything):
-    model = small()
-    model[0].requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = everything(model)
-    train(model, optimizer, 1, then=lambda: model[2].weight.grad.fill_(1e-8))
-    assert recorded.of("grad/zero_share") == [(1, 0.0)]
-    assert recorded.of("grad/vanishing_share") == [(1, 0.5)]
-    assert not recorded.of("grad_norm/0.weight")
-    assert recorded.of("grad_norm/2.weight")
-
-
 def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
     """Which parameters are bad is known a step later, and then they are counted."""
     model, told = small(), []

@@ -11,8 +11,6 @@ from counted_step import counted_in, recorded_step
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from perfagent.measure.flops.op_recorder import Recording
-
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 X = torch.randn(2, 4)
 
@@ -37,10 +35,6 @@ def profiled(call):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         made = call()
     return made, sum(event.name == "aten::mul" for event in profiler.events())
-
-
-def in_the_way():
-    return torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler
 
 
 class Linear(nn.Linear):
@@ -87,16 +81,6 @@ def test_backward_pass_inside_the_root_call_breaks_nothing_off(record):
 
 
 # ---- what is left behind
-
-
-def test_a_recording_puts_back_what_it_replaced():
-    before = in_the_way()
-    recording = Recording()
-    assert not set(before) & set(in_the_way())
-    with pytest.raises(RuntimeError):
-        Recording()  # a second one on this thread cannot begin
-    recording.end()
-    assert in_the_way() == before
 
 
 def test_no_range_that_the_script_names_leads_to_the_recorder(record):
