@@ -36,10 +36,10 @@ _MOST_SUSPECTS = 32
 class Plan(ParameterTable):
     """What is known of an optimizer's parameters before a pass. Holds no parameter.
 
-    uniform: all are plain tensors of one device and dtype; dtype: that of the norms then.
+    uniform: all are plain tensors of one device and dtype; dtype: that of the norms then. tables: ids of those of embeddings.
     """
 
-    __slots__ = ("_kind", "dtype", "ids", "uniform")
+    __slots__ = ("_kind", "dtype", "ids", "tables", "uniform")
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], names: Sequence[str], model: nn.Module | None = None
@@ -59,6 +59,9 @@ class Plan(ParameterTable):
         )
         self.ids = list(map(id, parameters))
         self._kind = _kind(parameters)
+        embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        modules = () if model is None else model.modules()
+        self.tables = frozenset(id(one.weight) for one in modules if isinstance(one, embeddings))
         plain = {torch.Tensor, torch.nn.Parameter}
         self.uniform = len({(p.device, p.dtype) for p in parameters}) == 1 and plain.issuperset(map(type, parameters))
         self.dtype = _norm_dtype(parameters[0].dtype) if self.uniform else None

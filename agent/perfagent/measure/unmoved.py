@@ -10,18 +10,15 @@ period of the passes accounts for its cost. Between two comparisons, 8192 number
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.measure.gradients import Plan, parameters_of
-from perfagent.measure.updates import Weights
+from perfagent.measure.updates import Changes, Weights
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
-    from perfagent.step.gradients import WeightChanges
     from perfagent.step.state import StepState
 
 __all__ = ["Unmoved"]
@@ -44,14 +41,15 @@ class _Facts(NamedTuple):
 class Unmoved:
     """The comparisons of one run."""
 
-    __slots__ = ("_compared", "_kept", "_passes", "_since", "told")
+    __slots__ = ("_compared", "_kept", "_passes", "_since", "_trainable", "told")
 
     def __init__(self) -> None:
         self._kept: Weights | None = None
         self._since = self._passes = self._compared = 0
+        self._trainable: list[bool] = []
         self.told = False  # something stood still when names were reported last
 
-    def look(self, p: StepState, optimizer: Optimizer, plan: Plan, model: nn.Module, *, tell: bool) -> None:
+    def look(self, p: StepState, optimizer: Optimizer, plan: Plan, *, tell: bool) -> None:
         """Ends a pass, after the optimizer's step. tell: this rank reports the names."""
         self._passes += 1
         since, kept = p.completed - self._since, self._kept
@@ -61,13 +59,16 @@ class Unmoved:
         self._kept = None
         if not plan.fits(parameters):
             return
-        changes = kept.compare(parameters) if kept is not None and kept.plan is plan else None
+        trainable = [one.requires_grad for one in parameters]
+        changes = kept.changes(parameters) if kept is not None and kept.plan is plan else None
         if changes is not None:
             self._compared += 1
-            facts = _facts(optimizer, model)
+            facts = _facts(optimizer, plan)
             p.measured.deferred.append(_Compared(self, p, changes, plan, facts, p.completed + 1, since, tell))
         self._passes, self._since = 0, p.completed
-        self._kept = Weights(parameters, plan, _MOST_NUMBERS, of=[one.requires_grad for one in parameters])
+        if changes is None or trainable != self._trainable:
+            kept = Weights(parameters, plan, _MOST_NUMBERS, of=trainable)
+        self._kept, self._trainable = kept, trainable
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class _Compared:
 
     unmoved: Unmoved
     progress: StepState
-    changes: WeightChanges
+    changes: Changes
     plan: Plan
     facts: list[_Facts]
     step: int
@@ -88,16 +89,11 @@ class _Compared:
 
     def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
         sizes, facts = self.plan.sizes, self.facts
-        moves = {
-            place: move
-            for reading, places in self.changes.readings
-            for place, move in zip(places, reading.values()[len(places) :], strict=True)
-            if facts[place].counts
-        }
-        whole = sum(sizes[place] for place in moves)
+        compared = [(place, stood) for place, stood in self.changes.stood_still() if facts[place].counts]
+        whole = sum(sizes[place] for place, _ in compared)
         if not whole:
             return
-        still = sorted((place for place, move in moves.items() if move == 0), key=lambda place: -sizes[place])
+        still = sorted((place for place, stood in compared if stood), key=lambda place: -sizes[place])
         numbers = sum(sizes[place] for place in still)
         values["update/unmoved_share"] = share = numbers / whole
         if not self.tell or self.progress.links.on_event is None:
@@ -110,7 +106,7 @@ class _Compared:
             "share": share,
             "names": [self.plan.names[place] for place in still[:_MOST_NAMED]],
             "count": len(still),
-            "of": len(moves),
+            "of": len(compared),
             "numbers": numbers,
             "without_gradient": sum(sizes[place] for place in still if not facts[place].has_gradient),
             "without_rate": sum(sizes[place] for place in still if facts[place].rate == 0.0),
@@ -119,12 +115,10 @@ class _Compared:
         self.progress.links.on_event("parameters", told, step=self.step)
 
 
-def _facts(optimizer: Optimizer, model: nn.Module) -> list[_Facts]:
-    nn = sys.modules["torch"].nn
-    tables = {id(one.weight) for one in model.modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))}
+def _facts(optimizer: Optimizer, plan: Plan) -> list[_Facts]:
     return [
         _Facts(
-            one.requires_grad and (one.grad is None or id(one) not in tables),
+            one.requires_grad and (one.grad is None or id(one) not in plan.tables),
             one.grad is not None,
             rate if isinstance(rate, float) else None,
         )
