@@ -170,8 +170,6 @@ Known limits:
   frozen or compiled convolutions of the same sizes differ in their stride alone, and after `backward(create_graph=True)`. Attention that
   is not one fused kernel (dropout on the CPU, a model's own products) counts in full where it is causal, too.
 - **Dead units.** The units of an activation module that is called several times in one call of the model are those of its first call.
-- **bitsandbytes** compiles functions when it is imported. In such a process, as in one that uses torch.compile, there are no
-  `dead_share/*` and no `module_share/*`.
 - **Batches.** Nested tensors have no samples and no tokens. Padding is known from `attention_mask`, a `padding_mask`, `lengths`, or
   the model's padding token; masks and lengths of other names, or without one, are not read.
 - **Parameters that stand still.** A table of embeddings that receives gradients does not count.
