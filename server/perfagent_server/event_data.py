@@ -60,6 +60,7 @@ _OPERATOR = _data(
 _GAP = _data({"s": float, "after": str, "before": str}, at_s=float)
 _GAPS = _data(of=str, busy_s=float, idle_s=float, idle_pct=float, longest=_list_of(_GAP))
 _THREAD = _data(name=str, training=bool, main=bool, daemon=bool, state=str, waits_in=str, frames=list[str])
+_REASON = dict[str, str | int | float | list[str]]
 _PROCESS_GROUP = _data(
     {"group": str, "seq": Whole}, backend=str, desc=str, size=Count, members=str, waits=bool, sizes=str, is_new=bool,
     recent=list[tuple[Whole, str]],
@@ -120,6 +121,8 @@ class ProfileData(Struct):
     sha256: str | None = None
     cut_short: str | None = None
     trace_left_out: str | None = None
+    cut: _REASON | None = None
+    no_trace: _REASON | None = None
     parts: Annotated[int, Meta(ge=0, le=MAX_PARTS)] | None = None
     part: Annotated[int, Meta(ge=1, le=MAX_PARTS)] | None = None
     payload: Any = None  # not bytes: msgspec would take text for them, as base64
@@ -220,8 +223,8 @@ EVENT_DATA: Mapping[str, type[Struct]] = {
         without_rate=Whole, steps=Whole,
     ),
     "command": _data(
-        {"command": str, "state": Literal["accepted", "done", "refused"]}, kind=str, message=str, profile=str, step=Whole,
-        saves=bool,
+        {"command": str, "state": Literal["accepted", "done", "refused"]}, kind=str, why=_REASON, message=str, profile=str,
+        step=Whole, saves=bool,
     ),
     "loss": _data(kind=str, classes=Whole, mean=bool, fed_by=str, broadcast=list[list[Whole]]),
     "sync": _data(lines=_list_of(_LINE), looks=Whole),

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from perfagent.causes.profile import MOST_STEPS, Profile, Summary
 from perfagent.causes.stacks import all_stacks
 from perfagent.causes.trace import busiest
-from perfagent.wire.evidence import ProfileEvidence
+from perfagent.wire.evidence import ProfileEvidence, Reason
 from perfagent.wire.limits import whole
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ __all__ = ["KINDS", "Commands"]
 
 KINDS = ("flush", "profile", "sampling", "stacks", "stop")
 _REMEMBERED = 256
-NOT_STOPPABLE = (
-    "not stoppable: say attach(stoppable=True), read run.should_stop in the loop, or train with perfagent.loop"
-)
-NO_STEP = "this process has not completed a step of a torch optimizer yet"
 _SETTLES = 2.5
 """Rank 0 names a step that begins so many send intervals from now: the others ask for commands once in each."""
 
@@ -38,6 +34,9 @@ Parameters = Mapping[str, object]
 
 class Refused(Exception):  # noqa: N818 - no error
     """Why a command is not obeyed."""
+
+    def __init__(self, key: str, **figures: str | int | list[str]) -> None:
+        self.why: Reason = {"key": key, **figures}
 
 
 class Commands:
@@ -70,10 +69,10 @@ class Commands:
             elif kind == "stop":
                 state, more = "accepted", self._stop(identity, parameters)
             elif kind != "flush":  # which delivery itself has seen (send_loop.py)
-                raise Refused(f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
+                raise Refused("unknown", known=list(KINDS), kind=repr(kind[:40]))
             self._answer(identity, kind, state, **more)
-        except Refused as why:
-            self._answer(identity, kind, "refused", str(why))
+        except Refused as refused:
+            self._answer(identity, kind, "refused", refused.why)
         if kind == "profile" and self._profile is not None and self._profile.command == identity:
             self._watch.add(self._profile)
 
@@ -112,11 +111,11 @@ class Commands:
     def _start_profile(self, identity: str, parameters: Parameters) -> dict[str, object]:
         steps, rule = parameters.get("steps", 5), parameters.get("rule")
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-            raise Refused(f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r:.40}")
+            raise Refused("steps", most=MOST_STEPS, steps=f"{steps!r:.40}")
         if self._profile is not None:
-            raise Refused("a profile of this process is under way; ask again when it is done")
+            raise Refused("under_way")
         if self._watch.progress.last is None:
-            raise Refused(NO_STEP)
+            raise Refused("no_step")
         options = {name: parameters.get(name) is True for name in ("shapes", "memory", "python")}
         self._profile = Profile(self._watch, identity, steps, options)
         since = whole(parameters.get("since_step"))
@@ -127,9 +126,9 @@ class Commands:
         """Rank 0 answers with the step that it names; the others get that with the command."""
         stop = self._watch.stop
         if not stop.allowed:
-            raise Refused(NOT_STOPPABLE)
+            raise Refused("not_stoppable")
         if self._watch.progress.last is None:
-            raise Refused(NO_STEP)
+            raise Refused("no_step")
         if stop.at is None:
             stop.saves = parameters.get("saves", not self._watch.is_bad) is not False
             stop.why, named = str(parameters.get("why") or ""), whole(parameters.get("step"))
@@ -156,7 +155,7 @@ class Commands:
             "shares": summary["shares"], "gaps": {"of": summary["gaps"]["of"], "idle_pct": summary["gaps"]["idle_pct"]},
             "operators": busiest(summary["operators"]),
         }  # fmt: skip
-        if "trace_left_out" not in summary and run is not None:
+        if "no_trace" not in summary and run is not None:
             evidence["url"] = f"/api/v1/runs/{quote(run, safe='')}/profiles/{summary['profile']}"
         data: dict[str, object] = {"rule": rule, "explains": [rule], "severity": "info", "evidence": evidence}
         if since_step is not None:
@@ -173,12 +172,11 @@ class Commands:
             self._watch.set_sample_period(period)
             changed["sample_s"] = period
         if not changed:
-            raise Refused("sampling takes overhead_budget_pct (0.01 to 50) and sample_s (0.5 to 3600)")
+            raise Refused("sampling")
         return changed
 
-    def _answer(self, identity: str, kind: str, state: str, message: str = "", /, **more: object) -> None:
-        said = {"message": message} if message else {}
-        data = {"command": identity, "kind": kind, "state": state, **said, **more}
+    def _answer(self, identity: str, kind: str, state: str, why: Reason | None = None, /, **more: object) -> None:
+        data = {"command": identity, "kind": kind, "state": state, **({"why": why} if why else {}), **more}
         self._watch.sender.event("command", data, step=self._watch.progress.in_progress())
 
 

@@ -31,6 +31,7 @@ from perfagent.step.state import lives, state
 
 if TYPE_CHECKING:
     from perfagent.causes.watch import Watch
+    from perfagent.wire.evidence import Reason
 
 __all__ = ["MOST_STEPS", "Profile", "Summary"]
 
@@ -60,7 +61,7 @@ def _rss_bytes() -> int:
 
 
 class Profile:
-    """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing, in a sentence;
+    """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing;
     cut_short: why it holds less than was asked for; summary: what was recorded, once it is worked out.
 
     rss_bytes: gives the size of the process.
@@ -73,7 +74,8 @@ class Profile:
         self._watch, self.command, self._steps, self._options = watch, command, steps, options
         self.id = uuid.uuid4().hex
         self.done = False
-        self.problem = self.cut_short = ""
+        self.problem: Reason = {}
+        self.cut_short: Reason = {}
         self.summary: Summary = {}
         self._clock, self._rss_bytes = clock, rss_bytes
         self._asked = clock()
@@ -95,7 +97,7 @@ class Profile:
         """Starts at the first boundary, ends `steps` later."""
         if self._is_running() and get_ident() != self._thread:
             if not self.done:
-                self._end("the training went on on another thread, and a profiler is ended by the one that it began on")
+                self._end({"key": "another_thread"})
             return lives(self._thread)
         if self.done:
             self._discard()
@@ -106,19 +108,18 @@ class Profile:
     def _is_running(self) -> bool:
         return self._began > 0 and self._profiler is not None and not self._is_recorded
 
-    def _tried(self, act: Callable[[], bool], what: str = "the profiler failed") -> bool:
+    def _tried(self, act: Callable[[], bool], key: str = "profiler_failed") -> bool:
         """What `act` says; False where it raised: a profiler that fails must be gone, and its failure reported."""
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - Kineto raises anything
-            self._abandon(f"{what}: {type(error).__name__}: {error}")
+            self._abandon({"key": key, "error": f"{type(error).__name__}: {error}"[:1000]})
             return False
 
     def _start(self) -> bool:
         torch = sys.modules["torch"]
         if other_profilers.in_use():
-            running = "the script has a torch profiler of its own running, and only one can run in a process"
-            self._abandon(f"{running}; ask again when it has ended")
+            self._abandon({"key": "other_profiler"})
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if (backend := accelerator()).in_use():
@@ -211,13 +212,13 @@ class Profile:
     def _before_evaluation(self) -> bool:
         """Ends the profile, unless its first step is not over: one that begins with an evaluation, or has one in every
         step (a rollout), holds that as a part of the step."""
-        self._cut("before an evaluation")
+        self._cut("evaluation")
         return True
 
     def _stopped_by_a_limit(self) -> bool:
         at = self._clock()
         if at >= self._until:
-            self._cut(f"after {MOST_S:.0f} s")
+            self._cut("time", s=MOST_S)
             return True
         if at < self._look_at:
             return False
@@ -225,13 +226,12 @@ class Profile:
         grown = self._rss_bytes() - self._size
         if grown < MOST_GROWTH_BYTES:
             return False
-        self._cut(f"when its records took {grown >> 20} MiB")
+        self._cut("size", bytes=grown)
         return True
 
-    def _cut(self, why: str) -> None:
+    def _cut(self, why: str, **limit: float) -> None:
         self._mark()
-        steps = f"{self._whole()} of {self._steps} steps are" if self._whole() else "not one whole step is"
-        self.cut_short = f"cut short {why}: {steps} in it"
+        self.cut_short = {"key": f"cut_short_{why}", **limit, "whole": self._whole(), "of": self._steps}
         self._stop()
 
     # ---- an end before its time
@@ -239,15 +239,15 @@ class Profile:
     def _yield_to_user(self, *_: object, **__: object) -> None:
         if not self._is_running():  # it may be ours that starts
             return
-        self._end(self.problem or "the script started a torch profiler of its own, and only one can run in a process")
+        self._end(self.problem or {"key": "gave_way"})
         self._is_overtaken = not self._stopped.wait(GIVE_WAY_S)
 
     def close(self) -> None:
         """The training ends."""
         if not self.done and not self._is_recorded:
-            self._end(f"the training ended before its {self._steps} steps were over")
+            self._end({"key": "training_ended", "of": self._steps})
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: Reason) -> None:
         """Ends it here, or where the thread that began it passes next."""
         self.problem, self.done = why, True
         if get_ident() == self._thread or not lives(self._thread):
@@ -270,7 +270,7 @@ class Profile:
             profiler.profiler.entered = False  # else it would be taken for one of the script's
         self._stopped.set()
 
-    def _abandon(self, why: str) -> None:
+    def _abandon(self, why: Reason) -> None:
         self._end(why)
         self._take_back()
 
@@ -284,15 +284,15 @@ class Profile:
         """Works out what was recorded, once; then sends it piece by piece."""
         if not self.done and not self._is_recorded:
             if self._profiler is None and self._clock() - self._asked > WAIT_S:
-                self._abandon(f"no step ended within {WAIT_S:.0f} s")
-        elif not self.done and (self._upload or self._tried(self._work_out, "what was recorded could not be read")):
+                self._abandon({"key": "no_step_ended", "wait_s": WAIT_S})
+        elif not self.done and (self._upload or self._tried(self._work_out, "records_unread")):
             assert self._upload is not None
             if self._upload.poll():
                 self.problem, self.done = self._upload.problem, True
 
     def _work_out(self) -> bool:
         profiler, self._profiler = self._profiler, None
-        cut = {"cut_short": self.cut_short} if self.cut_short else {}
+        cut = {"cut": self.cut_short} if self.cut_short else {}
         summary = self.summary = {
             "profile": self.id, "command": self.command, "first_step": self._first, "last_step": self._last,
             "duration_s": (self._ended - self._began) / 1e9, **cut,
@@ -305,12 +305,11 @@ class Profile:
             file, plain_bytes, trace_bytes = self._write(profiler)
             if trace_bytes > MOST_TRACE_BYTES:
                 file = None
-                most = f"the trace has {trace_bytes >> 20} MiB; up to {MOST_TRACE_BYTES >> 20} are sent"
-                summary["trace_left_out"] = f"{most}: ask for fewer steps"
+                summary["no_trace"] = {"key": "trace_too_large", "bytes": trace_bytes, "most_bytes": MOST_TRACE_BYTES}
             else:
                 summary |= {"plain_bytes": plain_bytes, "trace_bytes": trace_bytes}
         except OSError as error:  # a full disk: the operators do not need it
-            summary["trace_left_out"] = f"the trace could not be written: {error.strerror or error}"
+            summary["no_trace"] = {"key": "trace_unwritten", "error": error.strerror or ""}
         self._upload = Upload(self._watch.sender, summary, file, step=self._last)
         return True
 
@@ -342,5 +341,5 @@ class Profile:
             packed = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is sent later
             profiler.export_chrome_trace(str(plain))
             if not plain.exists():  # Kineto raises nothing
-                raise OSError("the disk is full, or cannot be written to")
+                raise OSError
             return packed, trace.compress(plain, packed), packed.tell()

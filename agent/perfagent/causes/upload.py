@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
+    from perfagent.wire.evidence import Reason
 
 __all__ = ["PIECE_BYTES", "Upload"]
 
@@ -30,7 +31,7 @@ class Upload:
         self._sender, self._file, self._step = sender, file, step
         self._id = summary["profile"]
         self._parts = self._number = 0
-        self.problem = ""
+        self.problem: Reason = {}
         if file is not None:
             self._parts = -(-file.seek(0, os.SEEK_END) // PIECE_BYTES)
             file.seek(0)
@@ -42,7 +43,7 @@ class Upload:
         """On the sender's thread. True when everything is handed in, or when it cannot be any more: see `problem`."""
         closing = self._sender.closing_at is not None
         if closing and self._parts - self._number > MOST_AT_ONCE:
-            self.problem = f"the training ended before its trace ({self._parts} pieces) was sent; {self._number} were"
+            self.problem = {"key": "trace_unsent", "parts": self._parts, "sent": self._number}
         elif not closing and self._sender.config.record is None and self._sender.spool.backlog:
             return False  # what is handed in waits in memory: one frame with pieces at a time
         while self._file is not None and not self.problem and (piece := self._file.read(PIECE_BYTES)):

@@ -8,11 +8,15 @@ from typing import TypedDict
 
 __all__ = [
     "ITSELF", "BadModule", "BadTensor", "BadTensors", "Batch", "BatchTensor", "Began", "Gap", "Gaps", "MemoryEvidence",
-    "MinusInfinity", "NonfiniteEvidence", "OperatorFound", "OperatorTimes", "ProfileEvidence", "ThreadStack",
+    "MinusInfinity", "NonfiniteEvidence", "OperatorFound", "OperatorTimes", "ProfileEvidence", "Reason", "ThreadStack",
 ]  # fmt: skip
 
 ITSELF = "(the model itself)"
 """In the place of the name of a module, which the model has none of."""
+
+Reason = dict[str, str | int | float | list[str]]
+"""Why a command is refused, or a profile is cut short or without its trace. key: of the server's sentence; beside it the
+figures of that."""
 
 
 class BadTensor(TypedDict, total=False):

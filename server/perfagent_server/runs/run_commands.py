@@ -28,6 +28,8 @@ from sqlalchemy import Connection, func, insert, select, update
 from perfagent.errors import WireError
 from perfagent.wire import Frame
 from perfagent_server.database import Database, StorageError
+from perfagent_server.rules.causes import reason_words
+from perfagent_server.rules.texts.reader import reader
 from perfagent_server.store.artifacts import ANSWERS
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.stored import Stored
@@ -472,7 +474,7 @@ _FURTHEST = ("refused", "handed", "accepted", "done")
 
 
 def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
-    states = {one.state for one in each}
+    states, language = {one.state for one in each}, reader.get()
     state = next((one for one in _FURTHEST if one in states), "waiting")
     # one that has accepted is given as long again: a profile waits for its first step
     if state in ("waiting", "handed", "accepted") and now >= row["expires"] + (
@@ -486,7 +488,8 @@ def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
         expires=rfc3339(row["expires"]), state=state,
         sources=[
             OrderedSource(
-                rank=one.rank, state=one.state, message=one.message, handed=rfc3339(one.handed), answered=rfc3339(one.answered)
+                rank=one.rank, state=one.state, message=reason_words(one.message, language), handed=rfc3339(one.handed),
+                answered=rfc3339(one.answered),
             )
             for one in each
         ],

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
-from perfagent_server.rules.causes import profile_words
+from perfagent_server.rules.causes import profile_words, reason_words
 from perfagent_server.rules.texts.reader import reader
 from perfagent_server.store.changes import note_change
 from perfagent_server.store.media import store_media
@@ -75,7 +75,8 @@ def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> No
     here = and_(command_source.c.command == item.data["command"], command_source.c.source == frame.source)
     if state == "accepted":  # however late it comes, it is not news after "done"
         here = and_(here, command_source.c.state == "handed")
-    message = (item.data.get("message") or "")[:_MESSAGE_CHARACTERS]
+    why = item.data.get("why")  # older agents send a sentence
+    message = (json.dumps(why, ensure_ascii=False) if why else item.data.get("message") or "")[:_MESSAGE_CHARACTERS]
     connection.execute(update(command_source).where(here).values(state=state, message=message, answered=now))
     if state == "accepted" and frame.rank == 0 and item.data.get("step") is not None:  # of a stop: for the other ranks
         named = {"step": item.data["step"], "saves": item.data.get("saves") is not False, "attempt": frame.attempt}
@@ -218,12 +219,12 @@ class _Asked:
             else {"who": one.who, "rule": one.rule, "alert": one.alert}
         )
 
-    def why(self, asked: str, attempt: int, rank: int) -> str:
-        """Empty while they may come."""
+    def why(self, asked: str, attempt: int, rank: int) -> object:
+        """For reason_words; None while they may come."""
         if (asked, rank) in self._refused:
-            return str(self._refused[asked, rank])
+            return self._refused[asked, rank]
         ended = self._ended.get((attempt, rank))
-        return f"its process ended ({ended}) before the trace was sent" if ended is not None else ""
+        return None if ended is None else {"key": "process_ended", "state": ended}
 
 
 def _path(run: str, identity: str) -> str:
@@ -240,7 +241,7 @@ def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> S
     listed, idle, took = summary.get("operators"), summary.get("gaps"), summary.get("duration_s")
     divided, says = summary.get("shares"), summary.get("says")
     words = profile_words({**summary, "steps": [whole("first_step"), whole("last_step")]}, reader.get())
-    asked, note = str(summary.get("command") or ""), str(summary.get("trace_left_out") or "")
+    asked, note = str(summary.get("command") or ""), summary.get("no_trace") or summary.get("trace_left_out")
     trace = "none" if not row["parts"] else "complete" if row["arrived"] >= row["parts"] else "arriving"
     if trace == "arriving" and (why := known.why(asked, row["attempt"], row["rank"])):
         trace, note = "none", why
@@ -252,7 +253,7 @@ def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> S
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
         shares=divided if isinstance(divided, dict) else {},
         says=words or ([str(one) for one in says] if isinstance(says, list) else []),  # agents of before sent sentences
-        note=note,
+        note=reason_words(note, reader.get()),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent_server.rules.causes import cause_words
+from perfagent_server.rules.causes import cause_words, reason_words
 from perfagent_server.rules.texts import LANGUAGES
 
 
@@ -130,9 +130,11 @@ class Training:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [data for name, data, _ in self.sender.events if name == kind]
 
-    def answers(self, identity: str = "c1") -> list[tuple[str, str]]:
-        """(state, message) of what a command was answered."""
-        return [(one["state"], one.get("message", "")) for one in self.events("command") if one["command"] == identity]
+    def answers(self, identity: str = "c1") -> list[tuple[str, dict[str, Any]]]:
+        """(state, why) of what a command was answered. The server makes a sentence of each reason."""
+        said = [(one["state"], one.get("why", {})) for one in self.events("command") if one["command"] == identity]
+        assert all(reason_words(why, language) != str(why) for _, why in said if why for language in LANGUAGES), said
+        return said
 
     def finding(self) -> dict[str, Any]:
         """The only one, of whose facts the server makes sentences."""

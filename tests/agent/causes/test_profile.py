@@ -114,7 +114,7 @@ def test_ours_gives_way_where_the_script_starts_its_own(train):
         job.steps(2)
     assert calls(own) == LINEAR_LAYERS * 2
     assert not recording()
-    assert "the script started a torch profiler" in job.answers()[1][1]
+    assert job.answers()[1][1] == {"key": "gave_way"}
     assert not profiler._enable_profiler.__module__.startswith("perfagent")
     job.command("profile", "c2", steps=2)
     job.steps(5)
@@ -134,7 +134,7 @@ def test_ours_is_refused_while_the_scripts_warms_up_or_records(train, asked_at):
             job.step()
             own.step()
     assert states(job) == ["accepted", "refused"]
-    assert "the script has a torch profiler" in job.answers()[1][1]
+    assert job.answers()[1][1] == {"key": "other_profiler"}
     assert seen == [15, 15]
     job.command("profile", "c2", steps=1)
     job.steps(3)
@@ -145,7 +145,7 @@ def test_a_training_that_ends_leaves_no_profiler_behind(train):
     job = profiled(train, 50, 3)
     job.recorded.finish()
     assert not recording()
-    assert job.answers()[-1] == ("refused", "the training ended before its 50 steps were over")
+    assert job.answers()[-1] == ("refused", {"key": "training_ended", "of": 50})
 
 
 # ---- evaluations
@@ -175,10 +175,10 @@ def test_a_profile_ends_before_an_evaluation(train, evaluate):
     assert not recording(), "an evaluation may be without end"
     job.look()
     job.look()
-    state, why = job.answers()[1]
-    assert (state, "before an evaluation: 2 of 50 steps" in why) == ("done", True)
+    why = {"key": "cut_short_evaluation", "whole": 2, "of": 50}
+    assert job.answers()[1] == ("done", why)
     summary = summary_of(job)
-    assert (summary["first_step"], summary["last_step"], summary["cut_short"]) == (4, 5, why)
+    assert (summary["first_step"], summary["last_step"], summary["cut"]) == (4, 5, why)
     operators = {row["name"]: row["calls"] for row in summary["operators"]}
     assert operators["aten::addmm"] == 3 * LINEAR_LAYERS
     assert (forward.evaluated, forward.interrupted) == (evaluation.evaluated, evaluation.interrupted)
@@ -217,7 +217,10 @@ def save_a_checkpoint(job: Training) -> None:
 @pytest.mark.parametrize("passing", [end_a_step, fetch, save_a_checkpoint])
 @pytest.mark.parametrize(
     ("within", "beyond", "why"),
-    [((59, 0), (60, 0), "after 60 s"), ((1, 127), (2, 129), "when its records took 129 MiB")],
+    [
+        ((59, 0), (60, 0), {"key": "cut_short_time", "s": 60}),
+        ((1, 127), (2, 129), {"key": "cut_short_size", "bytes": 129 * 2**20}),
+    ],
 )
 def test_a_profile_ends_at_a_limit_where_training_passes(train, passing, within, beyond, why):
     """Seconds, and MiB by which the process has grown."""
@@ -230,7 +233,7 @@ def test_a_profile_ends_at_a_limit_where_training_passes(train, passing, within,
     while not limited.profile.done:
         limited.profile.poll()
     whole = 4 if passing is end_a_step else 2
-    assert f"{why}: {whole} of 50 steps" in limited.profile.cut_short
+    assert limited.profile.cut_short == {**why, "whole": whole, "of": 50}
     assert summary_of(limited.job)["last_step"] == 3 + whole
 
 
@@ -251,7 +254,7 @@ def test_what_is_left_at_the_end_goes_at_once_or_not_at_all(record, count, goes)
     sender.closing_at = 1.0
     assert upload.poll()
     assert len(pieces(sender)) == (count if goes else 0)
-    assert (f"({count} pieces)" in upload.problem) == (not goes)
+    assert upload.problem == ({} if goes else {"key": "trace_unsent", "parts": count, "sent": 0})
     assert file.closed
 
 
@@ -286,7 +289,7 @@ def test_the_scripts_profiler_elsewhere_waits_till_ours_ended(train):
         training.result()
         assert not trainer.submit(recording).result()
     assert calls(own, "aten::dot") == 1
-    assert "the script started a torch profiler" in job.answers()[-1][1]
+    assert job.answers()[-1][1] == {"key": "gave_way"}
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -303,6 +306,6 @@ def test_a_training_that_goes_on_elsewhere_ends_the_profile(train, comes_back):
         assert job.answers()[-1][0] == "refused"
         other.submit(job.command, "profile", "c2", steps=1).result()
         other.submit(job.steps, 3).result()
-    assert "another thread" in job.answers()[-1][1]
+    assert job.answers()[-1][1] == {"key": "another_thread"}
     assert states(job, "c2") == ["accepted", "done"]
     assert not torch.autograd.profiler._enable_profiler.__module__.startswith("perfagent")

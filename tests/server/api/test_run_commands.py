@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from frames import state
 
 from perfagent.wire import Event
+from perfagent_server.rules.causes import reason_words
 from perfagent_server.store.write.lifecycle import mark_lost
 from perfagent_server.timestamps import rfc3339
 
@@ -257,12 +258,14 @@ def test_what_became_of_it_is_shown(client: TestClient, clock: Clock) -> None:
     for rank in (0, 1):
         job.frame(2, rank)
     job.frame(3, 0, answered(order, "done"))
-    job.frame(3, 1, answered(order, "refused", message="a profile is under way"))
+    job.frame(3, 1, answered(order, "refused", why={"key": "under_way"}))
     job.frame(4, 0, answered(order, "accepted"))  # however late: done stays done
     (shown,) = job.orders()
     assert shown["state"] == "refused"
     sources = [(one["rank"], one["state"], one["message"]) for one in shown["sources"]]
-    assert sources == [(0, "done", ""), (1, "refused", "a profile is under way")]
+    assert sources == [(0, "done", ""), (1, "refused", reason_words({"key": "under_way"}))]
+    chinese = client.get("/api/v1/runs/r1/commands", headers={"Accept-Language": "zh"}).json()["commands"][0]
+    assert chinese["sources"][1]["message"] == reason_words({"key": "under_way"}, "zh")
 
 
 @pytest.mark.parametrize(("answer", "after_s"), [(None, 600.0), ("accepted", 1200.0)])

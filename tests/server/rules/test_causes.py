@@ -14,7 +14,7 @@ from perfagent.wire import Event, Finding, to_json
 from perfagent.wire.evidence import ITSELF, MemoryEvidence
 from perfagent_server.alerts.causes import cause_of, join
 from perfagent_server.engine.reports import of_the_user
-from perfagent_server.rules.causes import cause_words, profile_words
+from perfagent_server.rules.causes import cause_words, profile_words, reason_words
 from perfagent_server.rules.causes.memory import plans
 from perfagent_server.rules.texts import LANGUAGES
 from perfagent_server.rules.texts.spoken import spoken
@@ -162,6 +162,27 @@ def test_what_a_profile_shows_is_read_in_the_readers_language() -> None:
     assert found.evidence["causes"][0]["says"] == profile_words(PROFILE)
     assert spoken(found, "zh").evidence["causes"][0]["says"] == profile_words(PROFILE, "zh")
     assert found.fix == "Stop the run."
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        {"key": "cut_short_size", "bytes": 129 * 2**20, "whole": 0, "of": 50},
+        {"key": "profiler_failed", "error": "RuntimeError: {x}"},
+        {"key": "trace_unwritten", "error": ""},
+        {"key": "trace_too_large", "bytes": 2**30, "most_bytes": 2**26},
+        {"key": "process_ended", "state": "lost"},
+    ],
+)
+def test_reasons_are_read_in_the_readers_language_also_from_json(reason: dict[str, object]) -> None:
+    english, chinese = (reason_words(reason, language) for language in LANGUAGES)
+    assert len({english, chinese, str(reason)}) == 3
+    assert reason_words(json.dumps(reason)) == english
+
+
+@pytest.mark.parametrize("reason", ["not stoppable", "", "[1]", '{"key": "of a newer agent"}', '{"key": "steps"}'])
+def test_a_reason_that_is_no_known_facts_stands_as_it_is(reason: str) -> None:
+    assert reason_words(reason, "zh") == reason
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ profile shows. Pure: evidence in, sentences out, in the language of who reads th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from perfagent.wire.evidence import MemoryEvidence, NonfiniteEvidence, ProfileEv
 from perfagent_server.rules.causes import memory, nonfinite, profile
 from perfagent_server.rules.texts import Language, Phrases
 
-__all__ = ["UNRECORDED", "CauseWords", "cause_words", "profile_words", "unrecorded_words"]
+__all__ = ["UNRECORDED", "CauseWords", "cause_words", "profile_words", "reason_words", "unrecorded_words"]
 
 UNRECORDED = "unrecorded"
 """The fact of an alert of `perfagent run`: how many processes its script has started."""
@@ -54,6 +55,19 @@ def profile_words(summary: Mapping[str, Any], language: Language = "en") -> list
         return profile.sentences(msgspec.convert(dict(summary), ProfileEvidence, strict=False), language)
     except (LookupError, TypeError, ValueError):
         return []
+
+
+def reason_words(reason: object, language: Language = "en") -> str:
+    """Why a command was refused, or a profile is cut short or without its trace; empty where nothing says so.
+
+    reason: the facts (perfagent.wire.evidence.Reason), or their JSON. What is none, as the sentence of an older agent, is
+    said as it is.
+    """
+    try:
+        facts: Any = json.loads(reason) if isinstance(reason, str) else reason
+        return Phrases("reason", language).say(facts["key"], facts)
+    except (LookupError, TypeError, ValueError):
+        return str(reason or "")
 
 
 def unrecorded_words(facts: Mapping[str, Any], language: Language = "en") -> tuple[str, str] | None:
