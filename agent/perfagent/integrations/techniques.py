@@ -114,7 +114,7 @@ def _frozen(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
     return {
         "trainable_pct": round(100 * (total - kept) / max(total, 1), 4),
         "saved_bytes": saved,
-        "saved": "gradients and moments of Adam",
+        "saved": "adam_state",
     }
 
 
@@ -128,7 +128,7 @@ def _quantization(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
     kind = next((str(found) for one, _ in packed if (found := getattr(one, "quant_type", None))), None)
     share = 100 * weights / max(sum(map(elements, parameters)), 1)
     told = {"library": library, "bits": min(bits for _, bits in packed), "weights_pct": round(share, 2),
-            "saved_bytes": 2 * weights - held, "saved": "weights, beside bf16"}  # fmt: skip
+            "saved_bytes": 2 * weights - held, "saved": "beside_bf16"}  # fmt: skip
     return told | ({"type": kind} if kind else {})
 
 
@@ -157,4 +157,4 @@ def _pruning(model: torch.nn.Module) -> dict[str, object]:
     size = sum(mask.numel() for mask in masks)
     if masks and size <= _MOST_MASKS and all(mask.device.type == "cpu" for mask in masks):
         told["pruned_pct"] = round(100 * (1 - sum(int(mask.count_nonzero()) for mask in masks) / size), 2)
-    return told | {"saved_bytes": 0, "saved": "nothing while training: masks are kept beside the weights"}
+    return told | {"saved_bytes": 0, "saved": "masks_kept"}

@@ -54,7 +54,8 @@ def sections(run: Mapping[str, Any], search: str) -> list[Component]:
 
 
 def _tables(run: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    techniques = [(line.partition(": ")[0], line.partition(": ")[2]) for line in sentences(run["config"])]
+    lines = sentences(run["config"], lambda key, size: say(f"saves_{key}", size=size))
+    techniques = [(line.partition(": ")[0], line.partition(": ")[2]) for line in lines]
     for group, table in divided(run["config"], run["meta"]).items():
         told = {name: value for name, value in table.items() if name != "techniques"} if group == "found" else table
         entries = [(name, _spelled(name, value)) for name, value in flattened(told)]
