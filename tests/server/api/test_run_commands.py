@@ -309,13 +309,23 @@ def test_a_trace_whose_process_is_gone_comes_with_its_spool(job: Job) -> None:
     assert listed(job) == [("ab12", "complete", "")]
 
 
+def test_why_a_profile_has_no_trace_is_said_also_as_older_agents_did(job: Job) -> None:
+    why = {"key": "trace_too_large", "bytes": 2**27, "most_bytes": 2**26}
+    told: tuple[dict[str, Any], ...] = (
+        {"profile": "a1", "no_trace": why},
+        {"profile": "b2", "trace_left_out": "too large"},
+    )
+    job.frame(2, 0, *(Event(kind="profile", time=1.0, step=7, data=data) for data in told))
+    assert set(listed(job)) == {("a1", "none", reason_words(why)), ("b2", "none", "too large")}
+
+
 @pytest.mark.fault
 def test_x03_odd_profiles_cost_the_frame_nothing(job: Job) -> None:
     """The header that names the file of the trace is ASCII: a trace of another id was stored and could not be had."""
     odd: list[dict[str, Any]] = [
         {"profile": "../x", "part": 1, "payload": b"x"}, {"profile": "ok", "part": 10**6, "payload": b"x"},
         {"profile": "ok", "part": 1, "payload": "text"}, {"profile": "ok", "part": 1, "payload": b"x" * 2**21},
-        {"profile": 7}, {"profile": "ok", "parts": "many", "operators": "none"},
+        {"profile": 7}, {"profile": "ok", "parts": "many", "operators": "none"}, {"profile": "ok", "no_trace": {"key": {}}},
     ]  # fmt: skip
     job.frame(2, 0, *(Event(kind="profile", time=float("nan"), data=data) for data in odd))
     assert job.client.get("/api/v1/runs/r1").json()["step"] == 2
