@@ -317,6 +317,7 @@ class Lifecycle:
             self._tell_state(state, **self._titles(), name=self._name, training_after=after)
         self._trained.name(model, optimizer)
 
+    @guard.guarded
     def _first_step(self, optimizer: Optimizer) -> None:
         version = str(sys.modules["torch"].__version__)
         self._sender.event("state", {"state": "running", "torch": version}, step=self._progress.completed)

@@ -176,7 +176,11 @@ def finish_step(
     if lr is None and optimizer.param_groups:
         lr = optimizer.param_groups[0].get("lr")
     if type(lr) is not float and lr is not None:
-        lr = read_number_later(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
+        try:
+            is_tensor = isinstance(lr, sys.modules["torch"].Tensor) and lr.numel() == 1
+            lr = read_number_later(lr) if is_tensor else float(lr)
+        except (TypeError, ValueError, RuntimeError):  # a list or a function, of the script's own optimizer
+            lr = None
     if p.gradients is not None:
         p.links.gradient_schedule.finish(optimizer, now() - (p.step_end or p.trace[0]))
     first, began = p.last is None, p.selection.began

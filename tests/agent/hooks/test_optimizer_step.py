@@ -99,6 +99,36 @@ def test_a_rate_is_told_as_it_is_whatever_its_type(record):
     assert set(map(type, rates(recorded))) == {float}
 
 
+@pytest.mark.parametrize("rate", [[0.1, 0.2], torch.tensor([0.1, 0.2]), lambda epoch: 0.1])
+def test_a_step_whose_rate_is_no_number_counts(record, rate):
+    class OfItsOwn(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+    model = small()
+    optimizer, recorded = OfItsOwn(model.parameters(), lr=0.1), record(model)
+    optimizer.param_groups[0]["lr"] = rate
+    losses = train(model, optimizer, 3)
+    assert recorded.series("loss") == dict(enumerate(losses, 1))
+    assert not recorded.of("lr")
+
+
+def test_an_optimizer_with_a_number_in_its_state_counts(record):
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            self.state["rounds"] = 1
+
+    recorded = record()
+    for _ in range(3):
+        model = small()
+        train(model, Counting(model.parameters(), lr=0.1), 3)
+        del model
+    assert rates(recorded) == [0.1] * 9
+
+
 # ---- log() and the step in progress
 
 

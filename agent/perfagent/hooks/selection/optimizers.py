@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from perfagent.boundary.guard import guarded
 from perfagent.hooks.selection.models import numbers_trained, parameters_by_id, root_of, search
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.state import now
@@ -198,6 +199,7 @@ class OptimizerSelection:
 
     # ---- the model
 
+    @guarded
     def find_model(self, optimizer: Optimizer) -> None:
         """Finds the model of an optimizer that begins to count with the step that just ended, if the model is not known, as
         in the next fold or trial of a search. Does nothing right after another search, since some loops restart often."""
@@ -224,7 +226,7 @@ class OptimizerSelection:
     def _goes_on(self, optimizer: Optimizer) -> bool:
         """True if the optimizer's own count, restored from a checkpoint, is that of the run: the same training with the
         model built anew. Counts on a device are not read."""
-        count = next((one["step"] for one in optimizer.state.values() if "step" in one), 0)
+        count = next((one["step"] for one in optimizer.state.values() if isinstance(one, dict) and "step" in one), 0)
         made = int(count) if isinstance(count, int) or getattr(count, "is_cpu", False) else 0
         return made > _PATIENCE and abs(made - self._progress.completed) <= _UNPROVEN
 
