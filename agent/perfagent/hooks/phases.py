@@ -27,14 +27,15 @@ COUNTED = ("checkpoint", "eval", "comm", "h2d")
 class Span:
     """One timed part of the loop, entered and left on one thread. always: as of `StepState.report_phase`."""
 
-    __slots__ = ("_always", "_begin_step", "_counts", "_name", "_outer", "_progress", "_started")
+    __slots__ = ("_always", "_begin_step", "_counts", "_name", "_on_training_thread", "_outer", "_progress", "_started")
 
     def __init__(self, progress: StepState, name: str, *, always: bool = True) -> None:
         self._progress, self._name, self._always = progress, name, always
-        self._counts = name in COUNTED
 
     def __enter__(self) -> None:
         p = self._progress
+        self._on_training_thread = p.thread == get_ident()
+        self._counts = self._on_training_thread and self._name in COUNTED
         self._begin_step = p.in_progress()
         self._started = now()
         self._outer, p.phases.inside = p.phases.inside, self._name
@@ -48,8 +49,8 @@ class Span:
         p.phases.inside = self._outer
         if self._counts:
             p.phase_depth -= 1
-        # within one step: part of its breakdown
-        if not p.phase_depth and self._begin_step >= p.completed and not p.off:
+        is_within_one_step = self._begin_step >= p.completed  # then it is part of the step's breakdown
+        if self._on_training_thread and not p.phase_depth and is_within_one_step and not p.off:
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
         duration_s = (ended - self._started) / 1e9
         p.report_phase(self._name, self._begin_step, duration_s, p.in_progress(), always=self._always)

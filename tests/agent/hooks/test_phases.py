@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -159,6 +160,24 @@ def test_a_named_phase_is_an_event_and_no_other(record):
     events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert recorded.phases() == [("checkpoint", 1), ("checkpoint", 2), ("checkpoint", 3)]
     assert all(about(data["duration_s"], OWN_S) for data in events)
+
+
+def test_a_phase_of_another_thread_is_in_no_step(record):
+    recorded, model, optimizer = start(record)
+
+    def save():
+        for name in ("checkpoint", "upload"):
+            with recorded.run.phase(name):
+                yield  # to the training thread, which goes on meanwhile
+
+    with ThreadPoolExecutor(1) as saver:
+        saving = save()
+        for number, x in enumerate(DataLoader(Slow(12), batch_size=2)):
+            if number in (2, 3, 4):
+                saver.submit(next, saving, None).result()
+            step(model, optimizer, x)
+    assert_phases(recorded, data=2 * DATA_S, forward=FORWARD_S, checkpoint=None, upload=None)
+    assert {name for name, _ in recorded.phases()} == {"checkpoint", "upload"}
 
 
 def test_of_phases_in_each_other_each_has_its_own_time(record):
