@@ -179,3 +179,23 @@ def test_the_forward_pass_begins_with_the_first_call_of_a_part(record):
     assert dict.fromkeys((5, 6, 8), 2).items() <= recorded.consumed().items()
     assert recorded.numbers("phase/eval_s") == [7]
     assert not any(map(is_watched, parts))
+
+
+def test_the_mode_of_the_parts_counts_not_that_of_the_root(record):
+    """After an evaluation a script puts the parts back one by one: the list that it trains is never called."""
+    encoder, head = nn.Linear(4, 4), Slow(4, 1)
+    both = nn.ModuleList([encoder, head])
+
+    def before(number):
+        if number == 6:
+            both.eval()
+            evaluate(encoder, head)
+            encoder.train()
+            head.train()
+        with torch.no_grad():
+            encoder(X)
+
+    recorded = train(record, lambda: head(encoder(X)), both, 12, before=before)
+    forward = recorded.series("phase/forward_s")
+    assert all(about(forward[number], NAP_S) for number in range(4, 13))
+    assert recorded.numbers("phase/eval_s") == [6]

@@ -128,8 +128,11 @@ class AuxiliaryModelFinder:
     # ---- calls of parts
 
     def is_training(self) -> bool:
-        root = self._root()
-        return root is not None and root.training
+        """Whether any part is in training mode. The root is not asked: a script that never calls it may not set its mode."""
+        for one in self._watched:  # noqa: SIM110 - any() takes 1 µs more at each call of a part
+            if one._mode is None and (part := one._module()) is not None and part.training:
+                return True
+        return False
 
     @guarded
     def begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
