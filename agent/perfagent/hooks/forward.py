@@ -55,9 +55,9 @@ _DATA = FIELDS[DATA]
 
 
 class WatchedModel(CallSlot):
-    """Replaces the root's call. called: it was called in the course of a training step."""
+    """Replaces the root's call. called_at: `completed` when it was last called with gradients."""
 
-    __slots__ = ("_grad_enabled", "_is_compiled", "_searches_left", "_tracing", "called")
+    __slots__ = ("_grad_enabled", "_is_compiled", "_searches_left", "_tracing", "called_at")
 
     def __init__(self, root: Any, replaced: Function | None = None) -> None:
         super().__init__(root, replaced)
@@ -65,7 +65,7 @@ class WatchedModel(CallSlot):
         self._tracing = sys.modules["torch"]._C._get_tracing_state
         self._is_compiled = "_orig_mod" in root.__dict__.get("_modules", ())
         self._searches_left = _SEARCHES
-        self.called = False
+        self.called_at = -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         root: Any = self._module()
@@ -85,6 +85,7 @@ class WatchedModel(CallSlot):
         try:
             began = now()
             p.opened = True
+            self.called_at = p.completed
             if not training:
                 interrupted(p)
             trace = p.trace
@@ -115,7 +116,6 @@ class WatchedModel(CallSlot):
         if not self._searches_left:
             return output
         try:
-            self.called = True
             holds_loss = _holds_loss(output)
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:

@@ -181,6 +181,12 @@ def test_the_forward_pass_begins_with_the_first_call_of_a_part(record):
     assert not any(map(is_watched, parts))
 
 
+def test_parts_count_again_after_a_step_that_calls_the_root(record):
+    model = Autoencoder()
+    recorded = train(record, lambda: model.loss(X), model, before=lambda number: number == 6 and model(X))
+    assert {5, 7, 8} <= set(recorded.numbers("phase/forward_s")) & set(recorded.consumed())
+
+
 def test_the_mode_of_the_parts_counts_not_that_of_the_root(record):
     """After an evaluation a script puts the parts back one by one: the list that it trains is never called."""
     encoder, head = nn.Linear(4, 4), Slow(4, 1)

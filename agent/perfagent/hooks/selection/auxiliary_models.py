@@ -116,7 +116,7 @@ class AuxiliaryModelFinder:
                 continue
             if own.isdisjoint(_ids(module, "parameters")):
                 new.append(WatchedCall(self, module, module.training))
-            elif id(module) in parts and not self.root_call.called:
+            elif id(module) in parts:
                 new.append(WatchedCall(self, module, None))
         if new and len(self._watched) + len(new) <= _MOST_MODELS:
             for each in new:
@@ -186,7 +186,7 @@ class WatchedCall(CallSlot):
             if graded and forward_mode(p.trace) is not None:
                 return call(*args, **kwargs)
             return evaluated(p, module.training == self._mode, call, args, kwargs, graded=graded)
-        if finder.root_call.called:
+        if finder.root_call.called_at == p.completed:
             return call(*args, **kwargs)
         if not graded:
             return evaluated(p, finder.is_training(), call, args, kwargs)
