@@ -4,6 +4,7 @@ model that it never calls."""
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -179,6 +180,12 @@ def test_the_forward_pass_begins_with_the_first_call_of_a_part(record):
     assert dict.fromkeys((5, 6, 8), 2).items() <= recorded.consumed().items()
     assert recorded.numbers("phase/eval_s") == [7]
     assert not any(map(is_watched, parts))
+
+
+def test_the_forward_pass_of_many_layers_is_seen(record):
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(80)))
+    recorded = train(record, lambda: functools.reduce(lambda x, layer: layer(x), layers, X), layers)
+    assert set(KNOWN) <= set(recorded.numbers("phase/forward_s")) & set(recorded.consumed())
 
 
 def test_parts_count_again_after_a_step_that_calls_the_root(record):

@@ -118,7 +118,8 @@ class AuxiliaryModelFinder:
                 new.append(WatchedCall(self, module, module.training))
             elif id(module) in parts:
                 new.append(WatchedCall(self, module, None))
-        if new and len(self._watched) + len(new) <= _MOST_MODELS:
+        new = new[: _MOST_MODELS - len(self._watched)]
+        if new:
             for each in new:
                 each.put_on()
             self._watched += new
