@@ -323,6 +323,7 @@ class Lifecycle:
         self._sender.event("state", {"state": "running", "torch": version}, step=self._progress.completed)
         self._trained.note_device(optimizer)
         patching.install_late()
+        self._progress.selection.find_first_model(optimizer)
         self._trained.watch()
         if self._context.malloc is None:
             self.tune_malloc(self.settings.tune_malloc)

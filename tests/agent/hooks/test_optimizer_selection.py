@@ -46,6 +46,15 @@ def test_the_model_is_that_of_the_optimizer_that_counts(record):
     assert recorded.numbers("phase/forward_s") == [2, 3, 4, 5, 6]
 
 
+def test_the_model_of_a_named_optimizer_is_found(every_step):
+    model = small()
+    optimizer = sgd(model)
+    recorded = every_step(optimizer=optimizer)
+    train(model, optimizer, 4)
+    assert recorded.numbers("phase/forward_s") == [2, 3, 4]
+    assert recorded.numbers("grad_norm/0.weight") == [2, 3, 4]
+
+
 @pytest.mark.parametrize(("trainings", "steps"), [(3, 30), (5, 12)])
 def test_the_next_of_several_trainings_that_are_kept_counts(clock, record, trainings, steps):
     """The members of an ensemble, the trials of a study: the first nine steps of the next one have numbers and no rows."""

@@ -200,6 +200,13 @@ class OptimizerSelection:
     # ---- the model
 
     @guarded
+    def find_first_model(self, optimizer: Optimizer) -> None:
+        """Finds the model of the optimizer that made the first step, where the script named only the optimizer."""
+        if not self.had_model:
+            self.trains(root_of(optimizer, search(models=True)[0]))
+            self._progress.links.gradient_schedule.found_model()
+
+    @guarded
     def find_model(self, optimizer: Optimizer) -> None:
         """Finds the model of an optimizer that begins to count with the step that just ended, if the model is not known, as
         in the next fold or trial of a search. Does nothing right after another search, since some loops restart often."""
