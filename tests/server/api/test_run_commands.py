@@ -309,7 +309,7 @@ def test_a_trace_whose_process_is_gone_comes_with_its_spool(job: Job) -> None:
     assert listed(job) == [("ab12", "complete", "")]
 
 
-def test_why_a_profile_has_no_trace_is_said_also_as_older_agents_did(job: Job) -> None:
+def test_why_a_profile_has_no_trace_is_said(job: Job) -> None:
     why = {"key": "trace_too_large", "bytes": 2**27, "most_bytes": 2**26}
     told: tuple[dict[str, Any], ...] = (
         {"profile": "a1", "no_trace": why},
