@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.device import accelerator, devices_of
+from perfagent.device.memory import chosen_device, device_in_use
 from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.optimizer_step import watch_optimizer
 from perfagent.hooks.selection.auxiliary_models import AuxiliaryModelFinder
 from perfagent.measure.batches.padding import has_embedding
-from perfagent.measure.memory import chosen_device, device_in_use
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.measure.memory import allocator
+from perfagent.device.memory import allocator
 from perfagent.measure.sharding import local
 from perfagent.measure.tensor_storage import is_lazy, made_of, numbers_in, tensors_in
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfagent.measure.memory import allocator, device_in_use
+from perfagent.device.memory import allocator, device_in_use
 from perfagent.process.descriptors import Descriptor, opened
 from perfagent.samplers import folders
 from perfagent.samplers.folders import FolderSampler
@@ -36,7 +36,7 @@ _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
-    "perfagent.measure.memory",
+    "perfagent.device.memory",
     *(() if os.path.exists("/proc/stat") else ("perfagent.samplers.psutil_counters",)),  # noqa: PTH110
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.measure.memory import allocator, measured
+from perfagent.device.memory import allocator, measured
 from perfagent.wire import CATALOGUE
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perfagent.device import accelerator
+from perfagent.device.backends import accelerator
 
 __all__ = ["allocator", "chosen_device", "device_in_use", "measured"]
 
