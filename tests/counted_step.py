@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.measure.flops.op_formulas import Counted
-from perfagent.measure.flops.step_flops import StepFlops
 from perfagent.measure.flops.step_recording import FlopCount
+from perfagent.probes.flops.op_formulas import Counted
+from perfagent.probes.flops.step_flops import StepFlops
 from perfagent.step.state import state
 
 __all__ = ["counted_in", "counted_step", "recorded_step", "written_by_inductor"]

@@ -16,7 +16,7 @@ WARM_UP, WARM_UP_S, TIMED = 80, 10.0, 120
 
 def check(stage: Stage) -> list[Result]:
     import perfagent
-    from perfagent.measure.flops.device_peaks import peak_flops
+    from perfagent.probes.flops.device_peaks import peak_flops
 
     size = SIZES[stage.size("real")]
     training = Training(size, stage.device)

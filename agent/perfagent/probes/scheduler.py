@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfagent.device import accelerator
-from perfagent.measure.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.measure.flops.step_recording import FlopCount
 from perfagent.measure.modules import ModuleTimes
 from perfagent.measure.synchronization import SynchronizingLines
 from perfagent.measure.value_reads import ValueReads
+from perfagent.probes.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.probes.unoptimized import Unoptimized
 
 if TYPE_CHECKING:

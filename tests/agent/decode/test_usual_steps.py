@@ -16,8 +16,8 @@ from perfagent.decode.phase_times import LoopFacts
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.drafts import rows_of
 from perfagent.measure.batches.size import inputs
-from perfagent.measure.flops.op_formulas import Counted
-from perfagent.measure.flops.step_flops import StepFlops
+from perfagent.probes.flops.op_formulas import Counted
+from perfagent.probes.flops.step_flops import StepFlops
 from perfagent.step import trace as kinds
 from perfagent.step.row import Note
 from perfagent.step.trace import entries_of, trace_of

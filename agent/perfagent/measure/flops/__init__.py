@@ -1,1 +1,1 @@
-"""Counts the floating-point operations of a step, from one recorded step."""
+"""Records the operators of one step, whose floating-point operations `probes/flops/` counts. On the training thread."""

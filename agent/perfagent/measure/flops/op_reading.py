@@ -9,11 +9,11 @@ are read: the tensors that it keeps may be on another device, on a disk, or be r
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfagent.measure.flops.op_formulas import CONVOLUTIONS, GRADIENTS, PRODUCTS, Op, Shape, Shapes
+from perfagent.measure.flops.op import CONVOLUTIONS, GRADIENTS, PRODUCTS, Op, Shape, Shapes
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,8 @@ class Operators:
     passed: for backward passes, the operators of the forward passes that they came through, each once.
     unknown: names of operators whose arithmetic is not known.
 
-    Convolutions and attention appear here once they are settled.
+    numbered: convolutions and attention, by their numbers in the graph (without a node, that of a later one). They
+    are counted in `ran` once they are settled (probes/flops/op_settling.py).
     """
 
     def __init__(self, *, backward: bool) -> None:
@@ -100,18 +101,16 @@ class Operators:
         self.unknown: set[str] = set()
         self._backward = backward
         self._kinds: dict[str, int] = {}
-        self._numbered: list[tuple[int, Op]] = []  # by number in the graph; without a node, that of a later one
+        self.numbered: list[tuple[int, Op]] = []
         self._came_through: set[tuple[int, str]] = set()
 
     def read(self, threads: Iterable[Iterable[ProfilerEvent]]) -> None:
         """Reads what was recorded of a call: 0.7 µs per event."""
         for events in threads:
             self._read(events)
-        if (
-            self._numbered and self._numbered[-1][1].name == GRADIENTS
-        ):  # its input is the batch, which needs no gradient
-            number, op = self._numbered[-1]
-            self._numbered[-1] = number, op._replace(gradients=1)
+        if self.numbered and self.numbered[-1][1].name == GRADIENTS:  # its input is the batch, which needs no gradient
+            number, op = self.numbered[-1]
+            self.numbered[-1] = number, op._replace(gradients=1)
 
     def _read(self, events: Iterable[ProfilerEvent]) -> None:
         """Of one thread. The end of an operator is an event without a name."""
@@ -143,64 +142,18 @@ class Operators:
             return
         if name in PRODUCTS:
             self.ran[op] += 1
-            self._pass(number, op)
+            self.note_passed(number, op)
         elif name in CONVOLUTIONS:
-            self._numbered.append((own, op._replace(shapes=shapes[:2])))
+            self.numbered.append((own, op._replace(shapes=shapes[:2])))
         elif name == GRADIENTS:
-            self._numbered.append((number, op._replace(shapes=shapes[:3])))
+            self.numbered.append((number, op._replace(shapes=shapes[:3])))
         elif op.attends:
-            self._numbered.append((number if op.is_gradient else own, op))
+            self.numbered.append((number if op.is_gradient else own, op))
         else:
             self.unknown.add(name)
 
-    def _pass(self, number: int, op: Op) -> None:
+    def note_passed(self, number: int, op: Op) -> None:
         """At the first operator of a node: the pass may compute two gradients."""
         if number >= 0 and (number, op.name) not in self._came_through:
             self._came_through.add((number, op.name))
             self.passed.append((number, op.forward if op.is_gradient else op))
-
-    def note_results(self, results: Results) -> None:
-        """Adds the shapes of convolutions' results that their gradients show."""
-        for _, op in self._numbered:
-            if op.name == GRADIENTS:
-                results.setdefault(op.shapes[1:], {}).setdefault(op.shapes[0], None)
-
-    def settle(
-        self,
-        nodes: Mapping[int, Sequence[Convolution | bool]],
-        results: Results,
-        causal: defaultdict[Shapes, bool | None],
-    ) -> None:
-        """Adds what autograd's graph, or else others of the same shapes, know about convolutions and attention.
-        nodes: by number, those of the outermost pass first; for attention, whether it is causal. causal: the same by
-        shapes of query and key, known so far."""
-        told = set()
-        for number, op in reversed(self._numbered):  # of several with one number, the last has the node
-            settled = _settled(op, nodes.get(number, ()) if (op.name, number) not in told else (), results)
-            if settled.attends and settled.causal is None:
-                settled = settled._replace(causal=causal[settled.attended[:2]])
-            elif settled.attends:
-                causal[settled.attended[:2]] = settled.causal
-            if op.is_gradient:
-                self._pass(number, settled)
-            else:
-                told.add((op.name, number))
-            self.ran[settled] += 1
-        self._numbered = []
-
-
-def _settled(op: Op, nodes: Sequence[Convolution | bool], results: Results) -> Op:
-    """Completes a convolution, an attention or their gradients. nodes: those that may belong to it."""
-    for node in nodes:
-        if isinstance(node, bool):
-            if op.attends:
-                return op._replace(causal=node)
-        elif op.name == GRADIENTS and node.out == op.shapes[0]:
-            return op._replace(transposed=node.transposed, gradients=node.gradients)
-        elif op.name in CONVOLUTIONS and node.fits(*op.shapes):
-            return op._replace(shapes=(*op.shapes, node.out), transposed=node.transposed)
-    outs = results.get(op.shapes, {}) if op.name in CONVOLUTIONS else {}
-    if len(outs) != 1:  # several differ in their strides
-        return op
-    ((out, transposed),) = outs.items()
-    return op._replace(shapes=(*op.shapes, out), transposed=transposed)

@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from perfagent.measure.compiled import causal_in_compiled_code
-from perfagent.measure.flops.op_formulas import causal_share
+from perfagent.probes.flops.inductor_code import causal_in_compiled_code
+from perfagent.probes.flops.op_formulas import causal_share
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 BATCH, LENGTH, WIDTH = 2, 24, 32

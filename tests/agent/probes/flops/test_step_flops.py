@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from perfagent.measure.batches.size import Inputs
-from perfagent.measure.flops.op_formulas import Counted
-from perfagent.measure.flops.step_flops import StepFlops
+from perfagent.probes.flops.op_formulas import Counted
+from perfagent.probes.flops.step_flops import StepFlops
 
 TEXT, PICTURES = (4, 40), (4, 0, 3, 64, 64)
 

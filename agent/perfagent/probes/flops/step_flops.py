@@ -28,10 +28,13 @@ from typing import TYPE_CHECKING
 
 from perfagent.device import accelerator
 from perfagent.measure.batches.size import Inputs, inputs
-from perfagent.measure.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
-from perfagent.measure.flops.device_peaks import peak_flops
-from perfagent.measure.flops.op_formulas import Counted, Op, Shape, Shapes, count
+from perfagent.measure.compiled import compiled
+from perfagent.measure.flops.op import Op, Shape, Shapes
 from perfagent.measure.flops.step_recording import FlopCount, Size
+from perfagent.probes.flops.device_peaks import peak_flops
+from perfagent.probes.flops.inductor_code import causal_in_compiled_code, products_in_own_kernels
+from perfagent.probes.flops.op_formulas import Counted, count
+from perfagent.probes.flops.op_settling import note_results, settle
 from perfagent.process.host_allocator import trim
 
 if TYPE_CHECKING:
@@ -179,10 +182,10 @@ def _counted(look: FlopCount) -> Counted:
     Recomputation within the backward pass of compiled code is not marked: everything beyond twice the forward pass is
     taken for it. If weights are frozen, the count is too high by at most the recomputation.
     """
-    look.operators[True].note_results(look.results)
+    note_results(look.operators[True], look.results)
     causal: defaultdict[Shapes, bool | None] = defaultdict(causal_in_compiled_code if compiled() else bool)
     for backward in sorted(look.operators, reverse=True):  # what is checkpointed has its nodes in the backward pass
-        look.operators[backward].settle(look.nodes, look.results, causal)
+        settle(look.operators[backward], look.nodes, look.results, causal)
     ways = {backward: count(one.ran, one.unknown) for backward, one in look.operators.items()}
     forward, behind = ways.get(False, Counted()), ways[True]
     by_type: dict[str, Counter[Op]] = {}

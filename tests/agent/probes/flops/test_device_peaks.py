@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.measure.flops.device_peaks import peak_flops
+from perfagent.probes.flops.device_peaks import peak_flops
 
 KNOWN = {
     ("NVIDIA H200", "bfloat16"): 989.4,
