@@ -17,6 +17,7 @@ from perfagent.measure.modules import ModuleTimes
 from perfagent.measure.synchronization import SynchronizingLines
 from perfagent.measure.value_reads import ValueReads
 from perfagent.probes.flops.step_flops import MOST_SIZES, StepFlops
+from perfagent.probes.module_shares import module_shares, parts_of, ready
 from perfagent.probes.unoptimized import Unoptimized
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class ScheduledProbes:
         if not self._is_due(ModuleTimes):
             return None
         model = self._model()
-        times = None if model is None else ModuleTimes(self._progress, model)
+        times = None if model is None else ModuleTimes(self._progress, parts_of(model))
         if times is None or times.over:
             self._due[ModuleTimes] = self._clock() + LEAST_S
             return None
@@ -142,7 +143,7 @@ class ScheduledProbes:
 
     def _finish(self, probe: Probe) -> None:
         p = self._progress
-        if not probe.over or (isinstance(probe, ModuleTimes) and not probe.ready()):
+        if not probe.over or (isinstance(probe, ModuleTimes) and not ready(probe)):
             return
         if isinstance(probe, FlopCount) and probe.step and not self.flops.has_seen(probe.step) and not p.links.ended:
             return
@@ -154,8 +155,10 @@ class ScheduledProbes:
             return
         rest_s = probe.cost_ns / 1e9 / (_SHARE_OF_BUDGET * self._budget)
         self._due[type(probe)] = self._clock() + max(LEAST_S, rest_s)
-        values = probe.values() if probe.step else {}
+        if not probe.step:
+            return
+        values = module_shares(probe, p.clock) if isinstance(probe, ModuleTimes) else probe.values()
         if values:
             p.rows.append((probe.step, time.time(), time.monotonic(), tuple(values), [*values.values()]))
-        if probe.step and not isinstance(probe, ModuleTimes) and probe.lines:
+        if not isinstance(probe, ModuleTimes) and probe.lines:
             self._sender.event("sync", {"lines": probe.told()}, step=probe.step)

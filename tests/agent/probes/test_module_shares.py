@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.modules import module as hooked
 
 from perfagent.measure.flops.step_recording import FlopCount
-from perfagent.measure.modules import ModuleTimes, parts_of
+from perfagent.measure.modules import ModuleTimes
+from perfagent.probes.module_shares import module_shares, parts_of, ready
 from perfagent.step.state import state
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -52,14 +53,16 @@ def training(model):
 
 def shares_of_a_step(model):
     step = training(model)
-    look = ModuleTimes(state.current, model)
+    look = ModuleTimes(state.current, parts_of(model))
     assert look.at_boundary()
     step()
     assert not look.at_boundary()
     assert not hooks()
-    assert look.ready()
+    assert ready(look)
     step()
-    return {name.removeprefix("module_share/"): share for name, share in look.values().items()}
+    return {
+        name.removeprefix("module_share/"): share for name, share in module_shares(look, state.current.clock).items()
+    }
 
 
 def test_shares_of_the_parts_make_up_most_of_a_step(record):
@@ -109,7 +112,7 @@ def test_an_exception_in_the_measured_call_leaves_nothing_behind(record, kind):
     model = Tower()
     record(model)
     training(model)
-    look = ModuleTimes(state.current, model) if kind is ModuleTimes else FlopCount(state.current)
+    look = ModuleTimes(state.current, parts_of(model)) if kind is ModuleTimes else FlopCount(state.current)
     assert look.at_boundary()
     with pytest.raises(RuntimeError, match=r"shapes|size"):
         model(torch.randn(2, 3))
