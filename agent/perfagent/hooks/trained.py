@@ -7,7 +7,6 @@ with another model.
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Trained"]
 
 _MOST_OPTIMIZERS = 8
-_PAUSE_S = 60.0
 
 
 class Trained:
@@ -43,9 +41,8 @@ class Trained:
         self._device: int | None = None
         self._likely_device = chosen_device(first=who.world_size > 1 and who.local_rank == 0)
         self._undo_forward: Callable[[], None] | None = None
-        self._finder: AuxiliaryModelFinder | None = None
+        self.finder: AuxiliaryModelFinder | None = None
         self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
-        self._due = 0.0
         progress.links.on_next_model = self._next_model
         progress.links.on_next_optimizer = self.watch_step
 
@@ -130,10 +127,9 @@ class Trained:
             watched = watch_forward(model)
             if watched is not None:
                 self._undo_forward = watched.take_off
-                self._finder = AuxiliaryModelFinder(self._progress, model, watched)
+                self.finder = AuxiliaryModelFinder(self._progress, model, watched)
                 facts.evaluations.usual_from(self._progress.completed)
-                self._progress.links.investigator.add(self._finder)
-                self._due = time.monotonic() + _PAUSE_S
+                self._progress.links.investigator.add(self.finder)
         if optimizer is not None:
             self.watch_step(optimizer)
 
@@ -147,22 +143,14 @@ class Trained:
         if len(self._undo_steps) < _MOST_OPTIMIZERS:
             self._undo_steps[id(owner)] = weakref.ref(owner), watch_optimizer(optimizer)
 
-    def poll(self) -> None:
-        """Now and then repeats the search for auxiliary models and for a lost model. Called on the sender's thread."""
-        if self._progress.selection.has_lost_model():
-            self._progress.links.investigator.add(self._progress.selection)
-        if self._finder is not None and time.monotonic() >= self._due:
-            self._due = time.monotonic() + _PAUSE_S
-            self._progress.links.investigator.add(self._finder)
-
     def take_off(self) -> None:
-        if self._finder is not None:
-            self._finder.remove()
+        if self.finder is not None:
+            self.finder.remove()
         if self._undo_forward is not None:
             self._undo_forward()
         for _, undo in self._undo_steps.values():
             undo()
-        self._undo_forward = self._finder = None
+        self._undo_forward = self.finder = None
         self._undo_steps.clear()
 
     def _watch_again(self) -> None:

@@ -23,6 +23,8 @@ _OVERHEAD = ("agent/overhead_pct",)
 _EVERY_S = 0.5
 """One pace for all, so that most ticks poll nothing."""
 _BATCHES_S = 2.0
+_SEARCH_S = 60.0
+"""Between two searches for auxiliary models; the first one is made where the hooks are put in place."""
 
 
 class Polling:
@@ -35,7 +37,7 @@ class Polling:
         self._trained, self._investigator = trained, investigator
         self._probes: ScheduledProbes | None = None
         self._probing: Source | None = None
-        self._batches_due = 0.0
+        self._batches_due, self._search_due = 0.0, time.monotonic() + _SEARCH_S
         self.sampler: Sampler | None = None
 
     def install(self) -> None:
@@ -53,7 +55,7 @@ class Polling:
             self.sampler.stop()
         if p.early and p.early[0].waits_too_long():
             self.settle_waiting()
-        self._trained.poll()
+        self._search_again()
         self.report_batches()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
         gradients_ns = p.costs.pass_ns + p.costs.report_ns + p.costs.device_ns
@@ -61,6 +63,15 @@ class Polling:
         if share is not None:
             p.links.gradient_schedule.come_back()
             self._sender.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+
+    def _search_again(self) -> None:
+        """Now and then repeats the search for auxiliary models, and for a lost model."""
+        finder, at = self._trained.finder, time.monotonic()
+        if self._progress.selection.has_lost_model():
+            self._investigator.add(self._progress.selection)
+        if finder is not None and at >= self._search_due:
+            self._search_due = at + _SEARCH_S
+            self._investigator.add(finder)
 
     @guard.guarded
     def report_batches(self, *, at_end: bool = False) -> None:
