@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from perfagent.step.state import StepState
 
-__all__ = ["Uncleared"]
+__all__ = ["LOOKS", "Uncleared"]
 
 LOOKS = 3
 _MOST_STEPS = 20
@@ -30,8 +30,9 @@ _MOST_NUMBERS = 2**20
 
 
 class Uncleared(StepTask):
-    """Over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look. fruitless: no gradient could
-    be looked at, nor will be."""
+    """Over after a gradient that was cleared, or LOOKS that were not. step: that of the newest look. looks: at gradients that
+    the optimizer used with the sum; readings: whether each was other than zero. fruitless: no gradient could be looked
+    at, nor will be."""
 
     def __init__(self, p: StepState) -> None:
         super().__init__(p)
@@ -40,20 +41,9 @@ class Uncleared(StepTask):
         self._kept: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int, int] | None = None
         self._seen = False  # the gradient was there as it had been, when backward began
         self._passes = 0
-        self._readings: list[Reading] = []
-        self._looks = 0
+        self.readings: list[Reading] = []
+        self.looks = 0
         self.fruitless = False
-
-    # ---- on the sender's thread
-
-    def result(self) -> int | None:
-        """Once over: how many were not cleared, 0 or LOOKS. None while a device has not told."""
-        if not all(reading.ready() for reading in self._readings):
-            return None
-        readings, self._readings = self._readings, []
-        return self._looks if self._looks >= LOOKS and all(reading.values()[0] for reading in readings) else 0
-
-    # ---- on the training thread
 
     @guarded  # here, since an error in the investigator would end every other task as well
     def _goes_on(self) -> bool:
@@ -62,10 +52,10 @@ class Uncleared(StepTask):
             fed, gradient = kept[0](), kept[1]()
             # backward added to it, and the optimizer used the sum
             if fed is not None and gradient is not None:
-                self._looks += fed._version > kept[2] and gradient._version > kept[3]
+                self.looks += fed._version > kept[2] and gradient._version > kept[3]
         self._steps += 1
         self.step = p.completed
-        self.over = self.over or self._looks >= LOOKS or self._steps > _MOST_STEPS
+        self.over = self.over or self.looks >= LOOKS or self._steps > _MOST_STEPS
         self._kept, self._seen, self._passes = None, False, 0
         if p.losses.proof == self._backward_begins:
             p.losses.proof = None
@@ -102,5 +92,5 @@ class Uncleared(StepTask):
             return
         # a loop may clear it past autograd (.data.zero_())
         reading = read_later((gradient.detach() != 0).any().float())
-        self._readings += [] if reading is None else [reading]
+        self.readings += [] if reading is None else [reading]
         self._seen = reading is not None

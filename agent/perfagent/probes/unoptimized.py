@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.measure.step_task import StepTask
 from perfagent.measure.tensor_storage import numbers_in
-from perfagent.measure.uncleared import Uncleared
+from perfagent.measure.uncleared import LOOKS, Uncleared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,9 +121,9 @@ class Unoptimized:
             self._tell(model, [])
 
     def _tell_uncleared(self, look: Uncleared) -> None:
-        looks = look.result()
-        if looks is None:
+        if not all(reading.ready() for reading in look.readings):
             return
+        looks = look.looks if look.looks >= LOOKS and all(reading.values()[0] for reading in look.readings) else 0
         self._clearing, self._is_fruitless = None, look.fruitless
         self._progress.costs.hooks_ns += look.cost_ns
         if self._is_on["uncleared"] != bool(looks):
