@@ -287,8 +287,8 @@ class _Watch:
 
     def _deliver(self, spool: Spool, until: float) -> bool:
         """Sends all frames of a spool within the time; False when some are left."""
-        from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
+        from perfagent.delivery.upload import upload
 
         # a script may have sent its run elsewhere than the options say
         server, follows = spool.header.server or self._config.server, spool.header.is_found

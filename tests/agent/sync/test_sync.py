@@ -16,9 +16,10 @@ from ingest_server import IngestServer, Scripted
 from ticks import tick_of
 
 from perfagent.cli import _main
-from perfagent.delivery import sync
+from perfagent.delivery import upload
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import HttpTransport, Reply
+from perfagent.sync import command
 from perfagent.wire import Group, decode
 
 pytestmark = pytest.mark.real
@@ -45,10 +46,11 @@ def run_sync(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the module `time` in `sync`: a pause is over at once, and counts."""
+    """Stands for the module `time` in what sends: a pause is over at once, and counts."""
     made = SimpleNamespace(now=1000.0)
     made.monotonic, made.sleep = lambda: made.now, lambda seconds: setattr(made, "now", made.now + seconds)
-    monkeypatch.setattr(sync, "time", made)
+    for module in (command, upload):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

@@ -1,0 +1,1 @@
+"""`perfagent sync`: sends what was recorded offline and what dead processes left."""
