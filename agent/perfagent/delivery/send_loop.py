@@ -181,12 +181,14 @@ class SendLoop:
             self._messages.warn("disk", cause=error.strerror or str(error), room=room)
 
     def _take_events(self, *, last: bool) -> list[Event]:
-        """The data of one that a function gives are asked for in the next drain, when the rows of before are written."""
+        """The data of one that a function gives are asked for in the next drain, when the rows of before are written. What
+        happened after it waits as well: an end is reported behind its cause."""
         handoff, events = self._handoff, list[Event]()
         waiting, due, self._asked_next = len(handoff.events), self._asked_next, []
         for _ in range(waiting):  # what comes meanwhile may come faster than this loop ends
             happened = handoff.events.popleft()
-            (self._asked_next if callable(happened.data) and not last else due).append(happened)
+            waits = not last and (self._asked_next or callable(happened.data))
+            (self._asked_next if waits else due).append(happened)
         for kind, time_, step, monotonic, given in due:
             try:
                 found = given() if callable(given) else given
