@@ -95,10 +95,10 @@ class Profile:
 
     def at_boundary(self) -> bool:
         """Starts at the first boundary, ends `steps` later."""
-        if self._is_running() and get_ident() != self._thread:
+        if self._is_running() and get_native_id() != self._native:
             if not self.done:
                 self._end({"key": "another_thread"})
-            return lives(self._thread)
+            return not self._is_orphan()
         if self.done:
             self._discard()
         if self.done or self._is_recorded:
@@ -198,7 +198,7 @@ class Profile:
 
     def _asking(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
         def passing(*args: object, **_: object) -> None:
-            if get_ident() != self._thread or not self._is_running():
+            if get_native_id() != self._native or not self._is_running():
                 return
             if self.done:
                 self._discard()
@@ -250,21 +250,24 @@ class Profile:
     def _end(self, why: Reason) -> None:
         """Ends it here, or where the thread that began it passes next."""
         self.problem, self.done = why, True
-        if get_ident() == self._thread or not lives(self._thread):
+        if get_native_id() == self._native or self._is_orphan():
             self._discard()
 
+    def _is_orphan(self) -> bool:
+        """True if the thread that began it has ended, and perhaps the calling one got its ident."""
+        return not lives(self._thread) or (get_ident() == self._thread and get_native_id() != self._native)
+
     def _discard(self) -> None:
-        """On its own thread, which is not a forked child's nor a new one of the same ident. If that has ended, nobody can stop
-        the profiler, which records nothing more."""
-        is_gone = not lives(self._thread)
-        if self._profiler is None or not (is_gone or get_native_id() == self._native):
+        """On the thread that began it. If that has ended, nobody can stop the profiler, which records nothing more."""
+        is_orphan = self._is_orphan()
+        if self._profiler is None or not (is_orphan or get_native_id() == self._native):
             return
         self._take_back()
         profiler, self._profiler = self._profiler, None
         with contextlib.suppress(Exception):
             if self._is_overtaken:  # stopping it now would end the process (other_profilers.py): it records no more
                 profiler.profiler.toggle_collection_dynamic(False, [sys.modules["torch"].profiler.ProfilerActivity.CPU])
-            elif not is_gone:
+            elif not is_orphan:
                 self._mark()
                 profiler.stop()
             profiler.profiler.entered = False  # else it would be taken for one of the script's
