@@ -74,9 +74,9 @@ class Collector:
         self._captured = CapturedRows(handoff, columns)
         self._packer = Packer(columns, self._captured.delivered.update)
         self._notes: list[Any] = []
-        self._held: deque[tuple[float, Any]] = deque()
-        """Rows that wait for their device, and since when; of those behind them only steps and user logs wait, too."""
-        self._holds_logs = False
+        self._held_steps: deque[tuple[float, Any]] = deque()
+        self._held_logs: deque[tuple[float, Any]] = deque()
+        """Rows that wait for their device, and since when. Behind a step only steps wait, behind a user's log only those."""
         self._called = -math.inf
         """When log() was called last."""
         self._epoch = 0.0
@@ -92,7 +92,7 @@ class Collector:
     def waits(self) -> bool:
         """Whether a row is there that was not taken yet, or rows were dropped that have to be counted."""
         rows: deque[Any] = self._handoff.rows
-        if self.aside or self._held or self._captured.waits or len(rows) > 1:
+        if self.aside or self._held_steps or self._held_logs or self._captured.waits or len(rows) > 1:
             return True
         return len(rows) == 1 and not (type(rows[0]) is OverflowMark and rows[0].fresh)
 
@@ -116,11 +116,12 @@ class Collector:
         while taken < most and waiting:
             row = waiting[0]
             kind = type(row)
+            held = self._held_steps if kind is StepRow else self._held_logs
             if kind is OverflowMark:
                 self._compare(row, taken)
                 most -= 1
                 continue
-            if kind is tuple and (len(row) == _OURS or not self._holds_logs):
+            if kind is tuple and (len(row) == _OURS or not held):
                 self._add(row)
             elif (
                 kind is StepRow
@@ -136,11 +137,10 @@ class Collector:
                 notes.append(with_user_loss(p, row) if losses and p is not None else row)
             elif kind in _EARLY and not row.settled and not last:
                 self.aside.append(row)
-            elif (self._held and kind is not CapturedLog) or not self._ask(row, now, now, last=last):
+            elif (held and kind is not CapturedLog) or not self._ask(row, now, now, last=last):
                 if plain and kind is StepRow:
                     break  # it waits for the next step to begin, and takes the short way then
-                self._held.append((now, row))
-                self._holds_logs = self._holds_logs or kind is not StepRow
+                held.append((now, row))
             waiting.popleft()
             taken += 1
             if not taken % _AT_A_TIME and taken + _AT_A_TIME <= most:  # not for the sake of a few more
@@ -158,9 +158,9 @@ class Collector:
 
     def _release(self, now: float, *, last: bool) -> None:
         """Takes those that waited for their device and are there by now, and those that have their step."""
-        while self._held and self._ask(self._held[0][1], self._held[0][0], now, last=last):
-            self._held.popleft()
-        self._holds_logs = any(type(row) is not StepRow for _, row in self._held)
+        for held in (self._held_steps, self._held_logs):
+            while held and self._ask(held[0][1], held[0][0], now, last=last):
+                held.popleft()
         # they get their steps at once, on another thread: in the midst of that none is taken
         if self.aside and (last or self.aside[-1].settled):
             while self.aside and self._ask(self.aside[0], now, now, last=last):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Backend", "Event", "Stream", "accelerator", "backend_of", "devices_of", "ran_out_of_memory", "reached",
-    "tolerating_out_of_memory",
+    "Backend", "Event", "Stream", "accelerator", "backend_of", "devices_of", "is_capture_endangered", "ran_out_of_memory",
+    "reached", "tolerating_out_of_memory",
 ]  # fmt: skip
 
 logger = logging.getLogger("perfagent")
@@ -247,6 +247,11 @@ def tolerating_out_of_memory() -> Iterator[None]:
     except RuntimeError as error:
         if not ran_out_of_memory(error):
             raise
+
+
+def is_capture_endangered() -> bool:
+    """True while a query or a copy by another thread could break a capture."""
+    return bool(_capturing)
 
 
 def reached(event: Event | None) -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from perfagent.device.backends import Backend, Event, Stream, backend_of, reached
+from perfagent.device.backends import Backend, Event, Stream, backend_of, is_capture_endangered, reached
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,8 @@ __all__ = [
 
 _MOST_WAITING = 4096
 """Values that may wait to be read. Beyond this (a stuck sender) more are dropped, which bounds the pinned memory."""
+FETCH_S = 10.0
+"""How long a fetch of a large copy may take, captures of the script included."""
 _SMALL, _AT_ONCE = 16, 64
 """Buffers of up to _SMALL numbers are allocated _AT_ONCE at a time, larger ones in powers of two: each allocation of
 pinned memory waits for the device, and the number of gradients may change at each step."""
@@ -181,11 +183,13 @@ def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Event | None]:
 
 def fetched(copy: torch.Tensor) -> torch.Tensor:
     """Returns such a copy in host memory. On the sender's thread, which sleeps until it is there, some milliseconds; and on a
-    stream of its own, since on the script's it would wait behind all that the script has queued."""
+    stream of its own, since on the script's it would wait behind all that the script has queued. Raises TimeoutError."""
     backend = backend_of(copy.device.type)
     if not backend.has_events:
         return copy.cpu()
-    module = backend.module
+    module, until = backend.module, time.monotonic() + FETCH_S
+    while is_capture_endangered():
+        _sleep(until)
     stream = _fetching.get(copy.device)
     if stream is None:
         stream = _fetching[copy.device] = module.Stream(copy.device)
@@ -194,8 +198,14 @@ def fetched(copy: torch.Tensor) -> torch.Tensor:
         arrived = backend.event()
         arrived.record(stream)
     while not reached(arrived):
-        time.sleep(0.0005)
+        _sleep(until)
     return host
+
+
+def _sleep(until: float) -> None:
+    if time.monotonic() > until:
+        raise TimeoutError(f"its device did not answer within {FETCH_S:.0f} s")
+    time.sleep(0.0005)
 
 
 def _event_behind(backend: Backend, device: torch.device) -> Event:

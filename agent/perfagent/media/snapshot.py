@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import duplicate, fetched, is_captured, is_tensor
+from perfagent.device import duplicate, fetched, is_captured, is_tensor, reached
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class Snapshot:
     def ready(self) -> bool:
         """Never blocks. Of a lost device it is, whose error `array` will meet."""
         try:
-            return self._event is None or bool(self._event.query())
+            return reached(self._event)
         except RuntimeError:
             return True
 

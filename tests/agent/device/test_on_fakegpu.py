@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,11 @@ from counted_step import counted_step
 from fake_accelerator import Control
 from torch import nn
 
-from perfagent.device import duplicate, fetched, is_captured, reached, to_host
+from perfagent.delivery.columns import Columns
+from perfagent.delivery.drain import Collector
+from perfagent.delivery.row_packing import rows_in
+from perfagent.device import duplicate, fetched, is_captured, reached, readings, to_host
+from perfagent.media.snapshot import Snapshot
 
 MIB = 2**20
 
@@ -65,6 +70,23 @@ def test_no_capture_of_the_script_ends_by_a_query(fakegpu: Control, record: Any)
     assert [step for step, _ in recorded.steps()] == [1, 2, 3]
 
 
+def test_no_capture_of_the_script_ends_by_a_fetch(fakegpu: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Snapshot(torch.ones(2, device="fakegpu:0"))
+    fetches: list[Any] = []
+
+    def fetch() -> None:
+        with pytest.raises(TimeoutError):
+            fetches.append(image.array())
+
+    graph = torch.accelerator.Graph()
+    with torch.fakegpu.Stream(), graph, monkeypatch.context() as patched:
+        patched.setattr(readings, "FETCH_S", 0.0)
+        assert not image.ready()
+        sender = in_a_thread(fetch)
+    assert sender not in fakegpu.by_thread() and not fetches
+    assert image.ready() and image.array().tolist() == [1.0, 1.0]
+
+
 def test_large_copies_wait_for_the_device_and_nobody_for_them(fakegpu: Control) -> None:
     x = torch.arange(6.0, device="fakegpu:1")
     fakegpu.hold(1)
@@ -80,6 +102,25 @@ def test_large_copies_wait_for_the_device_and_nobody_for_them(fakegpu: Control) 
     assert host.tolist() == fetched(copy).tolist() == [0, 1, 2, 3, 4, 5]
     with torch.fakegpu.Stream("fakegpu:1"), torch.accelerator.Graph():
         assert to_host(x) is None and is_captured(x)
+
+
+def test_a_log_that_waits_for_its_device_holds_up_no_step(fakegpu: Control, record: Any) -> None:
+    recorded, model = record(), nn.Linear(4, 1).to("fakegpu:0")
+    trained(model, 1, torch.ones(2, 4, device="fakegpu:0"))
+    sender = recorded.sender
+    sender.counters, sender.reader = Counter(), recorded.progress.links.reader
+    collector = Collector(sender, Columns(), lambda: None, lambda _: None)
+
+    def collected() -> set[tuple[int, str]]:
+        blocks = collector.collect(0.0, last=False).packed
+        return {(step, name) for block in blocks for step, _, _, values in rows_in(block) for name in dict(values)}
+
+    with fakegpu.held(1):
+        recorded.run.log({"side/x": torch.ones((), device="fakegpu:1")})
+        trained(model, 3, torch.ones(2, 4, device="fakegpu:0"))
+        found = collected()
+    assert {(1, "lr"), (2, "lr"), (3, "lr")} <= found
+    assert "side/x" in {name for _, name in collected() - found}
 
 
 def test_a_step_takes_the_time_of_the_device(fakegpu: Control, record: Any) -> None:
