@@ -5,6 +5,7 @@ Imports little, since it is loaded in processes that may never train.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
 from _thread import get_ident
@@ -66,9 +67,9 @@ class Once:
 
     def _watch(self, spec: importlib.machinery.ModuleSpec) -> None:
         loader: Any = spec.loader
-        if loader is None:
+        load = getattr(loader, "exec_module", None)
+        if load is None:
             return
-        load = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)  # uncovers the class's own; may be gone already
@@ -77,4 +78,7 @@ class Once:
                 self.forget()
                 self._done()
 
-        loader.exec_module = exec_module
+        with contextlib.suppress(
+            AttributeError
+        ):  # a loader with slots: this module goes unseen, and its import succeeds
+            loader.exec_module = exec_module

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     finders = [*sys.meta_path]
     yield
     sys.meta_path[:] = finders
-    for name in ("half_way_library", "half_way_torch", "half_way_later"):
+    for name in ("half_way_library", "half_way_torch", "half_way_later", "half_way_slots"):
         sys.modules.pop(name, None)
 
 
@@ -55,3 +58,17 @@ def test_a_library_whose_import_failed_is_adapted_later(found, tmp_path: Path) -
     importlib.invalidate_caches()
     importlib.import_module("half_way_library")
     assert found == [True]
+
+
+def test_a_loader_that_takes_no_attribute_loads_all_the_same(package) -> None:
+    class Loader:
+        __slots__ = ()
+
+        def create_module(self, spec: ModuleSpec) -> None: ...
+
+        def exec_module(self, module: Any) -> None:
+            module.loaded = True
+
+    sys.meta_path.append(SimpleNamespace(find_spec=lambda name, *_: ModuleSpec(name, Loader())))
+    patching.when_imported("half_way_slots", lambda: None)
+    assert importlib.import_module("half_way_slots").loaded
