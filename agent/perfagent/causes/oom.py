@@ -27,6 +27,7 @@ __all__ = ["forensics"]
 
 _TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to (?:allocate|mmap) ([\d.]+) ?([KMGT]i?B|bytes)")
 _WORKER = re.compile(r"^Caught \w+ in DataLoader worker process (\d+)")
+_ON_GPU = re.compile(r"\b(?:CUDA|HIP|CUDNN)(?:\b|_)")
 _UNITS = {
     "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
@@ -83,7 +84,7 @@ def _device_of(error: BaseException, text: str) -> str:
     kind = accelerator().kind
     other = re.match(rf"(MPS|XPU|{re.escape(kind)})\b", text, re.IGNORECASE)
     number = re.search(r"[GN]PU (\d+)", text)
-    if other or number or type(error).__name__ == "OutOfMemoryError" or re.search("CUDA|HIP|CUDNN", text):
+    if other or number or type(error).__name__ == "OutOfMemoryError" or _ON_GPU.search(text):
         return (other[1].lower() if other else kind) + (f":{number[1]}" if number else "")
     return "cpu"
 

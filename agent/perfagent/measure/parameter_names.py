@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -60,4 +61,6 @@ def without_wrappers(names: Iterable[str]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    return name if len(name.encode("utf-8", "replace")) <= _MOST_BYTES else name[-_MOST_BYTES // 4 :]
+    """A name that is too long becomes its checksum and its end, of characters of up to four bytes."""
+    whole = name.encode("utf-8", "replace")
+    return name if len(whole) <= _MOST_BYTES else f"{zlib.crc32(whole):08x}_{name[-_MOST_BYTES // 4 + 3 :]}"

@@ -323,7 +323,11 @@ def _cell(value: Any) -> Cell:
     if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) < 2**63):
         return value  # type: ignore[no-any-return]
     if getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", "cpu") == "cpu":
-        return _cell(value.item())
+        item = value.item()
+        if type(item) is not type(value):
+            return _cell(item)
+        if item.dtype.kind == "f":  # np.longdouble, which has no Python type
+            return float(item)
     if hasattr(value, "shape") or isinstance(value, Media):
         return f"[{type(value).__name__}]"
     return str(value)[:_CELL_CHARACTERS]

@@ -145,11 +145,12 @@ SAID = [
     (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB). Tried to allocate 256.00 MB"), "mps", 256_000_000),
     (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"), "xpu:1", 2**31),
     (MemoryError(MMAP), "cpu", 400_001_605),
+    (MemoryError("Unable to allocate 1.00 KiB in /data/RELATIONSHIPS/rows.py"), "cpu", 1024),
     (MemoryError("Unable to allocate 7.50 GiB for an array with shape (1,)"), "cpu", 15 * 2**29),
 ]
 
 
-@pytest.mark.parametrize(("error", "device", "tried"), SAID, ids=["mps", "xpu", "mmap", "numpy"])
+@pytest.mark.parametrize(("error", "device", "tried"), SAID, ids=["mps", "xpu", "mmap", "path", "numpy"])
 def test_what_each_allocator_says_is_understood(train, error, device, tried):
     job = train()
     job.steps(2)

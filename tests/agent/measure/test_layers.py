@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -60,7 +62,9 @@ def test_a_very_long_name_still_fits_on_the_wire():
     model: nn.Module = nn.Linear(1, 1)
     for _ in range(100):
         model = nn.ModuleDict({"层层": model})
-    for name in names_of(sgd(model), model):
+    names = names_of(sgd(both := nn.ModuleDict({"one": model, "other": copy.deepcopy(model)})), both)
+    assert len({*names}) == len(names) == 4
+    for name in names:
         assert len(f"grad_square_sum/{name}".encode()) <= MAX_NAME_BYTES
 
 

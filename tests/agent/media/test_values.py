@@ -115,6 +115,11 @@ def test_a_table_keeps_its_first_rows_and_no_secrets() -> None:
     assert "a row of 1 cells" in perfagent.Table(["a", "b"], [[1]]).problem
 
 
+def test_numbers_that_python_has_no_type_for_are_cells() -> None:
+    table = perfagent.Table(["real", "array", "complex"], [[np.longdouble(1.5), np.array(0.5, "g"), np.clongdouble(2)]])
+    assert json.loads(sent(table))["rows"] == [[1.5, 0.5, "[clongdouble]"]]
+
+
 def test_a_histogram_counts_what_is_finite() -> None:
     told = json.loads(sent(perfagent.Histogram(torch.tensor([0.0, 1.0, 1.0, 4.0, float("inf"), float("nan")]), bins=4)))
     assert told == {"low": 0.0, "high": 4.0, "counts": [1, 2, 0, 1], "nonfinite": 2, "count": 6}
