@@ -143,10 +143,9 @@ class Context:
     def _everything(self) -> dict[str, Any]:
         """Hyperparameters by source, with what the user handed over on top."""
         found = self.hyperparameters.found()
-        model, optimizer = self._model(), self._optimizer()
-        if model is not None:
-            with contextlib.suppress(Exception):  # a model of another kind, or one that is being changed at this moment
-                found["model"] = _of_model(model)
+        optimizer = self._optimizer()
+        if described := self._ask_model(_of_model):
+            found["model"] = described
         defaults = getattr(optimizer, "defaults", None)
         if isinstance(defaults, dict):
             found["optimizer"] = {"class": type(optimizer).__name__, **defaults}
@@ -158,12 +157,14 @@ class Context:
     def _techniques(self) -> dict[str, Any]:
         """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are
         merged."""
-        techniques = {**self._told_techniques, **of_process(), **self.hyperparameters.techniques}
+        found = self._ask_model(of_model)
+        return {**self._told_techniques, **of_process(), **self.hyperparameters.techniques, **found}
+
+    def _ask_model(self, ask: Callable[[nn.Module], dict[str, object]]) -> dict[str, object]:
         model = self._model()
-        if model is not None:
-            with contextlib.suppress(Exception):  # as above
-                techniques |= of_model(model)
-        return techniques
+        with contextlib.suppress(Exception):  # a model of another kind, or one that is being changed at this moment
+            return {} if model is None else ask(model)
+        return {}
 
     def _tell(self, **context: object) -> None:
         environment = self._variables | ({} if self.malloc is None else {"malloc": self.malloc})

@@ -91,12 +91,13 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
             os.waitpid(first, 0)
         return True
     # In the child, and in its child: nothing may return into the caller's code.
-    with contextlib.suppress(BaseException):
+    try:
         os.setsid()
         if os.fork() == 0:
             _let_go(pidfd)
             os.execv(sys.executable, words)  # noqa: S606 - the interpreter that runs us
-    os._exit(0)
+    finally:
+        os._exit(0)
 
 
 def watch_worker(pid: int, options: LaunchOptions) -> None:

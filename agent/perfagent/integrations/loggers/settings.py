@@ -33,6 +33,7 @@ def given() -> dict[str, dict[str, object]]:
     """All settings so far. Of W&B those of the run in progress, whose config scripts also change without a call."""
     config: Any = getattr(getattr(sys.modules.get("wandb"), "run", None), "config", None)
     if config is not None:
-        with contextlib.suppress(Exception):  # another version, or changed at this moment: the next look has it
+        # another version, or changed at this moment: the next look has it
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
             note("wandb", dict(config.items()))
     return {logger: dict(settings) for logger, settings in list(_noted.items()) if settings}

@@ -37,7 +37,7 @@ class Recording:
         )
         try:
             torch._C._autograd._enable_profiler_legacy(config)
-        except BaseException:
+        except (RuntimeError, TypeError):  # another profiler runs, or torch is of another version
             self._put_back()
             raise
 
