@@ -12,12 +12,11 @@ settings.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
 
-__all__ = ["reason_against", "trim", "tune"]
+__all__ = ["reason_against", "tune"]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MMAP_THRESHOLD = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64-bit systems
@@ -78,11 +77,3 @@ def _set_thresholds() -> str | None:
         return "not glibc"  # musl
     taken = process.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD) and process.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD)
     return None if taken else "mallopt refused"
-
-
-def trim() -> None:
-    """Gives free memory back to the kernel, where the allocator can: 2 to 4 ms, while other threads run."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -35,7 +35,6 @@ from perfagent.probes.flops.device_peaks import peak_flops
 from perfagent.probes.flops.inductor_code import causal_in_compiled_code, products_in_own_kernels
 from perfagent.probes.flops.op_formulas import Counted, count
 from perfagent.probes.flops.op_settling import note_results, settle
-from perfagent.process.host_allocator import trim
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +89,6 @@ class StepFlops:
 
     def take(self, look: FlopCount, model: nn.Module | None) -> None:
         """Takes the result of a recorded step, once the row of that step has been read. On the sender's thread."""
-        trim()  # the recording was one array of native memory, 8 MB for the backward pass of a model with 300 tensors
         size, self.running = look.size, None
         if look.failed:
             self.tells = False
