@@ -25,7 +25,7 @@ class PerfagentError(Exception):
     """Root of all errors raised by perfagent."""
 
     exit_code = 1
-    """Of a command that it ends."""
+    """Exit code of the command that it ends."""
     status = 0
     """HTTP status of the server's answer, where that is the error."""
 

@@ -16,7 +16,7 @@ __all__ = ["ask", "with_losses"]
 
 TIMEOUT_S = 2.0
 _POINTS = 120
-"""Of a small curve."""
+"""Points of the small curve."""
 
 
 def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) -> Finding | None:

@@ -33,9 +33,9 @@ _STAYS_FINITE = (
     "Tanh", "Sigmoid", "Relu", "Gelu", "Silu", "Embedding", "NativeDropout", "Index", "IndexSelect", "Gather", "UnsafeView",
     "Clone", "Mean", "Sum", "Neg", *(name for name in _TURNS if name != "ToCopy"),  # which may overflow
 )  # fmt: skip
-"""What these make of finite values is finite."""
+"""Operators whose output is finite if their inputs are."""
 _UNSEEN = ("Add", "Sub", "Cat", "Stack", "Where", "MaskedFill", "Softmax", "LogSoftmax")
-"""The same, or nearly so, and of what they were given they keep none. A softmax makes NaN of a row of -inf."""
+"""Operators that keep none of their inputs, and rarely turn finite ones into NaN: a softmax does of a row of -inf."""
 _PRODUCTS = ("Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution")
 _LOGARITHMS = {"Log": 0.0, "Log2": 0.0, "Log10": 0.0, "Log1P": -1.0}
 """Where they become -inf."""
@@ -104,7 +104,7 @@ class Node:
         return factor.largest() < math.inf and least * _SMALL >= 1.0
 
     def made(self) -> str | None:
-        """What bad value it certainly made of what it keeps; "" where it made none; None where that is not known."""
+        """`nan` or `-inf` if the kept inputs prove it, "" if the output is finite, None if unknown."""
         if self.name in _STAYS_FINITE or self.name in _UNSEEN:
             return ""
         if not self.read or self.below() or any(one.is_bad() for one in (*self.read, *self.written)):

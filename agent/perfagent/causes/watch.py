@@ -121,7 +121,7 @@ class Watch:
             self._bad_gradients.append((step, names, among or []))
 
     def bad_gradients(self, step: int) -> tuple[list[str], list[str]]:
-        """The same of that step; empty where none was, or they were not measured. Any thread."""
+        """(bad parameters, all that were measured) of that step; ([], []) if none. Any thread."""
         return next(((names, among) for at, names, among in [*self._bad_gradients] if at == step), ([], []))
 
     def witnessed(self, step: int, names: list[str], among: list[str], inputs: list[BatchTensor]) -> None:

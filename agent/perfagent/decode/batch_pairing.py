@@ -44,7 +44,7 @@ class Batches:
         """id of the loader whose batches are followed by backward passes; 0 where an evaluation may get the same id."""
         self._ends = 0  # how many times such a loader has reached its end
         self.epoch = 0
-        """Of the newest batch of a backward pass, from 1. (A loader's end may be fetched before its last batches are used.)"""
+        """Epoch, from 1, of the batch of the newest backward pass."""
         self.begin([])
 
     # ---- a step, in the order of its trace

@@ -64,8 +64,8 @@ class LoopFacts:
         return reading.step
 
     def read_usual(self, trace: Trace) -> Breakdown | None:
-        """The same of a usual step without device clock, in a sixth of the time; None, and nothing is learned, for any
-        other."""
+        """`read` for the usual layouts without a device clock, six times as fast. None for any other; nothing is learned
+        then."""
         layout = _USUAL.get(len(trace))
         if layout is None or layout[0](trace) != layout[1]:
             return None

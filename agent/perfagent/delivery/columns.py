@@ -21,7 +21,7 @@ AnyRow = Row | tuple[int, float, float, tuple[str, ...], Sequence[float]]
 INT64 = 2**63
 DROPPED = "agent/dropped"
 _MOST_NAMED = 10
-"""Of the names that are left out; thousands may be."""
+"""Names to report of those left out."""
 _MOST_SHAPES = 4096
 
 

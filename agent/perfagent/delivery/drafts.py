@@ -25,7 +25,7 @@ __all__ = ["Draft", "Read", "is_pressing", "is_pressing_block", "left_behind", "
 PIECE_ROWS = 80
 """Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
 PIECE_BYTES = 2**16
-"""Of packed rows, likewise: 0.3 ms for 600 rows of 10 values."""
+"""Most bytes of packed rows to read at a time: 0.3 ms for 600 rows of 10 values."""
 _as_note = tuple.__new__
 
 
@@ -57,7 +57,7 @@ def rows_of(notes: Iterable[Any], reader: StepReader, lost: Callable[[object], N
 
 
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
-    """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
+    """Splits rows into pieces; each encoded draft is decoded when it is wanted, and not kept."""
     notes: list[Any] = []
     blocks: list[Packed] = []
     for draft in drafts:

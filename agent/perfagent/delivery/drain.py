@@ -1,7 +1,7 @@
 """Takes rows out of the training thread's deque and turns each into what can be written down.
 
-Runs seven times a second with cold caches. So rows are packed as they come (row_packing.py), usual steps stay the notes
-that they are, and all other rows are asked one by one. What was taken is written down (drafts.py) and let go of, since
+Runs seven times a second with cold caches: rows are packed as they come (row_packing.py), usual steps are kept unread,
+all others are asked one by one. What was taken is written down (drafts.py) and let go of, since
 objects that live on make the garbage collector run.
 """
 

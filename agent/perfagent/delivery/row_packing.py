@@ -23,7 +23,7 @@ __all__ = ["Packed", "Packer", "grouped", "is_finite", "merge", "rows_in"]
 _FIXED = 3
 """Words before the values: step, Unix time, monotonic."""
 _MOST_SHAPES = 32
-"""Of which the names are kept from tick to tick."""
+"""Layouts whose names are cached between ticks."""
 _FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 
 
@@ -113,7 +113,7 @@ def _fits(value: float) -> bool:
 
 
 def merge(groups: Iterable[Group]) -> list[Group]:
-    """The same rows in as few groups as possible; rows keep their order within a group."""
+    """Joins groups of the same names; rows keep their order within a group."""
     shapes: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
         shapes.setdefault((*group.values,), []).append(group)

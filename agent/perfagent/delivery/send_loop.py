@@ -42,7 +42,7 @@ GONE = (
     "overflows", "dropped", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step",
     "event_overflows", "dropped_events", "rejected_events",
 )  # fmt: skip
-"""Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
+"""Counters of lost samples and events; their sum is agent/dropped."""
 TELL_GONE_S = 1.0
 
 
@@ -65,7 +65,7 @@ class SendLoop:
 
     @property
     def spool(self) -> Spool:
-        """Of the source that this process is at the moment."""
+        """Spool of the source that this process is now."""
         return self.exchange.spool
 
     def _read_drafts(self) -> None:

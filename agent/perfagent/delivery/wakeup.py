@@ -17,7 +17,7 @@ __all__ = ["Bell", "start_deaf", "yield_gil"]
 YIELD_S = 1e-4
 HURRY = 1000
 _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"}
-"""What a thread brings upon itself: blocked, it would end the process without a word of faulthandler's."""
+"""Signals of a fault in the thread itself: never blocked, so faulthandler can report."""
 
 
 def start_deaf(thread: threading.Thread) -> None:

@@ -32,7 +32,7 @@ _MOST_OPTIMIZERS = 8
 
 
 class Trained:
-    """Of one run."""
+    """What one run trains."""
 
     def __init__(self, progress: StepState, sender: Handoff) -> None:
         self._progress, self._sender = progress, sender

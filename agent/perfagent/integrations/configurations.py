@@ -27,8 +27,8 @@ def _flags(values: object) -> dict[str, object] | None:
 
 
 def settings_of_dataclasses(parser: Any, namespace: object) -> dict[str, object]:
-    """What a parser of Transformers has for the script's dataclasses. Now: it takes out of the namespace what it makes
-    them of. The trainer's own, a hundred and more, are told as its."""
+    """Fields of the script's own dataclasses; TrainingArguments are reported elsewhere. Read before the parser empties
+    the namespace."""
     trainers = [
         kind for kind in parser.dataclass_types if any(base.__name__ == "TrainingArguments" for base in kind.__mro__)
     ]

@@ -26,7 +26,7 @@ __all__ = ["LOOKS", "Uncleared"]
 LOOKS = 3
 _MOST_STEPS = 20
 _MOST_NUMBERS = 2**20
-"""Of a gradient that is looked at: a look makes as many bytes, at the peak of memory."""
+"""Largest gradient to check: the check allocates one byte a number."""
 
 
 class Uncleared(StepTask):

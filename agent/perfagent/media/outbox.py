@@ -26,15 +26,15 @@ __all__ = ["Outbox"]
 MOST_OF_CALL = 100
 """Items of one name in one log()."""
 WAITING_BYTES, WAITING_ITEMS = 64 * 2**20, 2000
-"""That wait for the sender's thread, as copies in host or device memory."""
+"""Most that may wait, as copies in host or device memory."""
 FRAME_BYTES = 3 * 2**20
-"""Of media in one frame; the server takes 8 MiB. So a process sends at most that much a second."""
+"""Most bytes of media in a frame, of the 8 MiB that the server accepts."""
 RUN_BYTES, RUN_ITEMS = 2 * 2**30, 20_000
-"""Of a process. Each time they are reached, only every second call of a name is taken from then on."""
+"""After so much, every second call of a name is dropped, then three of four."""
 SPOOL_SHARE = 4
 """While the server is away, media may have a quarter of the spool: samples are worth more."""
 TICK_S, CLOSING_SHARE = 0.02, 0.4
-"""Of encoding in one tick of the sender; and of the time that the end of the run may take."""
+"""Seconds of encoding in a tick; share of the time left at the end of the run."""
 TELL_S = 30.0
 
 
@@ -59,7 +59,7 @@ class Outbox:
         self.source: Source | None = None
         self.waiting: deque[_Waiting] = deque()
         self._added_bytes = self._sent_bytes = 0
-        """Of copies; each is counted by one thread alone."""
+        """Bytes of copies; each is counted by one thread alone."""
         self._calls: Counter[str] = Counter()
         self._taken_items = self._taken_bytes = 0
         self._left_out: Counter[int] = Counter()

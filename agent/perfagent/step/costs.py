@@ -53,7 +53,7 @@ def steps_ns(steps: int, entries: int) -> float:
 
 
 def occasional_ns(*, scaled: bool) -> float:
-    """Returns the cost of what one step has and not every step does. scaled: a GradScaler stepped."""
+    """Cost of the optional parts of a step: clipping, mixed precision, a gradient pass. scaled: a GradScaler stepped."""
     return stamp_ns() * (_RARE + _SCALED * scaled)
 
 

@@ -19,10 +19,9 @@ __all__ = ["Stop", "claim"]
 
 
 class Stop:
-    """Of one run. raises: the script has allowed that its loop is left by an exception (`attach(stoppable=True)`).
+    """The stop of one run. raises: the script allows that its loop is left by an exception (`attach(stoppable=True)`).
     claimed: a trainer or `perfagent.loop` ends it by a flag of its own. at: the step after which it ends, None while nobody
-    asked; saves: whether a trainer's checkpoint may be written then, which is not so after a loss that is no number; why:
-    who asked, and for what."""
+    asked; saves: a checkpoint may be written then (not after a NaN loss); why: who asked, and for what."""
 
     def __init__(self, progress: StepState) -> None:
         self._progress = progress
