@@ -52,8 +52,8 @@ _LASTING = ("checkpoint", "eval", "rollout")
 class Pulse:
     """What grows while anything goes on. hooks: entries of the step's trace; moved: bytes that the training thread and
     its workers read and wrote; switches: how often the training thread was woken; sleeps: it waits for a timer; is_busy:
-    one of them runs now, or any thread waits for a disk; beside, woken: bytes, and how often, of everything else here but
-    the agent and threads that wait for a timer."""
+    one of them runs now, or any thread waits for a disk; elsewhere_bytes, woken: bytes
+    moved and wake-ups of everything else here but the agent and threads that wait for a timer."""
 
     at: float
     hooks: tuple[int, int]
@@ -62,7 +62,7 @@ class Pulse:
     switches: int
     sleeps: bool
     is_busy: bool
-    beside: int = 0
+    elsewhere_bytes: int = 0
     woken: int = 0
 
 
@@ -77,7 +77,8 @@ def goes_on(before: Pulse, now: Pulse, *, spins: bool) -> str:
     if now.is_busy or now.cpu_s - before.cpu_s > _COMPUTES * (now.at - before.at):
         return "unsure" if spins else "computes"
     is_woken = now.switches - before.switches > most and not (before.sleeps or now.sleeps)
-    return "unsure" if is_woken or now.beside != before.beside or abs(now.woken - before.woken) > most else ""
+    is_elsewhere = now.elsewhere_bytes != before.elsewhere_bytes or abs(now.woken - before.woken) > most
+    return "unsure" if is_woken or is_elsewhere else ""
 
 
 class Standstill:
@@ -107,7 +108,7 @@ class Standstill:
         if quiet >= self._next:
             self._next = max(2 * self._next, quiet + FIRST_S)
             self._looks += 1
-            self._look(quiet)
+            self._report_pause(quiet)
             self._tell_at = quiet + 1.0  # the stacks are on their way by then, should the recorder not answer
         elif self._tell_at is not None and quiet >= self._tell_at:
             self._tell_at = None
@@ -118,7 +119,7 @@ class Standstill:
                 self._watch.sender.event("collectives", {"step": p.completed, **found}, step=p.in_progress())
 
     @guarded
-    def _look(self, quiet: float) -> None:
+    def _report_pause(self, quiet: float) -> None:
         from perfagent.causes.stacks import all_stacks
 
         p, sender = self._watch.progress, self._watch.sender
@@ -153,7 +154,7 @@ class Standstill:
         busy = training["state"] == "R" or any(one.get("state") == "D" for one in threads)
         known = dict(getattr(threading, "_active", {}))  # no lock, which threading.enumerate() takes
         ours = {native, *(one.native_id for one in known.values() if one.name in OWN)}
-        beside = sum(_bytes_of(task) for task in tasks.iterdir() if int(task.name) not in ours)
+        elsewhere_bytes = sum(_bytes_of(task) for task in tasks.iterdir() if int(task.name) not in ours)
         # of threads in C, as those of a collective's watchdog, many wake all the time
         others = [native_id(one["thread"]) for one in threads if "nanosleep" not in one.get("waits_in", "")]
         woken = sum(_switches(tasks / str(one)) for one in others if one not in (None, native))
@@ -163,11 +164,11 @@ class Standstill:
             if is_worker or _AWAITS.search(waits_in):  # what a logger's own process writes moves nothing here
                 moved, busy = moved + _bytes_of(_PROC / str(child)), busy or state in ("R", "D")
             elif _MAY_AWAIT.search(waits_in) or any(_AWAITS.search(one.get("waits_in", "")) for one in threads):
-                beside += _bytes_of(_PROC / str(child))
+                elsewhere_bytes += _bytes_of(_PROC / str(child))
         cpu_s += time.process_time() - self._watch.sender.cpu_s
         return Pulse(
             time.monotonic(), (id(p.trace), len(p.trace)), cpu_s, moved, _switches(tasks / str(native)),
-            "nanosleep" in waits_in, busy, beside, woken,
+            "nanosleep" in waits_in, busy, elsewhere_bytes, woken,
         )  # fmt: skip
 
     def _others(self, age: float) -> Iterator[tuple[str, str]]:

@@ -45,14 +45,14 @@ class Context:
 
     def __init__(
         self,
-        sender: Handoff,
+        handoff: Handoff,
         config: dict[str, Any],
         model: Callable[[], nn.Module | None],
         optimizer: Callable[[], Optimizer | None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sender, self._config, self._clock = sender, config, clock
+        self._handoff, self._config, self._clock = handoff, config, clock
         self._model, self._optimizer = model, optimizer
         self.malloc: str | None = None
         """What was done about the host's allocator (process/host_allocator.py); None as long as nothing was decided."""
@@ -70,18 +70,18 @@ class Context:
     def install(self) -> None:
         """On the training thread, when the run starts. Looks for configuration in the functions that are being
         executed."""
-        if self._sender.identity.rank != 0:
+        if self._handoff.identity.rank != 0:
             return
         self._work, self._complete = self._gather(), False
         self.hyperparameters.watch_argparse()
-        self.hyperparameters.look(sys._getframe(1))
-        self._sender.imports += _IMPORTED_LATER
-        self._source = self._sender.add_source(self.poll, every_s=0.25)
+        self.hyperparameters.search_frames(sys._getframe(1))
+        self._handoff.imports += _IMPORTED_LATER
+        self._source = self._handoff.add_source(self.poll, every_s=0.25)
 
     def first_step(self) -> None:
         """On the training thread, when the first step is over: looks once more, about 0.1 ms."""
-        if self._sender.identity.rank == 0:
-            self.hyperparameters.look(sys._getframe(1))
+        if self._handoff.identity.rank == 0:
+            self.hyperparameters.search_frames(sys._getframe(1))
         self._stepped = True
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Context:
     def poll(self) -> None:
         """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200
         ms."""
-        closing = self._sender.closing_at is not None
+        closing = self._handoff.closing_at is not None
         until = self._clock() + (LAST_PIECE_S if closing else PIECE_S)
         for resting in self._work:
             if (resting and not closing) or self._clock() > until:
@@ -116,17 +116,17 @@ class Context:
         self._variables = variables()
         self._tell(git=git)
         if repository is not None:
-            tell = self._sender.event
+            tell = self._handoff.event
             self._asked = ChangedFiles(repository.root, lambda dirty: tell("context", {"git": git | {"dirty": dirty}}))
-            self._sender.add_slow_source(self._asked.poll)
+            self._handoff.add_slow_source(self._asked.poll)
         yield False
         found = packages()
         self._complete = True
         self._tell(packages=Versions(sorted(found.items())))
-        while not (self._stepped or self._sender.closing_at is not None or self._clock() - begun > WAIT_S):
+        while not (self._stepped or self._handoff.closing_at is not None or self._clock() - begun > WAIT_S):
             yield True
         due = self._clock()
-        while self._sender.closing_at is None:
+        while self._handoff.closing_at is None:
             if self._clock() >= due:
                 due = self._clock() + AGAIN_S
                 if self._state() != self._told:
@@ -174,7 +174,7 @@ class Context:
         if self._stepped:
             self.hyperparameters.settle()
         self._told = self._state()
-        self._sender.event("context", {name: value for name, value in told.items() if value})
+        self._handoff.event("context", {name: value for name, value in told.items() if value})
 
 
 def _of_model(model: nn.Module) -> dict[str, object]:

@@ -35,13 +35,13 @@ class Console:
     """The tail of what the script prints, as "log" events of at most 200 lines a second; a line of ours stands
     where others are missing.
 
-    `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one
+    `Console(handoff).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one
     line, as on the screen, and every 10 s its state is another (terminal.py). A write by the script costs one append
     more.
     """
 
-    def __init__(self, sender: Handoff, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._sender, self._clock = sender, clock
+    def __init__(self, handoff: Handoff, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._handoff, self._clock = handoff, clock
         self._streams: list[_Stream] = []
         self._source: Source | None = None
         self._closed = False
@@ -49,10 +49,10 @@ class Console:
         self._refilled = clock()
 
     def install(self) -> None:
-        self._source = self._sender.add_source(self.poll, every_s=math.inf)
+        self._source = self._handoff.add_source(self.poll, every_s=math.inf)
         for name in ("stdout", "stderr"):
             stream = _Stream(name, getattr(sys, name, None))
-            if stream.watch(self._sender, self._source):
+            if stream.watch(self._handoff, self._source):
                 self._streams.append(stream)
 
     def close(self) -> None:
@@ -77,12 +77,12 @@ class Console:
             if (lines or closed) and any(stream.left_out):
                 gone, characters = stream.left_out
                 stream.left_out = [0, 0]
-                self._sender.counters["log_lines_left_out"] += gone
-                self._sender.counters["log_characters_left_out"] += characters
+                self._handoff.counters["log_lines_left_out"] += gone
+                self._handoff.counters["log_characters_left_out"] += characters
                 told = [some(number, thing) for number, thing in ((gone, "line"), (characters, "character")) if number]
                 lines = [f"[perfagent: {' and '.join(told)} left out here]", *lines]
             if lines:
-                self._sender.event("log", {"lines": lines, "stream": stream.name})
+                self._handoff.event("log", {"lines": lines, "stream": stream.name})
 
 
 class _Stream:
@@ -107,7 +107,7 @@ class _Stream:
         self._before: Any = None
         self._seen: Any = None
 
-    def watch(self, sender: Handoff, source: Source) -> bool:
+    def watch(self, handoff: Handoff, source: Source) -> bool:
         """source: made due by each write. False where the target cannot be watched; then it is as it was.
 
         Our write goes straight into the target's own dict: an assignment may go to another object (tqdm's DummyTqdmFile
@@ -116,7 +116,7 @@ class _Stream:
         with contextlib.suppress(Exception):  # somebody else's stream may raise anything when it is looked at
             if self._target is None or getattr(self._target, _MARKER, None) is not None:
                 return False
-            self._seen = self._watched(self._target.write, sender, source)
+            self._seen = self._watched(self._target.write, handoff, source)
             self._own = object.__getattribute__(self._target, "__dict__")  # a text stream of the io module has one too
             self._before = self._own.get("write")
             self._own["write"] = self._own[_MARKER] = self._seen
@@ -125,7 +125,7 @@ class _Stream:
         self.release()
         return False
 
-    def _watched(self, write: Callable[..., Any], sender: Handoff, source: Source) -> Callable[..., Any]:
+    def _watched(self, write: Callable[..., Any], handoff: Handoff, source: Source) -> Callable[..., Any]:
         pieces, inside = self.pieces, 0
 
         def seen(*args: Any, **named: Any) -> Any:
@@ -139,12 +139,12 @@ class _Stream:
             finally:
                 inside = 0
             try:
-                if not sender.disabled and isinstance(text := args[0], str):
+                if not handoff.disabled and isinstance(text := args[0], str):
                     pieces.append(text)
                     self.characters += len(text) + PIECE_CHARACTERS
                     if self.characters > MOST_CHARACTERS:
                         self._thin()
-                    source.due = sender.sources_due = 0.0
+                    source.due = handoff.sources_due = 0.0
             except Exception:  # noqa: BLE001, S110 - no text, no memory, no stack left: it was printed all the same
                 pass
             return result

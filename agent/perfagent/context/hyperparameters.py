@@ -58,7 +58,7 @@ class Hyperparameters:
     # ---- on the training thread
 
     @guarded
-    def look(self, frame: FrameType | None) -> None:
+    def search_frames(self, frame: FrameType | None) -> None:
         """Looks through the variables of this frame and of its callers. Once or twice a run, about 0.1 ms."""
         for _ in range(MAX_FRAMES):
             if frame is None:

@@ -19,7 +19,7 @@ __all__ = ["Evaluations"]
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """Calls are no part of the step if they are more than so many times as many as in other steps."""
-_TRAINS = (kinds.BACKWARD, kinds.BACKWARD_END, kinds.BESIDE, kinds.OPTIMIZER, kinds.OPTIMIZER_END)
+_TRAINS = (kinds.BACKWARD, kinds.BACKWARD_END, kinds.AUXILIARY, kinds.OPTIMIZER, kinds.OPTIMIZER_END)
 _APART_NS = 60 * 10**9
 
 

@@ -34,7 +34,7 @@ def roots_of(entries: Sequence[Entry]) -> list[Loss]:
                 first, roots = [], first
             roots.append(Loss(entry[3], entry[4]))
             fetched = False
-        elif kind in (kinds.FORWARD, kinds.BESIDE):
+        elif kind in (kinds.FORWARD, kinds.AUXILIARY):
             calls += 1
         elif kind == kinds.CLEARED and roots and before not in (kinds.FORWARD, kinds.RETURNED):
             first, roots, calls_before = first or roots, [], calls
@@ -68,7 +68,7 @@ def _carried_on(entries: Sequence[Entry]) -> set[int]:
         kind = entry[0]
         if kind == kinds.EVALUATED:
             ungraded += 1
-        elif kind in (kinds.FORWARD, kinds.BESIDE):
+        elif kind in (kinds.FORWARD, kinds.AUXILIARY):
             calls += 1
         elif kind == kinds.BACKWARD and entry[3] is not None:
             if ungraded > 1 and not calls:

@@ -146,7 +146,7 @@ class _Reading:
         self._forward.begin(at, event)
         self._forward.called(size)
 
-    def beside(self, _place: int, entry: Entry) -> None:
+    def auxiliary(self, _place: int, entry: Entry) -> None:
         self._forward.begin(entry[1], entry[2])
 
     def evaluated(self, _place: int, entry: Entry) -> None:
@@ -264,7 +264,7 @@ class _Reading:
 
 _READERS = (
     _Reading.data, _Reading.forward, _Reading.returned, _Reading.backward, _Reading.backward_end, _Reading.optimizer,
-    _Reading.optimizer_end, _Reading.phase, _Reading.cleared, _Reading.evaluated, _Reading.beside,
+    _Reading.optimizer_end, _Reading.phase, _Reading.cleared, _Reading.evaluated, _Reading.auxiliary,
 )  # fmt: skip
 """By the kind of an entry."""
 

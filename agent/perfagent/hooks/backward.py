@@ -165,7 +165,7 @@ def check_arrived(p: StepState, *, updates: bool = True) -> None:
         if value - value != 0.0:
             _suspect(p, None)
     elif updates and p.links.witness is not None:
-        p.links.witness.look()
+        p.links.witness.measure()
 
 
 def _suspect(p: StepState, tensor: Any) -> None:

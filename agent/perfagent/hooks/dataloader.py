@@ -61,7 +61,7 @@ def watch_next(original: Function, id_of: Callable[[Any], int] = id) -> Function
         try:
             size = p.readers[loader](batch)
             if p.contents is not None:
-                p.contents.look(loader, batch)
+                p.contents.inspect(loader, batch)
             p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
@@ -106,7 +106,7 @@ def _got(p: StepState, loader: int, batch: object, began: int, iterator: object)
     sampler = getattr(iterator, "_index_sampler", None)
     measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
-    contents_of(p).look(loader, batch)
+    contents_of(p).inspect(loader, batch)
     p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
     if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never trains must not use ever more memory
         shorten(p.trace)

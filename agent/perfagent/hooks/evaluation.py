@@ -22,7 +22,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark, watch_phase
 from perfagent.step.row import AfterLastStep
 from perfagent.step.state import StepState, now, state
-from perfagent.step.trace import BESIDE, EVALUATED, MOST_ITEMS, PHASE, EvalTrace, RolloutTrace, entries_of, shorten
+from perfagent.step.trace import AUXILIARY, EVALUATED, MOST_ITEMS, PHASE, EvalTrace, RolloutTrace, entries_of, shorten
 
 __all__ = [
     "after_last_step", "evaluated", "interrupted", "watch_environment", "watch_generation",
@@ -90,7 +90,7 @@ def evaluated(p: StepState, training: bool, call: Function, args: Any, kwargs: A
     finally:
         p.phase_depth -= not graded
     if graded and training and _has_gradients(output):
-        p.trace.extend((began, event, now(), BESIDE))
+        p.trace.extend((began, event, now(), AUXILIARY))
         return output
     interrupted(p)
     p.trace.extend((began, now(), training, event, device_mark(p) if timed else None, EVALUATED))

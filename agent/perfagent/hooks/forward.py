@@ -93,7 +93,7 @@ class WatchedModel(CallSlot):
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no fetch just before: the input is the batch
                 size = size_of_call(p, args, kwargs)
                 if training:
-                    contents_of(p).look(NO_LOADER, kwargs or args)
+                    contents_of(p).inspect(NO_LOADER, kwargs or args)
                 if p.losses.parts_for < _PARTS_FOR:
                     p.losses.parts_for = _PARTS_FOR  # ... or another part of the batch before
             elif p.losses.parts_for:

@@ -34,10 +34,10 @@ _MOST_OPTIMIZERS = 8
 class Trained:
     """What one run trains."""
 
-    def __init__(self, progress: StepState, sender: Handoff) -> None:
-        self._progress, self._sender = progress, sender
+    def __init__(self, progress: StepState, handoff: Handoff) -> None:
+        self._progress, self._handoff = progress, handoff
         self._named: weakref.ref[nn.Module] | None = None
-        who = sender.identity
+        who = handoff.identity
         self._device: int | None = None
         self._likely_device = chosen_device(first=who.world_size > 1 and who.local_rank == 0)
         self._undo_forward: Callable[[], None] | None = None
@@ -114,7 +114,7 @@ class Trained:
         self._named = None
         self.note_device(self.optimizer())
         if not goes_on:
-            self._sender.event("state", {"state": "running", "training_after": self._progress.selection.began})
+            self._handoff.event("state", {"state": "running", "training_after": self._progress.selection.began})
         self._watch_again()
 
     # ---- the hooks

@@ -185,7 +185,7 @@ class GradientSchedule:
         if plan is not None and model is not None:
             compared = perf_counter_ns()
             with tolerating_out_of_memory():
-                self._unmoved.look(p, optimizer, plan, tell=not (plan.same_everywhere and self.rank))
+                self._unmoved.compare(p, optimizer, plan, tell=not (plan.same_everywhere and self.rank))
             self._counted(compared, None)
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)

@@ -57,7 +57,7 @@ class StepWitness:
         self._step = -1
         self._parameters: dict[str, weakref.ref[torch.Tensor]] = {}
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """On the training thread, before gradients or weights change."""
         p = self._progress
         optimizer = p.selection.primary

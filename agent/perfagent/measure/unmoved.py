@@ -49,7 +49,7 @@ class Unmoved:
         self._trainable: list[bool] = []
         self.told = False  # something stood still when names were reported last
 
-    def look(self, p: StepState, optimizer: Optimizer, plan: Plan, *, tell: bool) -> None:
+    def compare(self, p: StepState, optimizer: Optimizer, plan: Plan, *, tell: bool) -> None:
         """Ends a pass, after the optimizer's step. tell: this rank reports the names."""
         self._passes += 1
         since, kept = p.completed - self._since, self._kept

@@ -37,10 +37,10 @@ _SET_TO = re.compile(r"set to (\d+)")
 
 
 class Compilations:
-    """`Compilations(sender, progress).install()`. What was compiled before is left out."""
+    """`Compilations(handoff, progress).install()`. What was compiled before is left out."""
 
-    def __init__(self, sender: Handoff, progress: StepState) -> None:
-        self._sender, self._progress = sender, progress
+    def __init__(self, handoff: Handoff, progress: StepState) -> None:
+        self._handoff, self._progress = handoff, progress
         self._reading = threading.Lock()  # the end of the run reads, too
         self._frames: dict[str, dict[str, str]] = {}
         """torch's number of a compiled function -> its name and line, as an event has them"""
@@ -51,7 +51,7 @@ class Compilations:
         self._begin()
 
     def install(self) -> None:
-        self._sender.add_source(self.poll, every_s=EVERY_S)
+        self._handoff.add_source(self.poll, every_s=EVERY_S)
 
     @guarded
     def _begin(self) -> None:
@@ -92,7 +92,7 @@ class Compilations:
         if self._counts != before:
             values = tuple(map(float, self._counts))
             step = self._progress.logged_at()
-            self._sender.rows.append((step, time.time(), time.monotonic(), _NAMES, values))
+            self._handoff.rows.append((step, time.time(), time.monotonic(), _NAMES, values))
 
     def _count_one(self, record: Any) -> None:
         failure = f"{record.fail_type or ''} {(record.fail_reason or '')[:1000]}"
@@ -117,7 +117,7 @@ class Compilations:
             data["limit"] = int(found[1])
         # the id of one that met the limit is not among those that were compiled
         step = None if limit else compile_time.step_of(str(record.compile_id))
-        self._sender.event("compile", data, step=self._progress.logged_at() if step is None else step)
+        self._handoff.event("compile", data, step=self._progress.logged_at() if step is None else step)
 
 
 def _torchs_records() -> Any:

@@ -41,17 +41,17 @@ class MemoryTable:
 
     def __init__(
         self,
-        sender: Handoff,
+        handoff: Handoff,
         progress: StepState,
         model: Callable[[], nn.Module | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sender, self._progress, self._model, self._clock = sender, progress, model, clock
+        self._handoff, self._progress, self._model, self._clock = handoff, progress, model, clock
         self._next = 0.0
         self._told: dict[str, int] = {}
 
     def install(self) -> None:
-        self._sender.add_source(self.poll, every_s=1.0)
+        self._handoff.add_source(self.poll, every_s=1.0)
 
     def poll(self) -> None:
         p, now = self._progress, self._clock()
@@ -71,10 +71,10 @@ class MemoryTable:
         if not sums["offloaded"]:
             del sums["offloaded"]
         names = tuple(f"memory/{column}_bytes" for column in sums)
-        self._sender.rows.append((p.in_progress(), time.time(), now, names, tuple(map(float, sums.values()))))
+        self._handoff.rows.append((p.in_progress(), time.time(), now, names, tuple(map(float, sums.values()))))
         if any(abs(size - self._told.get(column, -1)) > _CHANGED * size for column, size in sums.items()):
             self._told = sums
-            self._sender.event("memory", {**sums, "groups": found["groups"]}, step=p.in_progress())
+            self._handoff.event("memory", {**sums, "groups": found["groups"]}, step=p.in_progress())
 
 
 def table(optimizers: Sequence[Optimizer], model: nn.Module | None = None) -> dict[str, Any]:

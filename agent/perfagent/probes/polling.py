@@ -31,9 +31,9 @@ class Polling:
     """sampler: stops where this process turns out to be a launcher's, whose ranks are sampled."""
 
     def __init__(
-        self, progress: StepState, sender: Handoff, governor: Governor, trained: Trained, investigator: Investigator
+        self, progress: StepState, handoff: Handoff, governor: Governor, trained: Trained, investigator: Investigator
     ) -> None:
-        self._progress, self._sender, self._governor = progress, sender, governor
+        self._progress, self._handoff, self._governor = progress, handoff, governor
         self._trained, self._investigator = trained, investigator
         self._probes: ScheduledProbes | None = None
         self._probing: Source | None = None
@@ -41,13 +41,13 @@ class Polling:
         self.sampler: Sampler | None = None
 
     def install(self) -> None:
-        self._sender.add_source(self.poll, every_s=_EVERY_S)
-        self._sender.imports.append("perfagent.probes.scheduler")
-        self._probing = self._sender.add_source(self.probe, every_s=_EVERY_S)
-        self._sender.add_source(self._investigator.poll, every_s=_EVERY_S)
+        self._handoff.add_source(self.poll, every_s=_EVERY_S)
+        self._handoff.imports.append("perfagent.probes.scheduler")
+        self._probing = self._handoff.add_source(self.probe, every_s=_EVERY_S)
+        self._handoff.add_source(self._investigator.poll, every_s=_EVERY_S)
 
     def poll(self) -> None:
-        p, identity = self._progress, self._sender.identity
+        p, identity = self._progress, self._handoff.identity
         if identity.joining is not None or not identity.known:
             identity.poll()
         group = identity.group
@@ -57,12 +57,12 @@ class Polling:
             self.settle_waiting()
         self._search_again()
         self.report_batches()
-        own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
+        own_ns = p.spent_ns(self._handoff.logged, self._handoff.stepped)
         gradients_ns = p.costs.pass_ns + p.costs.report_ns + p.costs.device_ns
-        share = self._governor.report(own_ns, gradients_ns, self._sender.cpu_s, p.completed)
+        share = self._governor.report(own_ns, gradients_ns, self._handoff.cpu_s, p.completed)
         if share is not None:
             p.links.gradient_schedule.come_back()
-            self._sender.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+            self._handoff.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     def _search_again(self) -> None:
         """Now and then repeats the search for auxiliary models, and for a lost model."""
@@ -83,7 +83,7 @@ class Polling:
         values = contents.report()
         if values:
             names = tuple(values)
-            self._sender.rows.append((self._progress.logged_at(), time.time(), at, names, tuple(values.values())))
+            self._handoff.rows.append((self._progress.logged_at(), time.time(), at, names, tuple(values.values())))
 
     def settle_waiting(self) -> None:
         """Gives logs that waited for a first step the one that is theirs without it."""
@@ -100,7 +100,7 @@ class Polling:
                 return
             from perfagent.probes.scheduler import ScheduledProbes
 
-            self._probes = ScheduledProbes(self._investigator, self._sender, self._trained.model, self._trained.device)
+            self._probes = ScheduledProbes(self._investigator, self._handoff, self._trained.model, self._trained.device)
         idle_until = self._probes.poll()
         if self._probing is not None:
             self._probing.due = max(self._probing.due, idle_until)

@@ -48,13 +48,13 @@ class ScheduledProbes:
     def __init__(
         self,
         investigator: Investigator,
-        sender: Handoff,
+        handoff: Handoff,
         model: Callable[[], nn.Module | None],
         device: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._investigator, self._sender, self._model, self._device = investigator, sender, model, device
+        self._investigator, self._handoff, self._model, self._device = investigator, handoff, model, device
         self._clock, self._cpu = clock, cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
@@ -65,7 +65,7 @@ class ScheduledProbes:
         self._running: Probe | None = None
         self._trained: int | None = None
         self._changes = 0
-        self._budget = sender.config.overhead_budget_pct / 100.0
+        self._budget = handoff.config.overhead_budget_pct / 100.0
 
     def poll(self) -> float:
         """On the sender's thread. Returns the time (of its clock) before which nothing is due."""
@@ -90,7 +90,7 @@ class ScheduledProbes:
         made = self._progress.losses.loss_made
         if made:
             self._progress.losses.loss_made = {}
-            self._sender.event("loss", made, step=self._progress.completed)
+            self._handoff.event("loss", made, step=self._progress.completed)
 
     def _begin_probe(self) -> None:
         began = self._cpu()
@@ -161,4 +161,4 @@ class ScheduledProbes:
         if values:
             p.rows.append((probe.step, time.time(), time.monotonic(), tuple(values), [*values.values()]))
         if not isinstance(probe, ModuleTimes) and probe.lines:
-            self._sender.event("sync", {"lines": probe.told()}, step=probe.step)
+            self._handoff.event("sync", {"lines": probe.told()}, step=probe.step)

@@ -36,23 +36,23 @@ _BESIDE = (DATA, PHASE, CLEARED, EVALUATED)
 
 
 class UnmeasuredLines:
-    """`UnmeasuredLines(sender, progress, model).install()`. model: returns the root module or None."""
+    """`UnmeasuredLines(handoff, progress, model).install()`. model: returns the root module or None."""
 
     def __init__(
         self,
-        sender: Handoff,
+        handoff: Handoff,
         progress: StepState,
         model: Callable[[], Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sender, self._progress, self._model, self._clock = sender, progress, model, clock
+        self._handoff, self._progress, self._model, self._clock = handoff, progress, model, clock
         self._looks = 0
         self._lines: Counter[tuple[str, int, str]] = Counter()
         self._due = 0.0
         self._libraries: tuple[str, ...] = ()
 
     def install(self) -> None:
-        self._sender.add_source(self.poll)
+        self._handoff.add_source(self.poll)
 
     def poll(self) -> None:
         """Takes one sample. On the sender's thread."""
@@ -98,7 +98,7 @@ class UnmeasuredLines:
             {"line": f"{short(name)}:{number}", "in": function, "count": count}
             for (name, number, function), count in met.most_common(_MOST_LINES)
         ]
-        self._sender.event("lines", {"looks": looks, "lines": lines}, step=self._progress.completed)
+        self._handoff.event("lines", {"looks": looks, "lines": lines}, step=self._progress.completed)
 
 
 def is_unmeasured(p: StepState) -> bool:

@@ -59,7 +59,7 @@ class Unoptimized:
         self._progress, self._add, self._model, self._clock, self._cpu = progress, add, model, clock, cpu
         self._begin = progress.completed
         self._due = 0.0
-        self._look: _Look | None = None
+        self._watch: _GradientWatch | None = None
         self._clearing: Uncleared | None = None
         self._owned: set[int] = set()  # ids of parameters that an optimizer has that did not step
         self._searches = 0
@@ -70,7 +70,7 @@ class Unoptimized:
 
     def poll(self) -> float:
         """Returns the time (of its clock) before which nothing is due."""
-        p, look = self._progress, self._look
+        p, watch = self._progress, self._watch
         if p.links.gradient_schedule.rank:
             return math.inf
         starved = p.measured.without_gradient
@@ -79,28 +79,28 @@ class Unoptimized:
             self._event("without_gradient", float(starved >= LEAST_STEPS), p.completed, numbers=numbers, steps=starved)
         if self._clearing is not None and self._clearing.over:
             self._tell_uncleared(self._clearing)
-        if look is not None and look.over:
-            self._look = None
-            p.costs.hooks_ns += look.cost_ns
-            if look.found is not None:
-                self._tell(look.model(), look.found)
-        elif look is None and self._clock() >= self._due and self._has_begun():
+        if watch is not None and watch.over:
+            self._watch = None
+            p.costs.hooks_ns += watch.cost_ns
+            if watch.found is not None:
+                self._tell(watch.model(), watch.found)
+        elif watch is None and self._clock() >= self._due and self._has_begun():
             began = self._cpu()
             self._compare()
             if self._clearing is None and not self._is_fruitless:
                 self._clearing = Uncleared(p)
                 self._add(self._clearing)
             self._due = self._clock() + max(EVERY_S, (self._cpu() - began) / _SHARE_OF_CORE)
-        is_idle = self._look is None and self._clearing is None and not 0 < starved < LEAST_STEPS
+        is_idle = self._watch is None and self._clearing is None and not 0 < starved < LEAST_STEPS
         return self._due if is_idle else self._clock()
 
     def _has_begun(self) -> bool:
         return not self._progress.links.ended and self._progress.completed - self._begin >= FIRST_STEPS
 
     def close(self) -> None:
-        for look in (self._look, self._clearing):
-            if look is not None:
-                look.over = True
+        for task in (self._watch, self._clearing):
+            if task is not None:
+                task.over = True
 
     def _compare(self) -> None:
         model, optimizers = self._model(), self._progress.selection.all()
@@ -115,19 +115,19 @@ class Unoptimized:
             return
         left = trainable.keys() - stepping.keys() - self._owned
         if left:
-            self._look = _Look(self, self._progress, model, [trainable[one] for one in left])
-            self._add(self._look)
+            self._watch = _GradientWatch(self, self._progress, model, [trainable[one] for one in left])
+            self._add(self._watch)
         else:
             self._tell(model, [])
 
-    def _tell_uncleared(self, look: Uncleared) -> None:
-        if not all(reading.ready() for reading in look.readings):
+    def _tell_uncleared(self, task: Uncleared) -> None:
+        if not all(reading.ready() for reading in task.readings):
             return
-        looks = look.looks if look.looks >= LOOKS and all(reading.values()[0] for reading in look.readings) else 0
-        self._clearing, self._is_fruitless = None, look.fruitless
-        self._progress.costs.hooks_ns += look.cost_ns
+        looks = task.looks if task.looks >= LOOKS and all(reading.values()[0] for reading in task.readings) else 0
+        self._clearing, self._is_fruitless = None, task.fruitless
+        self._progress.costs.hooks_ns += task.cost_ns
         if self._is_on["uncleared"] != bool(looks):
-            self._event("uncleared", float(bool(looks)), look.step, steps=looks)
+            self._event("uncleared", float(bool(looks)), task.step, steps=looks)
 
     def _tell(self, model: nn.Module | None, found: list[Tensor]) -> None:
         if model is None:
@@ -162,7 +162,7 @@ class Unoptimized:
         return left
 
 
-class _Look(StepTask):
+class _GradientWatch(StepTask):
     """Watches what the stepping optimizers do not have.
 
     found: what receives gradients and no optimizer has; None if that cannot be said.

@@ -21,7 +21,7 @@ clock, or None):
                                             optimizer that counts, after a backward pass
     began, ended, training, event, event, EVALUATED
                                             a call of a model without gradients (hooks/evaluation.py)
-    began, event, ended, BESIDE             a call of another model with gradients, outside the root's forward pass
+    began, event, ended, AUXILIARY          a call of another model with gradients, outside the root's forward pass
                                             (hooks/selection/auxiliary_models.py)
 
 `entries_of` turns them into tuples, the kind first, for readers that are not in a hurry.
@@ -35,13 +35,14 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
+    "AUXILIARY", "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
     "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "EvalTrace", "Loss", "LossScale", "RolloutTrace",
     "Trace", "backward_passes", "backward_since", "entries_of", "entry_count", "events_of", "forward_mode", "forward_passes",
     "only_backward_since", "only_optimizers", "shorten", "trace_of",
 ]  # fmt: skip
 
-DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
+DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER = range(6)
+OPTIMIZER_END, PHASE, CLEARED, EVALUATED, AUXILIARY = range(6, 11)
 FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6, 4)
 """Number of items of an entry in a trace, by kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
@@ -141,7 +142,7 @@ def only_backward_since(trace: Trace, at: int) -> bool:
     end, ended = len(trace), False
     while end > at:
         kind = trace[end - 1]
-        if kind in (FORWARD, BESIDE):
+        if kind in (FORWARD, AUXILIARY):
             return False
         ended = ended or kind == BACKWARD_END
         end -= FIELDS[kind]

@@ -26,7 +26,7 @@ class Settings:
 def looked() -> Hyperparameters:
     """From the function that calls this."""
     found = Hyperparameters()
-    found.look(sys._getframe(1))
+    found.search_frames(sys._getframe(1))
     return found
 
 

@@ -92,7 +92,7 @@ class Contents:
     # ---- on the training thread
 
     @untraced
-    def look(self, iteration: int, batch: object) -> None:
+    def inspect(self, iteration: int, batch: object) -> None:
         """The loop is about to get this batch. iteration: the number of the loader's iteration; NO_LOADER for what the
         model is called with, which is the batch, of no epoch, where there is no loader."""
         if iteration == NO_LOADER and self._has_loader:
@@ -100,10 +100,10 @@ class Contents:
         if self._rest:
             self._rest -= 1
         else:
-            self._look(iteration, batch)
+            self._inspect(iteration, batch)
 
     @guarded
-    def _look(self, iteration: int, batch: object) -> None:
+    def _inspect(self, iteration: int, batch: object) -> None:
         self._looked += 1
         is_whole = self._looked % _LOOKED_INTO == 1
         clock = time.thread_time_ns if is_whole else now  # 2 µs: too much for each
@@ -139,7 +139,7 @@ class Contents:
         if mark is not None:
             epoch.repeats.note(mark, self._number, plan.rows)
         if is_whole:
-            plan.values.look(batch, epoch.summary)
+            plan.values.inspect(batch, epoch.summary)
 
     def _stepped(self) -> None:
         """A step followed the newest batch."""

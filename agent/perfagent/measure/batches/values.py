@@ -71,7 +71,7 @@ class BatchValues:
         self._labels, self._loss_mask = _path(labels), _path(loss_mask_in(places))
         self._real, self._classes = real_tokens_of(places, pad_id), classes
 
-    def look(self, batch: object, summary: Summary) -> None:
+    def inspect(self, batch: object, summary: Summary) -> None:
         """Adds what a batch holds. Raises LookupError or TypeError for one of another structure."""
         labels = None if self._labels is None else reached(batch, self._labels)
         if self._loss_mask is not None:

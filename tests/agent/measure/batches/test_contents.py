@@ -52,7 +52,7 @@ def contents(record):
 def look_into(contents, batch, iteration=1):
     """What is told of this very batch: one in ten is looked into."""
     for _ in range(10):
-        contents.look(iteration, batch)
+        contents.inspect(iteration, batch)
     state.current.completed += 1
     return contents.report()
 
@@ -266,6 +266,6 @@ def test_looks_stay_within_their_share_of_the_time(record):
     record(overhead_budget_pct=0.5)
     contents, batch = Contents(state.current), (torch.randn(64, 64), torch.randint(0, 9, (64,)))
     for _ in range(20_000):
-        contents.look(1, batch)
+        contents.inspect(1, batch)
         state.current.completed += 1
     assert 0 < contents.report()["batch/repeats"] < 2000
