@@ -88,7 +88,7 @@ class AgentConfig:
     max_spool_bytes: int = 512 * 2**20
     """Hard cap of the spool on disk, bytes."""
     max_memory_bytes: int = 8 * 2**20
-    """What is kept in memory when the spool cannot be written, bytes."""
+    """Most that is kept in memory when the spool cannot be written, bytes."""
 
     def __post_init__(self) -> None:
         _check_server(self.server)

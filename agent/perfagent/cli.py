@@ -127,7 +127,7 @@ def _main(words: list[str]) -> int:
 
 
 def _other_way(error: PerfagentError, options: Namespace) -> str:
-    """What a command could have used instead of a key that is refused, or of an address where nobody answers."""
+    """Hint at what a command could have used, if its key is refused or nobody answers at its address."""
     if not (hasattr(options, "server") and hasattr(options, "data")):
         return ""
     from perfagent.endpoint.local_server import LocalServer, data_folder, found_server, server_address
@@ -185,7 +185,7 @@ _NEEDS = {
 
 
 def _needs(value: str) -> tuple[str, tuple[str, ...]]:
-    """Of the command behind an entry point."""
+    """The extra, and its packages, that the command behind an entry point needs."""
     packages = (package for package in _NEEDS if f"{value.partition(':')[0]}.".startswith(f"{package}."))
     return _NEEDS.get(next(packages, ""), ("", ()))
 

@@ -255,7 +255,7 @@ class Lifecycle:
             self._context.malloc = host_allocator.tune(wanted)
 
     def _tell_state(self, state: str, **more: object) -> None:
-        """What is None is not known, and left out."""
+        """Reports a state. Values that are None, not known, are left out."""
         self._sender.event("state", {"state": state} | {key: value for key, value in more.items() if value is not None})
 
     def _titles(self) -> dict[str, object]:
@@ -301,7 +301,7 @@ class Lifecycle:
         group: str | None = None,
         notes: str | None = None,
     ) -> None:
-        """What a later attach() or init() of the same run adds. Raises ConfigError for a project that cannot be one."""
+        """Adds the arguments of a later attach() or init() of the run. Raises ConfigError for a project that cannot be one."""
         if project is not None:
             self.settings = replace(self.settings, project=project)
             self._identity.project = project  # before the event: the sender's thread looks here when it has taken one

@@ -46,7 +46,7 @@ PUBLIC = (
     "alert", "batches", "config", "ended", "finish", "group", "id", "log", "name", "notes", "phase", "project",
     "should_stop", "start_step", "steps_done", "tags", "url", "verdict",
 )  # fmt: skip
-"""What a prompt offers."""
+"""Names that a prompt completes."""
 _PLAIN = frozenset((float, int, bool))
 _monotonic = time.monotonic
 
@@ -201,7 +201,7 @@ class Run(Lifecycle):
         return Span(self._progress, name if name.isidentifier() else self._messages.phase_name(name))
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
-        """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
+        """Yields the items and records the wait for each as data wait. For loops without a DataLoader."""
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
@@ -235,7 +235,7 @@ class Run(Lifecycle):
         return self._shown().text()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: with the server's verdict and the curve of the loss, where it has them."""
+        """HTML for a notebook, with the server's verdict and the curve of the loss if there are any."""
         if self.id is None or self.inherited or self.url is None:
             return self._shown().html()
         return self._shown().html(*verdict.with_losses(self.id, self._sender.config))

@@ -41,7 +41,7 @@ _named = False
 Python."""
 _resumed: tuple[str | None, int] | None = None
 _job: int | None = None
-"""Of Hydra's, the newest one that attached."""
+"""The newest of Hydra's jobs that attached."""
 _leaving = Leaving(
     lambda: 0 if _current is None else max(_current._progress.done_at(), _current._given_step),
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
@@ -197,8 +197,8 @@ def current() -> Run | None:
 
 
 def join(model: nn.Module | None = None, **options: Any) -> Run:
-    """What a class of ours begins with that another library knows by name: the run that the script has begun keeps its
-    name and place, and takes up the model; where there is none, `attach(model, **options)`."""
+    """Run for a class of ours that another library knows by name: the run that the script has begun keeps its name and
+    place, and takes up the model; where there is none, `attach(model, **options)`."""
     run = current()
     return attach(model, **options) if run is None or (run is _launched and not _named) else attach(model)
 

@@ -32,7 +32,7 @@ OFFLINE = "perfagent-offline"
 
 
 class Run(Protocol):
-    """What is asked here of perfagent.Run."""
+    """The part of perfagent.Run that this module uses."""
 
     settings: AgentConfig
     _identity: Identity
@@ -56,7 +56,7 @@ _said: set[str] = set()
 
 
 def say_once(topic: str, sentence: str) -> None:
-    """Of one process; not where everything is a silent no-op."""
+    """Warns once a process of a topic; not where everything is a silent no-op."""
     run = _current()
     if topic not in _said and not (run is not None and run.settings.disabled):
         _said.add(topic)
@@ -282,7 +282,7 @@ def _watch(run: Run, models: object = None, *_: object, **__: object) -> None:
 
 
 def _save(_run: Run, path: object = None, *_: object, **__: object) -> None:
-    """Of older scripts `run.save()` is about the run's name, and needs nothing."""
+    """`run.save()` of older scripts is about the run's name, and needs nothing."""
     if path is not None:
         _left_out("save")
 

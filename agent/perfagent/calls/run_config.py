@@ -34,7 +34,7 @@ class RunConfig(dict[str, Any]):
         super().update(more)
 
     def setdefaults(self, entries: Any) -> None:
-        """Those that are not there yet, as in W&B."""
+        """Adds the entries that are not there yet, as in W&B."""
         self.update({name: value for name, value in as_dict(entries).items() if name not in self})
 
     def as_dict(self) -> dict[str, Any]:

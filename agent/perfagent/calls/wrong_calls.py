@@ -1,5 +1,5 @@
-"""What a script gets for a call of ours that cannot work: an error of one sentence and a traceback that ends at its own
-line. Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
+"""Errors for calls of ours that cannot work: one sentence, and a traceback that ends at the script's own line.
+Scripts come from other trackers: for the names of their options and functions the error says what perfagent has
 instead. What perfagent takes of their calls is in other_trackers.py.
 """
 

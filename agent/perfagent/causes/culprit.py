@@ -15,7 +15,7 @@ __all__ = ["SHOWN", "Classes", "in_order", "name_culprit", "of_gradients", "shar
 SHOWN = 16
 _MOST_SHARED = 3
 Classes = Mapping[str, str]
-"""Of modules, by name."""
+"""Name of a module -> its class."""
 
 
 def name_culprit(found: NonfiniteEvidence, classes: Classes) -> NonfiniteEvidence:

@@ -51,7 +51,7 @@ _COMPILED = "CompiledFunction"
 """All that torch.compile made one function of: all parameters of the model are handed to it."""
 _WRITTEN = ("result", "output", "out")
 _UNREAD_IN_TRAINING = ("running_mean", "running_var")
-"""What a normalization keeps and only updates, unless it is in evaluation mode."""
+"""Buffers that a normalization only updates, unless it is in evaluation mode."""
 
 
 @dataclass(slots=True)

@@ -306,7 +306,7 @@ class Inquiry:
 
 
 def _known(**values: object) -> NonfiniteEvidence:
-    """What is not known is absent."""
+    """The evidence, without values that are None: not known."""
     return cast("NonfiniteEvidence", {name: value for name, value in values.items() if value is not None})
 
 

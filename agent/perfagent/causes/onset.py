@@ -16,7 +16,7 @@ from perfagent.wire.evidence import Began, NonfiniteEvidence
 __all__ = ["onset", "reads_some_rows"]
 
 _SPARSE = ("Embedding", "EmbeddingBag")
-"""Of these a batch reads only some rows: a finite loss does not show that the others are good."""
+"""Layers of which a batch reads only some rows: a finite loss does not show that the others are good."""
 
 
 def onset(

@@ -59,7 +59,7 @@ def _frames(frame: FrameType) -> list[str]:
 
 
 def frames_of(trace: TracebackType | None) -> list[str]:
-    """Of an exception's traceback; the innermost frame last."""
+    """Frames of an exception's traceback, the innermost last."""
     return [_spelled(frame.f_code, line) for frame, line in [*walk_tb(trace)][-MOST_FRAMES:]]
 
 
@@ -70,7 +70,7 @@ def _spelled(code: CodeType, number: int | None) -> str:
 
 
 def _kernel(native: int) -> ThreadStack:
-    """Of the kernel: R runs, S sleeps, D waits for a disk or device; and the function of the kernel that it waits in."""
+    """State of a thread (R runs, S sleeps, D waits for a disk or device), and the kernel function in which it waits."""
     task = Path("/proc/self/task") / str(native)
     found: ThreadStack = {}
     try:

@@ -128,8 +128,8 @@ def _is_python(event: Any) -> bool:
 
 
 def _name_of(event: Any) -> str:
-    """Of a module that is imported while Python functions are recorded, torch 2.13 keeps a name that was freed: any
-    bytes."""
+    """The name of an event. torch 2.13 answers freed memory, any bytes, for a module that is imported while Python
+    functions are recorded."""
     try:
         return str(event.name())
     except UnicodeDecodeError as error:

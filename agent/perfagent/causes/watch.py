@@ -32,8 +32,8 @@ class Task(Protocol):
 
 
 class Watch:
-    """Of one run. model: gives the root module, or None while it is not known. clock: the one by which steps end
-    (step/state.py), in seconds."""
+    """The losses and findings of one run. model: gives the root module, or None while it is not known. clock: the
+    one by which steps end (step/state.py), in seconds."""
 
     history_steps = 32
 

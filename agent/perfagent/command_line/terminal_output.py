@@ -1,4 +1,4 @@
-"""What a command prints: lines, tables and a progress bar.
+"""Output of commands: lines, tables and a progress bar.
 
 On a terminal rich draws them, where it is installed: colors (not with NO_COLOR), columns that fit the width. Without
 rich, and in a pipe or a file, the same words come as plain text; in a pipe no line is cut, so that grep finds
@@ -24,7 +24,7 @@ _GAP = "  "
 _NARROWEST = 6
 """Columns keep so many characters."""
 CONTROL = dict.fromkeys((*range(9), *range(10, 32), *range(127, 160)), "�")
-"""What a training logged must not steer the terminal of whoever reads it. A tab may stay."""
+"""Control characters but the tab: logged text must not steer its reader's terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Screen:
         self.lines(self._fitting(parts))
 
     def drawn(self, parts: Iterable[Line | Table]) -> Group:
-        """The same page as one of rich's renderables, for what is drawn again and again."""
+        """The page as one of rich's renderables, to be redrawn."""
         from rich.console import Group
         from rich.text import Text
 

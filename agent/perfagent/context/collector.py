@@ -155,7 +155,7 @@ class Context:
         return found | self._config
 
     def _techniques(self) -> dict[str, Any]:
-        """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are
+        """Techniques that the run uses or has used: in the end a pruned model's masks are made permanent, and adapters
         merged."""
         found = self._ask_model(of_model)
         return {**self._told_techniques, **of_process(), **self.hyperparameters.techniques, **found}

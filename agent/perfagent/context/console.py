@@ -25,7 +25,7 @@ __all__ = ["Console"]
 
 LINES_PER_S = 200
 MOST_CHARACTERS = 2**20
-"""What is kept of the text that was written since the last tick: more than its lines may take."""
+"""Most text to keep between two ticks: more than LINES_PER_S lines need."""
 PIECE_CHARACTERS = 200
 """What each write counts beside its text."""
 _MARKER = "_perfagent_console"
@@ -56,7 +56,7 @@ class Console:
                 self._streams.append(stream)
 
     def close(self) -> None:
-        """What is left is sent at the sender's last poll: lines are made on its thread alone."""
+        """Releases the streams. The rest is sent at the sender's last poll: lines are made on its thread alone."""
         for stream in self._streams:
             stream.release()
         self._closed = True
@@ -98,7 +98,7 @@ class _Stream:
         self.screen = Screen(most_lines=LINES_PER_S)
         self.pieces: deque[str] = deque()
         self.characters = 0
-        """Of the pieces, about: it is counted on two threads without a lock, and anew after each tick."""
+        """Characters in `pieces`, about: two threads count them without a lock; counted anew after each tick."""
         self._lost = 0
         self._torn = False
         self.left_out = [0, 0]

@@ -182,8 +182,8 @@ def _is_record(kind: type) -> bool:
 
 
 def _settings_of(value: Any) -> dict[object, object] | None:
-    """Of what is configuration by its name alone: a dict with attributes, a class of the script's that is only there to
-    hold settings (`class CFG: lr = 1e-3`; its methods do not count), or an object of one."""
+    """Settings in a value whose name says that it is configuration: a dict with attributes, a class of the script's that only
+    has settings (`class CFG: lr = 1e-3`; its methods do not count), or an object of one."""
     kind: type = value if isinstance(value, type) else type(value)
     if kind is not value and issubclass(kind, dict):
         return _settings(dict(dict.items(value)))

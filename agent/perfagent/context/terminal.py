@@ -9,7 +9,7 @@ from perfagent.redaction import HIDDEN
 __all__ = ["STATE_S", "Screen"]
 
 LINE_CHARACTERS = 4000
-"""What is kept of a line until it is redacted, and then shortened (redaction/text.py)."""
+"""Most characters of a line to keep until it is redacted, and then shortened (redaction/text.py)."""
 KEY_LINES = 200
 STATE_S = 10.0
 """Period of the states of lines that are being rewritten (progress bars)."""
@@ -31,7 +31,7 @@ class Screen:
         self._most_lines = most_lines
         self.left_out = 0
         self._rows = [""]
-        """Those that the cursor may come back to, the one that it stands in, and those below."""
+        """Rows: those that the cursor may come back to, its own, and those below."""
         self._row = 0
         self._state: list[str] = []
         self._state_at = 0.0
@@ -110,8 +110,8 @@ class Screen:
 
 
 def _over(old: str, new: str) -> str:
-    """What is written into a line that stands there already, from its beginning on, also where that is yet to come.
-    Shortened at once: a bar that is drawn as fast as it can be would take quadratic time."""
+    """A line that is rewritten from its beginning, perhaps in later writes. Shortened at once: a bar that is redrawn without
+    pause would take quadratic time."""
     old = _kept(old)
     return f"{old}\r{new}" if old and not new.startswith("\n") else old + new
 

@@ -46,7 +46,7 @@ _decoder = msgspec.msgpack.Decoder(list[_Shape])
 
 
 def planes(groups: Sequence[Group]) -> bytes:
-    """The same groups in fewer bytes."""
+    """Packs groups into fewer bytes: those of a column by place, deflated."""
     shapes = []
     for group in groups:
         offset, clock, time = _in_ticks(group)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Courier", "Job"]
 
 SOURCE_STUCK_S = 2.0
-"""What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
+"""Most seconds that a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
 
 class Job(msgspec.Struct):

@@ -1,5 +1,6 @@
-"""What a job recorded offline (PERFAGENT_RECORD, attach(record=...), `perfagent run --record`), for programs that read
-it and send nothing. Takes no lock and writes nothing: a job that still trains does not notice."""
+"""Reads what a job recorded offline (PERFAGENT_RECORD, attach(record=...), `perfagent run --record`); sends nothing.
+
+Takes no lock and writes nothing: a job that still trains does not notice."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Spool(Segments):
 
     @property
     def pending_bytes(self) -> int:
-        """Of what is in no frame yet."""
+        """Size of the samples and events that are in no frame yet."""
         return self._pending.size
 
     @property

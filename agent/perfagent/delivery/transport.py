@@ -168,7 +168,7 @@ class HttpTransport:
         self.clock = clock
         self._follows = follows
         self._found = server != DEFAULT_SERVER
-        """Of those that follow: whether it was a server of this user's, and not whoever is at the default address."""
+        """Whether a server of this user's was found, and not whoever is at the default address. Used if it follows."""
         self._proof = api_key if isinstance(api_key, AdminProof) else None
         self._key = api_key.strip() if isinstance(api_key, str) else None
         self.idle = idle
@@ -264,7 +264,7 @@ class HttpTransport:
         return reply
 
     def _response(self, sock: socket.socket, deadline: float, method: str | None) -> http.client.HTTPResponse:
-        """What is read from a socket, within the deadline."""
+        """A response read from the socket within the deadline."""
         return http.client.HTTPResponse(_DeadlineReader(sock, deadline, self), method=method)  # type: ignore[arg-type]
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:

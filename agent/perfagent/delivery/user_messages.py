@@ -1,4 +1,4 @@
-"""What a job's own console says, one line and once a topic: of calls that cannot be meant so, of delivery, of a NaN, of
+"""Messages on a job's own console, one line and once a topic: of calls that cannot be meant so, of delivery, of a NaN, of
 memory that ran out, of a crash. None of it raises: a slip in a loop must not end a training.
 """
 
@@ -30,14 +30,14 @@ TELL_AGAIN_S = 600.0
 COUNT_AGAIN_S = 60.0
 """A script that logs a new name at every step leaves out one more each time."""
 _NAMED = ("batch_tensor", "buffer", "parameter", "module", "after_module", "before_module")
-"""What a cause is about, in the evidence of a NaN: the console names the first that is known."""
+"""Fields of a NaN's evidence that name its place: the console says the first that is known."""
 
 TEXTS: dict[str, str] = json.loads(Path(__file__).with_name("messages.json").read_text(encoding="utf-8"))
 """Topic -> what is said of it, with the names of its figures."""
 
 
 class Messages:
-    """Those of one process. on: training thread (calls) and sender thread (the rest)."""
+    """Messages of one process. on: training thread (calls) and sender thread (the rest)."""
 
     def __init__(self, handoff: Handoff) -> None:
         self._handoff = handoff
@@ -109,7 +109,7 @@ class Messages:
         self.warn("lost", lost=f"{what} {'is' if samples + events == 1 else 'are'}")
 
     def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
-        """What is not delivered at the end. by_next_run: False if this rank never learned its run id."""
+        """Reports frames that are not delivered at the end. by_next_run: False if this rank never learned its run id."""
         config = self._handoff.config
         there = f" --server {config.server}" if config.is_server_given else ""
         later = "; so does the next run here that sends to this server, within a week" if by_next_run else ""

@@ -112,7 +112,7 @@ class Backend:
         return stream
 
     def current_stream(self, device: torch.device) -> Stream:
-        """The same as the module's `current_stream`, faster."""
+        """Faster than the module's `current_stream`, with the same answer."""
         number = None if self._stream_number is None else self._stream_number(device.index)
         stream = None if number is None else self._streams.get(number)
         if stream is None:

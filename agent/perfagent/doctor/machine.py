@@ -72,7 +72,7 @@ def gpus(found: Mapping[str, Any]) -> Check:
 
 
 def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool = True) -> Check:
-    """What a process that perfagent attaches to will have, as far as settings show it. libc: name and version. wanted: the
+    """The allocator that a process with perfagent will have, as far as settings show. libc: name and version. wanted: the
     setting `tune_malloc`."""
     name = " ".join(filter(None, libc)) or "an unknown C library"
     reason = reason_against(wanted, environ)

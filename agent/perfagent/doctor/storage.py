@@ -43,8 +43,7 @@ def spool(root: Path, server: str) -> Check:
 
 
 def _left_in(root: Path) -> Iterator[tuple[str | None, int, bool]]:
-    """Of every source in the spool: the server for which it was recorded, bytes, and whether its process lives and delivers it
-    itself. Takes none over."""
+    """(server, bytes, whether its process lives and delivers it itself) of every source in the spool. Takes none over."""
     for folder in folders(root):
         with contextlib.suppress(FileNotFoundError):  # delivered at this moment
             if numbered(folder, "ticks", "frames"):

@@ -37,7 +37,7 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def announcement(address: str, pid: int | None = None) -> str:
-    """What a server writes into its address file. By the second line it is known whether that very process still lives
+    """The text of a server's address file. By the second line it is known whether that very process still lives
     here: while it does, nobody else can listen at its address. A file of another machine (a shared home folder), of
     another container or from before a crash is none of a server that runs here."""
     return f"{address.rstrip('/')}\n{owner_line(os.getpid() if pid is None else pid)} {_place()}"

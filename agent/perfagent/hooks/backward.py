@@ -99,7 +99,7 @@ def _begin(p: StepState, tensors: Any, began: int) -> None:
 
 @guarded
 def _note_loss(p: StepState, tensors: Any) -> None:
-    """Of several losses, the first. (torch takes any iterable, and edges of a graph, too.)"""
+    """Notes the function of the loss, the first of several. (torch takes any iterable, and edges of a graph, too.)"""
     if type(tensors) in (list, tuple):
         tensors = tensors[0] if tensors else None
     if hasattr(tensors, "grad_fn"):

@@ -41,8 +41,8 @@ def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 @guarded
 def _tell_size(p: StepState, path: str | None) -> None:
-    """Of a file that was saved, as `checkpoint/file_bytes` of the step in progress. The last kilobytes of one that the script
-    holds open may be missing; the size of a folder says nothing."""
+    """Reports the size of a saved file, as `checkpoint/file_bytes` of the step in progress. The last kilobytes of one that
+    the script holds open may be missing; the size of a folder says nothing."""
     try:
         found = os.stat(path) if path else None  # noqa: PTH116 - half as long
     except (OSError, ValueError):  # of another machine, or no path at all

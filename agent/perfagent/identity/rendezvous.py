@@ -27,7 +27,7 @@ _MOST_FAILURES = 10
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """What a rank knows of the job, and learns from rank 0."""
+    """A rank's knowledge of its job, part of it from rank 0."""
 
     run: str | None = None
     attempt: int = 0

@@ -41,7 +41,7 @@ def run_id(env: Mapping[str, str], rank: int, world_size: int, before: int) -> s
 
 
 def first_number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
-    """Of these variables the first that holds a whole number."""
+    """The first whole number in these variables."""
     return next((found for name in names if (found := number(env, name)) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""What is true of one library: a module each, loaded only in a process that has imported that library.
+"""Adapters: what is true of one library, a module each, loaded only in a process that has imported that library.
 
 Most need none for their steps: they call their model, step ordinary optimizers, call `torch.autograd.backward` and read a
 DataLoader, which is what the hooks watch.

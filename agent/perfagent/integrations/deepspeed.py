@@ -107,8 +107,8 @@ def _scale(engine: Any) -> Value | None:
 
 
 def _choose(engine: Any) -> None:
-    """Of several engines (a generator and its discriminator), the one that trains most says what a step is. One that
-    has made more steps than this is left over from an earlier training."""
+    """The engine with most parameters says what a step is (of a generator and its discriminator). One that has made more
+    steps than this is left over from an earlier training."""
     kind = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
     best, size = engine, api.numbers_trained(engine.optimizer)
     for other in api.instances_of(kind):

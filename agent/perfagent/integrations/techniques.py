@@ -59,7 +59,7 @@ def of_process(variables: Mapping[str, str] | None = None) -> dict[str, object]:
 
 
 def of_variable(name: str, value: Any) -> dict[str, object]:
-    """What a variable of the training script shows: a teacher beside the model, a loader of another library."""
+    """Techniques that a variable of the script shows: a teacher beside the model, a loader of another library."""
     kinds = [f"{base.__module__}.{base.__name__}" for base in type(value).__mro__]
     if "torch.nn.modules.module.Module" in kinds:
         if "teacher" not in name.lower():

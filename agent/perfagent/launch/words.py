@@ -67,7 +67,7 @@ def _behind_python(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def leading_options(words: list[str]) -> list[str]:
-    """Those of Python itself, up to the first word that is none of them, or that ends them (-m, -c)."""
+    """Options of Python itself, up to the first word that is none of them, or that ends them (-m, -c)."""
     options: list[str] = []
     rest = iter(words)
     for word in rest:

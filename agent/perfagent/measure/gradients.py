@@ -34,7 +34,7 @@ _MOST_SUSPECTS = 32
 
 
 class Plan(ParameterTable):
-    """What is known of an optimizer's parameters before a pass. Holds no parameter.
+    """Facts of an optimizer's parameters from before a pass. Holds no parameter.
 
     uniform: all are plain tensors of one device and dtype; dtype: that of the norms then. tables: ids of those of embeddings.
     """

@@ -73,7 +73,7 @@ def loss_function(root: Tensor) -> dict[str, Any]:
 
 
 def _nodes(root: Tensor) -> Iterator[Node]:
-    """Those nearest to the root first."""
+    """Nodes of the graph, those nearest to the root first."""
     waiting = [root.grad_fn]
     for _ in range(_MOST_NODES):
         if not waiting:
@@ -94,7 +94,7 @@ def _maker(node: Node | None) -> str:
 
 
 def _broadcast(node: Node | None) -> list[list[int]] | None:
-    """Of (N, 1) or (N,), and something without a gradient, made (N, N)."""
+    """Shapes before and after, if (N, 1) or (N,) and a tensor without a gradient made (N, N)."""
     differentiable = [before for before, _ in node.next_functions if before is not None] if node is not None else []
     if node is None or node.name() not in _PAIRS or len(differentiable) != 1:
         return None  # of two predictions, each pair of a batch is meant
@@ -106,6 +106,6 @@ def _broadcast(node: Node | None) -> list[list[int]] | None:
 
 
 def _shape(node: Node | None) -> tuple[int, ...]:
-    """Of what a node made; torch 2.4 does not tell."""
+    """Shape of a node's output; () with torch 2.4, which does not have it."""
     made = getattr(node, "_input_metadata", None)
     return tuple(made[0].shape) if made else ()

@@ -39,7 +39,7 @@ Tell = Callable[[int, list[str], list[str], list[BatchTensor]], None]
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[torch.Tensor]]:
-    """What a model is called with that may hold NaN, by place or name. Keeps nothing alive."""
+    """Arguments of a model's call that may hold NaN, by place or name. Keeps nothing alive."""
     tensor = sys.modules["torch"].Tensor
     return {
         str(name): weakref.ref(value)

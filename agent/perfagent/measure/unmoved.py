@@ -31,7 +31,7 @@ _MOST_NAMED = 20
 
 
 class _Facts(NamedTuple):
-    """Of a parameter when it was compared. rate: its learning rate; None if that may be on a device."""
+    """State of a parameter when it was compared. rate: its learning rate; None if that may be on a device."""
 
     counts: bool
     has_gradient: bool
@@ -73,7 +73,7 @@ class Unmoved:
 
 @dataclass(slots=True)
 class _Compared:
-    """What a comparison found, perhaps still on the device. steps: over so many. tell: this rank reports the names."""
+    """Result of a comparison, perhaps still on the device. steps: over so many. tell: this rank reports the names."""
 
     unmoved: Unmoved
     progress: StepState

@@ -44,7 +44,7 @@ class ValueReads(LinesOfStep):
         self._running: tuple[FrameType, int, int] | None = None
         """The read in progress: who reads, when it was called and when the tensor's method was."""
         self._newest: tuple[CodeType | None, int, int] = None, 0, 0
-        """Of the newest read: the function, how much of the step was over (a pass, a batch), and when it ended."""
+        """The newest read: its function, how much of the step was over (a pass, a batch), and when it ended."""
 
     def _goes_on(self) -> bool:
         if self._undo:

@@ -1,4 +1,4 @@
-"""What a script makes to log: `perfagent.Image`, `Audio`, `Table` and `Histogram`.
+"""Media that a script logs: `perfagent.Image`, `Audio`, `Table` and `Histogram`.
 
 None of them raises for what it is given: a wrong shape after ten hours of training must not end it. The reason is kept in
 `problem`, and log() says it. Each takes the arguments of W&B and trackio as well: those that it has no use for (`boxes`,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Audio", "Histogram", "Image", "Media", "Table"]
 
 _COPIED_BYTES = 16 * 2**20
-"""Of one item: a larger image is taken with fewer pixels."""
+"""Most bytes to copy of one item: a larger image gets fewer pixels."""
 _LOOKED_AT = 2**20
 """Numbers of a histogram; of more, evenly spaced ones."""
 _MOST_IMAGES = 64

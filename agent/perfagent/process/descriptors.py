@@ -60,7 +60,7 @@ def opened(path: str | Path, flags: int) -> Descriptor:
 
 
 def above_streams(fd: int) -> int:
-    """The same with a number that no standard stream has; the old one is closed. Raises OSError."""
+    """Moves a descriptor to a number that no standard stream has; the old one is closed. Raises OSError."""
     if fd >= _FIRST:
         return fd
     try:

@@ -52,7 +52,7 @@ class LaunchOptions:
 
 
 NONE = LaunchOptions(pid=0)
-"""Of a process that `perfagent run` did not start."""
+"""Options of a process that `perfagent run` did not start."""
 current: LaunchOptions | None = None
 """Set in a process that `perfagent run` started."""
 

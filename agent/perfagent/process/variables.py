@@ -27,7 +27,7 @@ _SERVER = (
     "SAMPLES_PER_S", "BYTES_PER_S", "RUNS_PER_HOUR", "MAX_PROJECTS", "MAX_RANKS", "MAX_NAMES",
 )  # fmt: skip
 KNOWN = frozenset(PREFIX + name for name in (*_AGENT, *_SERVER))
-"""Of the agent and of the server: one environment often serves both."""
+"""Variables of the agent and of the server: one environment often serves both."""
 _warned: set[str] = set()
 
 

@@ -139,7 +139,7 @@ def noted(key: str) -> bool:
 
 
 def stands_for(key: str, value: str) -> str | None:
-    """What is shown in place of a value under this name; None where it may stay."""
+    """Replacement for a value under this name; None where it may stay."""
     if secret_key(key):
         return None if may_stay(key, value) else HIDDEN
     if weak_key(key) and random_looking(value):

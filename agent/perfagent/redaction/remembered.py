@@ -18,7 +18,7 @@ __all__ = ["forget", "hide_remembered", "learn", "learn_environment"]
 
 MOST = 64
 _IS_A_VALUE = r"passw|passphrase|pwd|secret|key|token|(?:^|[._-])(?:pass|pw|pat)$|jwt"
-"""What a name must hold: AUTH_MODE=required and SESSION_ID say more of how than of what."""
+"""A secret's name holds one of these: AUTH_MODE=required and SESSION_ID say more of how than of what."""
 _SAYS_OF_IT = (
     r"(?:^|[._-])(?:name|file(?:name)?|path|dir|folder|env|var(?:iable)?|region|type|kind|mode|provider|backend|url|uri|host|version"
     r"|algorithm|policy|ttl|arn|ref)$"

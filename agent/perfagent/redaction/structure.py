@@ -41,7 +41,7 @@ class Versions(dict[str, str]):
 
 
 def redacted(value: Any) -> Any:
-    """The same structure without secrets; large ones are shortened, objects become their fields or the name of their
+    """Copies a structure without secrets; large ones are shortened, objects become their fields or the name of their
     type."""
     learn_environment()
     return _Walk().value(value)

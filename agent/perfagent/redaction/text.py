@@ -35,7 +35,7 @@ _NAMED = (
 )
 """`{"name": "HF_TOKEN", "value": X}`, as Kubernetes lists variables."""
 _FLAG = r"(?<![^\s'\"])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+|['\"],\s*(?=['\"]))(?=\S)"
-"""Of a command line, also as Python prints a list: `Command '['train.py', '--api-key', 'X']' returned ...`."""
+"""An option of a command line, also as Python prints a list: `Command '['train.py', '--api-key', 'X']' returned ...`."""
 _PAIR = (
     r"(?<!\S)(?:--(?:opts?|set|overrides?|cfg-options)\s{1,20}(?P<name>[A-Za-z_][\w.-]{0,100}+)"
     r"|(?P<path>[A-Z][A-Z0-9_]{0,60}+\.[A-Z][A-Z0-9_.]{0,100}+))[ \t\x1f]{1,20}(?=[^\s=:-])"
@@ -84,7 +84,7 @@ def redacted_lines(lines: Iterable[str]) -> list[str]:
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
-    """The same number of words: any list may be a command line or a part of one, where a word may tell of the next."""
+    """Redacts a command line, or a part of one, where a word may name the next. Returns as many words."""
     words = [word if len(word) < 20 else _without_random(word) for word in arguments]
     line = "".join(f"{BETWEEN}{word}" for word in words)
     shown = _hide(_encodable(line)).split(BETWEEN)[1:] if len(line) <= MAX_READ else []

@@ -19,7 +19,7 @@ from perfagent.samplers.rates import Rates
 __all__ = ["RESOURCES", "ControlGroup", "GroupReader", "find", "oom_kills_of_host"]
 
 RESOURCES = ("cpu", "memory", "io")
-"""Those with pressure stall information."""
+"""Resources with pressure stall information."""
 UNLIMITED = 2**60
 _CACHE_S = 5.0
 """How long the size of the reclaimable cache is good for: memory.stat is dear to read on hosts with many cores."""
@@ -32,7 +32,7 @@ class ControlGroup(NamedTuple):
     """The files of the groups whose limits hold for a process; a path is None where there is no such file."""
 
     usage: Path | None = None
-    """Of the group with the smallest memory limit; of the innermost where nothing is limited."""
+    """Memory in use by the group with the smallest limit; by the innermost where nothing is limited."""
     limit_bytes: int | None = None
     """Smallest memory limit on the way to the root; None when there is none."""
     inactive: Path | None = None
@@ -44,7 +44,7 @@ class ControlGroup(NamedTuple):
     cpu: Path | None = None
     """cpu.stat: how often the group with that quota had used it up."""
     pressure: Mapping[str, Path] = MappingProxyType({})
-    """Of RESOURCES -> file of the group with that limit; version 2 alone has it."""
+    """One of RESOURCES -> file of the group with that limit; version 2 alone has it."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
@@ -147,7 +147,7 @@ def _smallest(folder: Path, root: Path, limit_of: Callable[[Path], Limit | None]
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """Of version 2, else of version 1, where 2**63 - 4096 stands for none."""
+    """Limit of version 2, else of version 1, where 2**63 - 4096 stands for none."""
     limits = (KernelFile(folder / f"memory.{name}").number() for name in ("max", "limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < UNLIMITED), None)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["HostReader"]
 
 _SHARE = 1e-4
-"""Of one core that a single part may take: one that costs 1 ms is read every ten seconds."""
+"""Most of a core that one part may take: a part that costs 1 ms is read every ten seconds."""
 _RAREST_S = 30.0
 _EARLY_S = 0.25
 """A beat that comes a little early is the beat."""

@@ -35,7 +35,7 @@ _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL
 
 
 class CpuTime(NamedTuple):
-    """Of all processors since the start of the system, in one unit. waiting: for disks, while idle."""
+    """Time of all processors since the start of the system, in one unit. waiting: for disks, while idle."""
 
     idle: float
     waiting: float | None

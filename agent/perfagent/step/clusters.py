@@ -24,7 +24,7 @@ __all__ = ["GradientMeasurement", "LossState", "MixedPrecision", "OverheadCounte
 
 @dataclass(slots=True)
 class GradientMeasurement:
-    """What is measured of the gradients of the step in progress.
+    """Measurements of the gradients of the step in progress.
 
     clipped_scaled: the gradients were clipped before `GradScaler.unscale_`.
     moved: how far the step moved the weights.
@@ -101,7 +101,7 @@ class StepCounting:
 
 @dataclass(slots=True)
 class LossState:
-    """What is known of the losses of the step in progress.
+    """State of the losses of the step in progress.
 
     accumulates: several backward passes a step; assumed until the first step is over.
     user_losses: step -> logged "loss", until the sender's thread takes it.

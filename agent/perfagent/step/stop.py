@@ -66,7 +66,7 @@ class _Stoppable(Protocol):
 
 
 def claim(*, owned: bool = False) -> Stop | None:
-    """What a trainer asks at the end of each step: the stop that it has to obey now, by a flag of its own."""
+    """Called by a trainer at the end of each step. Returns the stop that it has to obey now, by a flag of its own."""
     p = state.current
     watching: _Stoppable | None = None if p is None else p.links.investigator
     return watching.stop if watching is not None and watching.stop.claim(owned=owned) else None

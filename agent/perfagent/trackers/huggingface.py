@@ -51,4 +51,4 @@ def _of_call(state: Any, logs: Mapping[str, Any]) -> list[Logs]:
 
 @captured(_of_call, wanted=True)
 def _log(state: Any, logs: Mapping[str, Any]) -> None:
-    """What is to be written is in the run by then."""
+    """Writes nothing itself: `captured` has put the values into the run."""

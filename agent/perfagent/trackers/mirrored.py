@@ -16,4 +16,4 @@ def _of_call(values: Mapping[str, Any], step: int | None) -> list[Logs]:
 
 @captured(_of_call, wanted=True)
 def log_mirrored(values: Mapping[str, Any], step: int | None) -> None:
-    """What is to be written is in the run by then."""
+    """Writes nothing itself: `captured` has put the values into the run."""

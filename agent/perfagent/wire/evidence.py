@@ -207,7 +207,7 @@ class Gaps(TypedDict, total=False):
 
 
 class ProfileEvidence(TypedDict, total=False):
-    """What a profile shows. steps: the first and the last one. shares: causes/trace.py says of what. operators: those
+    """Result of a profile. steps: the first and the last one. shares: causes/trace.py says of what. operators: those
     with the most time."""
 
     profile: str
@@ -220,7 +220,7 @@ class ProfileEvidence(TypedDict, total=False):
 
 
 class ThreadStack(TypedDict, total=False):
-    """What a thread is doing. state, waits_in: in the kernel's words; frames: the innermost last."""
+    """Stack and state of a thread. state, waits_in: in the kernel's words; frames: the innermost last."""
 
     name: str
     thread: int

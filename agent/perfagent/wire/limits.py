@@ -21,16 +21,16 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_EVENTS = 10_000
-"""Of a frame. An agent sends some hundred a minute; each costs the one thread that writes some 20 µs."""
+"""Most events of a frame. An agent sends some hundred a minute; each costs the one thread that writes some 20 µs."""
 MAX_GROUPS = 10_000
-"""Of a frame. An agent puts rows of the same names into one group, so it sends a few dozen."""
+"""Most groups of a frame. An agent puts rows of the same names into one group, so it sends a few dozen."""
 
 MAX_NAMES_PER_RUN = 2000
 """In each room (`room_of`) but the catalogue's, which has no limit."""
 MOST_LEFT_OUT = 10_000
 """Names for which a run has no room are counted so far, and no further."""
 MAX_COUNT = 2**31 - 1
-"""Of processes, and of their ids: the largest that a 32-bit column holds."""
+"""Most processes, and highest of their ids: the largest that a 32-bit column holds."""
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
 _LENGTHS = {"project": 256, "run": 128, "source": 64}  # characters, as in the server's tables
 _NOT_IN_ADDRESSES = frozenset("/\\?#%")

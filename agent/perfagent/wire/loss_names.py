@@ -53,8 +53,7 @@ _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 
 @lru_cache(maxsize=16_384)
 def loss_kind(name: str) -> Literal["whole", "part", ""]:
-    """What a series is by its name: the loss as a whole, a part of one (`loss/kl`, `d_loss`), or no training loss at
-    all."""
+    """Class of a series by its name: the whole loss, a part of one (`loss/kl`, `d_loss`), or no training loss ("")."""
     if name == LOSS:
         return "whole"
     if name.startswith(LOGGED):  # it is in the run already, as the agent has it

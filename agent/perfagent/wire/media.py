@@ -16,12 +16,12 @@ __all__ = [
 MediaKind = Literal["image", "audio", "table", "histogram"]
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 MAX_MEDIA_BYTES = 2 * 2**20
-"""Of one item, encoded. Four of them fit into a frame."""
+"""Most bytes of one item, encoded. Four of them fit into a frame."""
 MAX_CAPTION_CHARACTERS = 500
 MAX_TABLE_ROWS, MAX_TABLE_COLUMNS = 1000, 100
 MAX_BINS = 512
 JSON_TYPE = "application/json"
-"""Of tables and histograms."""
+"""Type of tables and histograms."""
 
 _KNOWN = {
     "image": (

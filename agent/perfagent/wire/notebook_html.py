@@ -1,4 +1,4 @@
-"""What a notebook shows of runs and findings, as HTML without scripts and style sheets: a notebook that is sent on, or shown by
+"""Runs and findings for notebooks, as HTML without scripts and style sheets: a notebook that is sent on, or shown by
 a site that takes those out, still looks so. Text has the notebook's own color, in light and dark. Everything that comes from a
 run is escaped. Pure."""
 
@@ -14,7 +14,7 @@ from perfagent.wire.quantities import figure, quantity
 __all__ = ["card", "curves_html", "finding_html", "link", "table_html"]
 
 _COLORS = {"critical": "#d64545", "warning": "#b7791f", "info": "#3182ce", "healthy": "#2f9e62", "unknown": "#868e96"}
-"""Of severities: each has a contrast of 3 to white and to black."""
+"""Color of each severity, with a contrast of 3 to white and to black."""
 _LINES = ("#3182ce", "#d9730d", "#2f9e62", "#a855c7", "#d64545", "#868e96")
 _WIDTH, _HEIGHT = 220.0, 56.0
 _MOST_EVIDENCE = 8

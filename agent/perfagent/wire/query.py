@@ -28,7 +28,7 @@ State = Literal["starting", "running", "lost", "finished", "failed", "oom", "kil
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 STATES: tuple[State, ...] = get_args(State)
 OUTCOMES = ("healthy", "unknown", *SEVERITIES)
-"""What a run is called by its verdict, from the best to the worst; `unknown`: no rule has judged it."""
+"""Names of a run by its verdict, from the best to the worst; `unknown`: no rule has judged it."""
 BAD_ENDS = ("failed", "oom", "killed", "preempted", "lost")
 """A lost run may come back, but whoever waits for it must not wait for ever."""
 ENDED = ("finished", *BAD_ENDS[:-1])
@@ -40,7 +40,7 @@ STATE_SHAPES = {
 
 @dataclass(slots=True, kw_only=True)
 class Finding:
-    """What a rule says about a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
+    """Result of a rule for a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
     less time a step would take without it. message: one sentence with the figures in it; since: RFC 3339 UTC. title:
     the same in at most 90 characters; cause: which of the rule's causes it is, "" for the usual one; cost: what it
     costs, in words, "" where that cannot be said; money_per_hour: the same in money, in `currency`, where the run's project
@@ -204,7 +204,7 @@ class RankMatrix:
 
 @dataclass(slots=True, kw_only=True)
 class Quantiles:
-    """Of one series over a window of steps, in the unit of the series. count: steps that have a value."""
+    """Quantiles of one series over a window of steps, in its unit. count: steps that have a value."""
 
     p50: float
     p90: float
@@ -253,7 +253,7 @@ class Timing:
 
 @dataclass(slots=True, kw_only=True)
 class Spent:
-    """What a run has taken, over all its attempts; None: not known.
+    """Cost of a run over all its attempts; None: not known.
 
     gpu_hours, cpu_core_hours: what its processes had, used or not, while they ran: a GPU for each rank that has one, and the
     cores of each host that the run may use. gpu_energy_kwh: of those GPUs. gpu_energy_per_token_j: of the newest steps.
@@ -287,7 +287,7 @@ def healthy(message: str = "Nothing holds this run back.") -> Finding:
 
 
 def outcome_of(verdict: Finding, state: str) -> str:
-    """What a run in this state is called by its verdict: one of OUTCOMES. A run that ended badly is never healthy."""
+    """Returns the one of OUTCOMES for a verdict and a state. A run that ended badly is never healthy."""
     if verdict.rule != "healthy":
         return verdict.severity
     if state in BAD_ENDS:

@@ -31,7 +31,7 @@ __all__ = ["OptimizerSelection"]
 _PATIENCE = 64
 """Steps of a smaller optimizer, without one of the primary, after which the smaller one takes over (a second stage)."""
 _UNPROVEN = 10
-"""The same if the primary one has never stepped: a GAN's critic takes 5 steps for each step of the generator (Arjovsky
+"""_PATIENCE if the primary one has never stepped: a GAN's critic takes 5 steps for each step of the generator (Arjovsky
 2017). Also the same for the first steps of another one of equal size: the next member of an ensemble, all of which are
 kept."""
 _SAME = 0.9

@@ -1,4 +1,4 @@
-"""What a script logs by other means than `perfagent.log` appears in its run by itself.
+"""Values that a script logs by other means than `perfagent.log` appear in its run by themselves.
 
 libraries.py says which call of which library carries which scalars; what all of them have in common is in capture.py. A
 library is watched only in a process that imports it by itself, before `attach` or after. Our own files for TensorBoard

@@ -28,10 +28,9 @@ _JOINTS = ("/", "_", ".", "-")
 
 
 class Logs(NamedTuple):
-    """What a call logs. step: which it names, None where it names none; own_step: the logger's own count of steps, if
-    it has one. joint: between the name of a dict among the values and the names in it; "" where the library plots none
-    of these. forwarded:
-    the values under the names by which the library forwards them, where these may be others."""
+    """Values that a call logs. step: which it names, None where it names none; own_step: the logger's own count of steps,
+    if it has one. joint: between the name of a dict among the values and the names in it; "" where the library plots none
+    of these. forwarded: the values under the names by which the library forwards them, where these may be others."""
 
     values: Mapping[str, object]
     step: object = None
@@ -101,7 +100,7 @@ def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
 
 
 def _add(metrics: dict[str, Any], name: str, value: Any, joint: str) -> None:
-    """What is no number of Python's own: if it holds one, that."""
+    """Adds the number in a value that is none of Python's own numbers, if it holds one."""
     if (
         type(value) is getattr(sys.modules.get("torch"), "Tensor", None) and value.is_cpu and not value.ndim
     ):  # most of these

@@ -69,7 +69,7 @@ def _lightning(connector: Any, metrics: Values, step: object = None) -> list[Log
 
 @captured
 def _lightning_csv(_logger: object, metrics: Values, step: object = None) -> list[Logs]:
-    """Of modules and callbacks which call a logger past the trainer. Lightning's other loggers write by libraries that are
+    """Modules and callbacks may call a logger past the trainer. Lightning's other loggers write by libraries that are
     watched themselves."""
     return [Logs(metrics, step)]
 

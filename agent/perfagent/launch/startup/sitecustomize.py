@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _WORKERS_HAVE = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
-"""What a launcher gives to those it starts to train: accelerate tells no rank where it starts only one."""
+"""Variables that a launcher sets for the workers it starts: accelerate sets no rank where it starts only one."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 

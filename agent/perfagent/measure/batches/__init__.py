@@ -1,1 +1,1 @@
-"""What a batch holds, from its tensors: used by the hooks of the agent and by `perfagent.inspect_batches`."""
+"""Contents of a batch, from its tensors: used by the hooks of the agent and by `perfagent.inspect_batches`."""

@@ -65,8 +65,8 @@ inputs = Inputs()
 
 
 class _Rule(NamedTuple):
-    """What a shape says. samples: in which dimension they are, if in any. tokens: from which dimension on its sizes
-    multiply to tokens, if they do. is_made: third part of the size. is_input: whether it is the shape of the input."""
+    """How to read a shape. samples: their dimension, if any. tokens: first of the dimensions whose sizes multiply to the
+    tokens, if any. is_made: third part of the size. is_input: whether it is the shape of the input."""
 
     samples: int | None = 0
     tokens: int | None = None

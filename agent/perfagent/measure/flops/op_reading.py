@@ -113,7 +113,7 @@ class Operators:
             self.numbered[-1] = number, op._replace(gradients=1)
 
     def _read(self, events: Iterable[ProfilerEvent]) -> None:
-        """Of one thread. The end of an operator is an event without a name."""
+        """Reads the events of one thread. The end of an operator is an event without a name."""
         kinds = self._kinds
         inside, number = 0, -1  # depth below an operator that is counted whole; the running node of a product
         for event in events:

@@ -38,7 +38,7 @@ class Counted:
 
 
 def _product(a: Shape, b: Shape) -> float:
-    """Of two matrices, of a matrix and a vector, or of as many pairs as the first dimension says. In a product of groups
+    """Product of two matrices, a matrix and a vector, or as many pairs as the first dimension says. In a product of groups
     (experts) one factor has no dimension for them: all of it counts."""
     pairs = a[0] if len(a) == len(b) == 3 else 1
     return 2.0 * pairs * a[-2] * a[-1] * (b[-1] if len(b) > 1 else 1)

@@ -14,7 +14,7 @@ __all__ = ["DrmClients"]
 
 EVERY_S = 5.0
 _ENGINES = ("render", "compute", "gfx", "rcs", "ccs")
-"""Those that compute, by their names in i915, amdgpu and xe."""
+"""Engines that compute, by their names in i915, amdgpu and xe."""
 _UNITS = {"KiB": 1024, "MiB": 1024**2}
 
 
