@@ -218,5 +218,5 @@ def _folder(name: str, value: Any) -> Path:
             raise ConfigError(f"{name} must be a folder, and {str(in_the_way)!r} is a file")
         return folder
     except (RuntimeError, OSError) as error:  # "~" of somebody who has no home; a working folder that was deleted
-        told = f"{str(value)!r:.80} cannot ({error}): give a whole path"
-        raise ConfigError(f"{name} must be a folder that can be found; {told}") from None
+        why = f"{str(value)!r:.80} cannot ({error}): give a whole path"
+        raise ConfigError(f"{name} must be a folder that can be found; {why}") from None

@@ -385,9 +385,9 @@ class Lifecycle:
             return
         self._threads_told += 1
         p = self._progress
-        told: dict[str, object] = {"name": text_of(thread.name, 200), "reason": cause(error)[1]}
-        told |= {"training": p.last is not None and p.thread == thread.ident}
-        self._sender.event("thread", told | {"frames": frames_of(error.__traceback__)}, step=p.completed)
+        data: dict[str, object] = {"name": text_of(thread.name, 200), "reason": cause(error)[1]}
+        data |= {"training": p.last is not None and p.thread == thread.ident}
+        self._sender.event("thread", data | {"frames": frames_of(error.__traceback__)}, step=p.completed)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run by what ended the process."""

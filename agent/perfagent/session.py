@@ -271,8 +271,8 @@ def _is_hydras_next_job(run_id: str | None) -> bool:
         return False
     with contextlib.suppress(Exception):  # outside of a job, where there is one only, or in another version
         _job = int(hydra.HydraConfig.get().job.num)
-    told = launched.current
-    given = run_id or os.environ.get("PERFAGENT_RUN_ID") or (told is not None and told.run_id)
+    launch = launched.current
+    given = run_id or os.environ.get("PERFAGENT_RUN_ID") or (launch is not None and launch.run_id)
     return not given and None not in (before, _job) and before != _job
 
 
@@ -375,18 +375,18 @@ def _watch_process() -> None:
         Finalize(None, _at_worker_end, exitpriority=-1000)
 
 
-def _thread_ended(before: Callable[[threading.ExceptHookArgs], object], told: threading.ExceptHookArgs, /) -> None:
+def _thread_ended(before: Callable[[threading.ExceptHookArgs], object], args: threading.ExceptHookArgs, /) -> None:
     """Reports a thread of the script that ends with an exception, which Python only prints; the hook that was installed
     before prints it."""
     try:
-        _report_thread(told)
+        _report_thread(args)
     finally:
-        before(told)
+        before(args)
 
 
 @guarded
-def _report_thread(told: threading.ExceptHookArgs) -> None:
-    run, error, thread = current(), told.exc_value, told.thread
+def _report_thread(args: threading.ExceptHookArgs) -> None:
+    run, error, thread = current(), args.exc_value, args.thread
     if run is None or error is None or isinstance(error, SystemExit):
         return
     if thread is not None and not thread.name.startswith("perfagent-"):

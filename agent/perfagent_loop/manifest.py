@@ -76,11 +76,11 @@ class Manifest:
         body = rest[:-1]
         if rest[-1:] != b"\n" or hashlib.sha256(body).hexdigest().encode() != expected:
             raise DamagedCheckpoint(f"{NAME} is not as it was written")
-        told: dict[str, Any] = json.loads(body)
-        if told.pop("format") != FORMAT:
+        fields: dict[str, Any] = json.loads(body)
+        if fields.pop("format") != FORMAT:
             raise DamagedCheckpoint(f"{NAME} has another format than {FORMAT}: another version of perfagent wrote it")
-        files = {name: FileSum(**one) for name, one in told.pop("files").items()}
-        return cls(files=files, **told)
+        files = {name: FileSum(**one) for name, one in fields.pop("files").items()}
+        return cls(files=files, **fields)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -100,20 +100,20 @@ def sum_of(path: Path) -> FileSum:
 
 def check_list(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
     """Raises DamagedCheckpoint when the folder holds other files than the manifest names."""
-    found, told = set(names), set(manifest.files)
-    if told - found:
-        raise DamagedCheckpoint(f"{min(told - found)} is missing in {folder.name}")
-    if found - told:
-        raise DamagedCheckpoint(f"{min(found - told)} in {folder.name} is no part of the checkpoint")
+    found, listed = set(names), set(manifest.files)
+    if listed - found:
+        raise DamagedCheckpoint(f"{min(listed - found)} is missing in {folder.name}")
+    if found - listed:
+        raise DamagedCheckpoint(f"{min(found - listed)} in {folder.name} is no part of the checkpoint")
 
 
-def check_file(folder: Path, name: str, told: FileSum) -> None:
+def check_file(folder: Path, name: str, expected: FileSum) -> None:
     """Raises DamagedCheckpoint when the file is not what the manifest says."""
     try:
         found = sum_of(folder / name)
     except OSError as error:
         raise DamagedCheckpoint(f"{name} in {folder.name} cannot be read: {error.strerror or error}") from error
-    if found.bytes != told.bytes:
-        raise DamagedCheckpoint(f"{name} in {folder.name} has {found.bytes} bytes, {told.bytes} were written")
-    if found.sha256 != told.sha256:
+    if found.bytes != expected.bytes:
+        raise DamagedCheckpoint(f"{name} in {folder.name} has {found.bytes} bytes, {expected.bytes} were written")
+    if found.sha256 != expected.sha256:
         raise DamagedCheckpoint(f"{name} in {folder.name} has other content than was written (SHA-256 differs)")

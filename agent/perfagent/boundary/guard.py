@@ -31,8 +31,8 @@ def failed(name: str, error: Exception) -> None:
     if by_signal(error):
         raise error
     failures[name] = failures.get(name, 0) + 1
-    told = "".join(traceback.format_exception_only(error)).strip()  # log records must not keep the script's frames
-    logger.warning("perfagent: %s failed and is turned off, training goes on: %s", name, told)
+    text = "".join(traceback.format_exception_only(error)).strip()  # log records must not keep the script's frames
+    logger.warning("perfagent: %s failed and is turned off, training goes on: %s", name, text)
 
 
 def by_signal(error: BaseException) -> bool:

@@ -170,11 +170,11 @@ class Context:
         environment = self._variables | ({} if self.malloc is None else {"malloc": self.malloc})
         if environment != self._told_environment:
             context["environment"] = self._told_environment = environment
-        told = {"config": redacted(self._everything()), **context}
+        facts = {"config": redacted(self._everything()), **context}
         if self._stepped:
             self.hyperparameters.settle()
         self._told = self._state()
-        self._handoff.event("context", {name: value for name, value in told.items() if value})
+        self._handoff.event("context", {name: value for name, value in facts.items() if value})
 
 
 def _of_model(model: nn.Module) -> dict[str, object]:
@@ -182,11 +182,11 @@ def _of_model(model: nn.Module) -> dict[str, object]:
     # DDP, torch.compile
     while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):
         inner = inner._modules[name]
-    told: dict[str, object] = {"class": type(inner).__name__}
+    facts: dict[str, object] = {"class": type(inner).__name__}
     with contextlib.suppress(ValueError):  # those of a lazy module have no size before its first call
         sizes = [(elements(p), p.requires_grad) for p in list(model.parameters())]
-        told["parameters"] = sum(size for size, _ in sizes)
-        told["trainable_parameters"] = sum(size for size, trained in sizes if trained)
+        facts["parameters"] = sum(size for size, _ in sizes)
+        facts["trainable_parameters"] = sum(size for size, trained in sizes if trained)
     configuration = inner.__dict__.get("config")
     of_a_model = any(base.__name__ in OF_A_MODEL for base in type(configuration).__mro__)
-    return told | ({"config": configuration} if of_a_model else {})
+    return facts | ({"config": configuration} if of_a_model else {})

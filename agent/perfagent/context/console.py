@@ -79,8 +79,8 @@ class Console:
                 stream.left_out = [0, 0]
                 self._handoff.counters["log_lines_left_out"] += gone
                 self._handoff.counters["log_characters_left_out"] += characters
-                told = [some(number, thing) for number, thing in ((gone, "line"), (characters, "character")) if number]
-                lines = [f"[perfagent: {' and '.join(told)} left out here]", *lines]
+                parts = [some(number, thing) for number, thing in ((gone, "line"), (characters, "character")) if number]
+                lines = [f"[perfagent: {' and '.join(parts)} left out here]", *lines]
             if lines:
                 self._handoff.event("log", {"lines": lines, "stream": stream.name})
 

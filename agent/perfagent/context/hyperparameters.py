@@ -159,10 +159,10 @@ def _settings(values: dict[object, object]) -> dict[object, object] | None:
     tensors."""
     if not 0 < len(values) <= MAX_SETTINGS:
         return None
-    told = {key: value for key, value in list(values.items()) if type(key) in (str, int) and _is_setting(value)}
-    if len(told) == len(values):
+    kept = {key: value for key, value in list(values.items()) if type(key) in (str, int) and _is_setting(value)}
+    if len(kept) == len(values):
         return values
-    return told if 2 * len(told) > len(values) else None
+    return kept if 2 * len(kept) > len(values) else None
 
 
 def _is_setting(value: object) -> bool:

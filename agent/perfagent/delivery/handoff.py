@@ -152,7 +152,7 @@ class Handoff:
         self.wake = Bell()
         self.closing_at: float | None = None
         self.final = ""
-        self.told: set[str] = set()
+        self.said_topics: set[str] = set()
         self.folder = config.sources / identity.source
         self.followed: Path | None = None
         """Where the next run of this process has its source, once this one ends for it."""
@@ -191,6 +191,6 @@ class Handoff:
 
     def tell(self, topic: str, level: int, message: str) -> None:
         """Logs a message, once a topic."""
-        if topic not in self.told:
-            self.told.add(topic)
+        if topic not in self.said_topics:
+            self.said_topics.add(topic)
             logger.log(level, message)

@@ -225,9 +225,9 @@ class SendLoop:
         counters["samples"] += samples
         counters["spooled"] += samples if self._all_written else 0
         self._all_written = True
-        told = [group for group in groups if group.rows and "loss" in group.values]
-        if told:  # rows with other names besides stand in groups of their own
-            newest = max(told, key=lambda group: group.monotonics()[-1])
+        with_loss = [group for group in groups if group.rows and "loss" in group.values]
+        if with_loss:  # rows with other names besides stand in groups of their own
+            newest = max(with_loss, key=lambda group: group.monotonics()[-1])
             handoff.newest_loss = newest.steps()[-1], newest.column("loss")[-1]
         self._mirror(lambda mirror: mirror.take(groups, handoff.reader.begins))
         return groups

@@ -94,8 +94,8 @@ class Messages:
         count, now = columns.left_out_count, time.monotonic()
         if count > self._left_out and (last or now >= self._left_out_due):
             self._left_out, self._left_out_due = count, now + COUNT_AGAIN_S
-            told = {"limit": columns.max_series, "names": [*columns.left_out], "count": count}
-            self._handoff.event("left_out", told)
+            data = {"limit": columns.max_series, "names": [*columns.left_out], "count": count}
+            self._handoff.event("left_out", data)
 
     def rejected(self, item: LeftOut, *, ours: bool) -> None:
         """The first reason for which the server left something out of a frame. ours: of this run."""
@@ -136,7 +136,7 @@ class Messages:
         if again:
             logger.info("perfagent: server %s reachable again", self._handoff.config.server)
         if now - self._unreachable_at >= TELL_AGAIN_S:
-            self._handoff.told.discard("unreachable")
+            self._handoff.said_topics.discard("unreachable")
 
     def undelivered(self, answer: Answer, now: float) -> None:
         """An answer that means to try later."""
@@ -146,7 +146,7 @@ class Messages:
         elif answer.kind == "retry" and answer.reason.startswith("status"):
             self.warn("busy", reason=answer.reason)
         else:
-            self._unreachable_at = self._unreachable_at if "unreachable" in self._handoff.told else now
+            self._unreachable_at = self._unreachable_at if "unreachable" in self._handoff.said_topics else now
             stopped = stopped_server(self._handoff.config.server)
             self.warn("unreachable", reason=_line(answer.reason), stopped=f" ({stopped})" if stopped else "")
 

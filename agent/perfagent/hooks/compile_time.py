@@ -78,11 +78,11 @@ def _started(_: object = None) -> None:
 
 
 @guarded
-def _ended(told: Any = None) -> None:
+def _ended(info: Any = None) -> None:
     p = state.current
     if p is None or p.off:
         return
-    _steps.append((_compile_id(told), p.completed + 1))
+    _steps.append((_compile_id(info), p.completed + 1))
     if not _open:
         return
     thread, step, began, mark = _open.pop()
@@ -92,10 +92,10 @@ def _ended(told: Any = None) -> None:
         p.clock.release([mark])
 
 
-def _compile_id(told: Any) -> str:
-    """told: what torch calls back with; older versions (2.4, 2.6) call without it, in the context of the compilation."""
-    if told is not None:
-        return str(told.compile_id)
+def _compile_id(info: Any) -> str:
+    """info: what torch calls back with; older versions (2.4, 2.6) call without it, in the context of the compilation."""
+    if info is not None:
+        return str(info.compile_id)
     return str(sys.modules["torch._guards"].CompileContext.current_compile_id())
 
 

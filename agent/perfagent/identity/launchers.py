@@ -80,12 +80,12 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
     elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
         # a container for each task (`srun apptainer exec`) hides who started the tasks; their step is the same
         tasks = slurm.under_srun(env) and slurm.ranks_are_tasks(env, rank, size)
-        starter = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if tasks else str(_starter(_told_by(env, rank, size)))
+        starter = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if tasks else str(_starter(_set_by(env, rank, size)))
         parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), starter]
     elif env.get("SLURM_JOB_ID") and slurm.under_srun(env):
         parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
     elif any(env.get(names[0][0]) for names in _LAUNCHERS[1:4]):
-        parts = ["mpi", owner_line(_starter(_told_by(env, rank, size)))]  # one daemon a node starts the ranks there
+        parts = ["mpi", owner_line(_starter(_set_by(env, rank, size)))]  # one daemon a node starts the ranks there
     else:
         address = _store_address()
         if address is None:
@@ -113,16 +113,16 @@ def _store_address() -> str | None:
         return None
 
 
-def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
+def _set_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
     """The variables that say which rank of how many this process is, without those of SLURM."""
-    told = ((names[0], first_number(env, names[0]), first_number(env, names[2])) for names in _LAUNCHERS[:4])
-    return [names[0] for names, its_rank, its_size in told if (its_rank, its_size) == (rank, size)]
+    claims = ((names[0], first_number(env, names[0]), first_number(env, names[2])) for names in _LAUNCHERS[:4])
+    return [names[0] for names, its_rank, its_size in claims if (its_rank, its_size) == (rank, size)]
 
 
-def _starter(told: list[str]) -> int:
+def _starter(variable_names: list[str]) -> int:
     """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The parent of
     each rank may be another one (`mpirun sh task.sh`, `timeout 1h python train.py`)."""
-    names = tuple(f"{name}=".encode() for name in told)
+    names = tuple(f"{name}=".encode() for name in variable_names)
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: no rank's own
         for _ in range(8):

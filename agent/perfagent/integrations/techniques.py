@@ -45,7 +45,7 @@ def of_model(model: torch.nn.Module) -> dict[str, object]:
         "quantization": _quantization(parameters),
         "pruning": _pruning(model),
     }
-    return {name: told for name, told in found.items() if told}
+    return {name: facts for name, facts in found.items() if facts}
 
 
 def of_process(variables: Mapping[str, str] | None = None) -> dict[str, object]:
@@ -64,10 +64,10 @@ def of_variable(name: str, value: Any) -> dict[str, object]:
     if "torch.nn.modules.module.Module" in kinds:
         if "teacher" not in name.lower():
             return {}
-        told: dict[str, object] = {"teacher": type(value).__name__}
+        facts: dict[str, object] = {"teacher": type(value).__name__}
         with contextlib.suppress(Exception):  # parameters that are not made yet have no size
-            told["teacher_parameters"] = sum(map(elements, value.parameters()))
-        return {"distillation": told}
+            facts["teacher_parameters"] = sum(map(elements, value.parameters()))
+        return {"distillation": facts}
     if "torch.utils.data.dataloader.DataLoader" in kinds:  # of the usual kind, over a dataset of the library
         kinds += [f"{base.__module__}.{base.__name__}" for base in type(getattr(value, "dataset", None)).__mro__]
     for library, prefix in (("WebDataset", _WEBDATASET), ("DALI", _DALI)):
@@ -87,7 +87,7 @@ def _adapters(model: torch.nn.Module) -> dict[str, object]:
     )
     if configurations is None:
         return {}
-    told: dict[str, object] = {"library": "peft"}
+    facts: dict[str, object] = {"library": "peft"}
     for name, configuration in list(configurations.items())[:8]:
         kind = getattr(configuration, "peft_type", None)
         one: dict[str, object] = {"method": str(getattr(kind, "value", kind))}
@@ -97,8 +97,8 @@ def _adapters(model: torch.nn.Module) -> dict[str, object]:
         targets = getattr(configuration, "target_modules", None)
         if targets:
             one["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
-        told[str(name)] = one
-    return told
+        facts[str(name)] = one
+    return facts
 
 
 def _frozen(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
@@ -127,9 +127,9 @@ def _quantization(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
     library = "torchao" if any(type(one).__module__.startswith("torchao") for one, _ in packed) else "bitsandbytes"
     kind = next((str(found) for one, _ in packed if (found := getattr(one, "quant_type", None))), None)
     share = 100 * weights / max(sum(map(elements, parameters)), 1)
-    told = {"library": library, "bits": min(bits for _, bits in packed), "weights_pct": round(share, 2),
+    facts = {"library": library, "bits": min(bits for _, bits in packed), "weights_pct": round(share, 2),
             "saved_bytes": 2 * weights - held, "saved": "beside_bf16"}  # fmt: skip
-    return told | ({"type": kind} if kind else {})
+    return facts | ({"type": kind} if kind else {})
 
 
 def _bits(parameter: torch.Tensor) -> int | None:
@@ -153,8 +153,8 @@ def _pruning(model: torch.nn.Module) -> dict[str, object]:
                 masks += [mask] if mask is not None else []
     if not methods:
         return {}
-    told: dict[str, object] = {"library": "torch.nn.utils.prune", "methods": sorted(methods), "tensors": len(masks)}
+    facts: dict[str, object] = {"library": "torch.nn.utils.prune", "methods": sorted(methods), "tensors": len(masks)}
     size = sum(mask.numel() for mask in masks)
     if masks and size <= _MOST_MASKS and all(mask.device.type == "cpu" for mask in masks):
-        told["pruned_pct"] = round(100 * (1 - sum(int(mask.count_nonzero()) for mask in masks) / size), 2)
-    return told | {"saved_bytes": 0, "saved": "masks_kept"}
+        facts["pruned_pct"] = round(100 * (1 - sum(int(mask.count_nonzero()) for mask in masks) / size), 2)
+    return facts | {"saved_bytes": 0, "saved": "masks_kept"}

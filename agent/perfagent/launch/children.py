@@ -19,8 +19,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GROUPS = "torch.distributed.distributed_c10d"
-told: str | None = None
-"""In a spawned child: what `perfagent run` was told (process/launch_options.py)."""
+options_text: str | None = None
+"""In a spawned child: the options of `perfagent run` (process/launch_options.py)."""
 _PROGRAM = """\
 try:
     from perfagent.launch.children import expect
@@ -49,8 +49,8 @@ def watch(text: str) -> None:
 
 def expect(text: str) -> None:
     """In a spawned child: waits until it joins a process group."""
-    global told
-    told = text
+    global options_text
+    options_text = text
 
     def loaded() -> None:
         groups = sys.modules[_GROUPS]

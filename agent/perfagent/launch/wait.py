@@ -34,7 +34,7 @@ def seen(locks: str, name: bytes) -> bool:
 
 
 def main() -> None:
-    python, locks, name, told = sys.argv[1:5]
+    python, locks, name, options = sys.argv[1:5]
     poll = select.poll()
     poll.register(PIDFD, select.POLLIN)
     ended = poll.poll(UNSEEN_MS)
@@ -44,7 +44,7 @@ def main() -> None:
     # first.
     when = f"{time.time()!r} {time.monotonic()!r}" if ended else ""
     os.set_inheritable(PIDFD, True)
-    os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", told, when])  # noqa: S606
+    os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", options, when])  # noqa: S606
 
 
 main()

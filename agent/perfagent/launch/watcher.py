@@ -109,13 +109,13 @@ def watch_worker(pid: int, options: LaunchOptions) -> None:
     os.execv(sys.executable, words)  # noqa: S606 - the interpreter that runs us
 
 
-def _words(config: AgentConfig, pid: int, *, speaks: bool, **told: Any) -> list[str]:
+def _words(config: AgentConfig, pid: int, *, speaks: bool, **job: Any) -> list[str]:
     """The command of the waiting half. speaks: it reports a process without a session, too."""
     record = str(config.record) if config.record is not None else None
-    told |= {"pid": pid, "started": process_start(pid), "begun": time.time(), "oom_kills": _oom_kills(pid)}
-    told |= {"project": config.project, "record": record, "speaks": speaks}
+    job |= {"pid": pid, "started": process_start(pid), "begun": time.time(), "oom_kills": _oom_kills(pid)}
+    job |= {"project": config.project, "record": record, "speaks": speaks}
     waiter = str(Path(__file__).with_name("wait.py"))
-    return [sys.executable, "-I", "-S", waiter, sys.executable, str(config.sources), owner_line(pid), json.dumps(told)]
+    return [sys.executable, "-I", "-S", waiter, sys.executable, str(config.sources), owner_line(pid), json.dumps(job)]
 
 
 def _let_go(pidfd: int) -> None:
@@ -138,14 +138,14 @@ def _oom_kills(pid: int | str) -> int | None:
 
 
 class _Watch:
-    """told: what `_words` hands over. ended: when the trainer ended, by both clocks, where wait.py has seen it."""
+    """job: what `_words` hands over. ended: when the trainer ended, by both clocks, where wait.py has seen it."""
 
-    def __init__(self, told: dict[str, Any], ended: tuple[float, float] | None) -> None:
-        self._told = told
+    def __init__(self, job: dict[str, Any], ended: tuple[float, float] | None) -> None:
+        self._job = job
         self._ended = ended
-        self._config = AgentConfig.from_env(project=told["project"], record=told["record"])
-        self._pid: int = told["pid"]
-        self._owner = f"{told['pid']} {told['started']}"
+        self._config = AgentConfig.from_env(project=job["project"], record=job["record"])
+        self._pid: int = job["pid"]
+        self._owner = f"{job['pid']} {job['started']}"
         self._own: Spool | None = None
         self._children: set[int] = set()
 
@@ -159,15 +159,15 @@ class _Watch:
             wait_s = SIGN_OF_LIFE_S if self._speaks_for_trainer() else 300.0
         self._ended = self._ended or _now()
         ending = ending_of(self._pid, PIDFD)
-        if ending.signal == signal.SIGKILL and self._told["oom_kills"] is not None:
+        if ending.signal == signal.SIGKILL and self._job["oom_kills"] is not None:
             kills = _oom_kills("self")  # our control group is the trainer's
-            ending = ending._replace(oom=(kills or 0) > self._told["oom_kills"])
+            ending = ending._replace(oom=(kills or 0) > self._job["oom_kills"])
         self._report(ending)
 
     # ---- a trainer without a session
 
     def _speaks_for_trainer(self) -> bool:
-        if not self._told["speaks"] or any(self._trainers_folders(self._config.sources)):
+        if not self._job["speaks"] or any(self._trainers_folders(self._config.sources)):
             self._be_silent()
             return False
         self._children |= _pythons_below(self._pid)
@@ -187,8 +187,8 @@ class _Watch:
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
         if spool.state.acked == 0 and not spool.waiting:
             names = ("name", "tags", "world_size", "pid", "command")
-            data |= {name: self._told[name] for name in names if self._told[name]}
-            data |= {"host": os.uname().nodename, "started": self._told["begun"]}
+            data |= {name: self._job[name] for name in names if self._job[name]}
+            data |= {"host": os.uname().nodename, "started": self._job["begun"]}
         elif not final:
             data = {}
         events = [self._event("state", redacted(data))] if data else []
@@ -204,10 +204,10 @@ class _Watch:
         if self._own is None:
             recording = self._config.record is not None
             header = Header(
-                **{name: self._told[name] for name in ("source", "run", "attempt", "rank")},
+                **{name: self._job[name] for name in ("source", "run", "attempt", "rank")},
                 project=self._config.project, server=None if recording else self._config.server,
-                is_found=not self._config.is_server_given, name=self._told["name"] and redacted_text(self._told["name"]),
-                pid=os.getpid(), pid_start=process_start(os.getpid()), started=self._told["begun"], next_seq=FIRST_SEQ,
+                is_found=not self._config.is_server_given, name=self._job["name"] and redacted_text(self._job["name"]),
+                pid=os.getpid(), pid_start=process_start(os.getpid()), started=self._job["begun"], next_seq=FIRST_SEQ,
             )  # fmt: skip
             self._own = Spool(self._config.sources / f"{header.source}-watcher", header, recording=recording)
             self._own.create()
@@ -227,7 +227,7 @@ class _Watch:
                 data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
                 data |= {"reason": known[1]} if known[1] else {}
                 self._note(newest, [self._event("state", data)])
-        elif self._told["speaks"] and known is not None:
+        elif self._job["speaks"] and known is not None:
             self._say(*known, final=True)
             newest = self._own_spool()
             spools = [newest, *spools]

@@ -55,8 +55,8 @@ class LinesOfStep(StepTask):
             line, outer = (outer.f_code.co_filename, outer.f_lineno), outer.f_back
         self.lines[line] += 1
 
-    def told(self) -> list[dict[str, str | int]]:
-        """Returns the lines as an event tells them, most frequent first: [{"line": "train.py:42", "count": 3}]."""
+    def most_frequent(self) -> list[dict[str, str | int]]:
+        """Returns the lines as in an event, most frequent first: [{"line": "train.py:42", "count": 3}]."""
         most = self.lines.most_common(_MOST_LINES)
         return [{"line": f"{short(name)}:{number}", "count": times} for (name, number), times in most]
 

@@ -41,13 +41,13 @@ class _Facts(NamedTuple):
 class Unmoved:
     """The comparisons of one run."""
 
-    __slots__ = ("_compared", "_kept", "_passes", "_since", "_trainable", "told")
+    __slots__ = ("_compared", "_kept", "_passes", "_since", "_trainable", "was_reported")
 
     def __init__(self) -> None:
         self._kept: Weights | None = None
         self._since = self._passes = self._compared = 0
         self._trainable: list[bool] = []
-        self.told = False  # something stood still when names were reported last
+        self.was_reported = False  # something stood still when names were reported last
 
     def compare(self, p: StepState, optimizer: Optimizer, plan: Plan, *, tell: bool) -> None:
         """Ends a pass, after the optimizer's step. tell: this rank reports the names."""
@@ -98,10 +98,10 @@ class _Compared:
         values["update/unmoved_share"] = share = numbers / whole
         if not self.tell or self.progress.links.on_event is None:
             return
-        before, self.unmoved.told = self.unmoved.told, bool(still)
+        before, self.unmoved.was_reported = self.unmoved.was_reported, bool(still)
         if not (still or before):  # it is reported while something stands still, and when that is over
             return
-        told = {
+        data = {
             "what": "unmoved",
             "share": share,
             "names": [self.plan.names[place] for place in still[:_MOST_NAMED]],
@@ -112,7 +112,7 @@ class _Compared:
             "without_rate": sum(sizes[place] for place in still if facts[place].rate == 0.0),
             "steps": self.steps,
         }
-        self.progress.links.on_event("parameters", told, step=self.step)
+        self.progress.links.on_event("parameters", data, step=self.step)
 
 
 def _facts(optimizer: Optimizer, plan: Plan) -> list[_Facts]:

@@ -159,9 +159,9 @@ class Outbox:
             self._leave_out("encoding", f"{item.name!r:.80} cannot be sent: {type(error).__name__}: {error}; left out")
             return
         self._taken_bytes += len(payload)
-        told = {"name": item.name, "what": item.media.kind, "index": item.place, "payload": payload}
-        told |= {"caption": item.media.caption} if item.media.caption else {}
-        self._sender.event("media", told, step=item.known_step)
+        data = {"name": item.name, "what": item.media.kind, "index": item.place, "payload": payload}
+        data |= {"caption": item.media.caption} if item.media.caption else {}
+        self._sender.event("media", data, step=item.known_step)
 
     def _leave_out(self, topic: str, sentence: str, count: int = 1) -> None:
         self._left_out[get_ident()] += count

@@ -257,9 +257,9 @@ class Table(Media):
         """Without secrets: what its columns are called, and what its cells look like, tells of them."""
         columns = [next(iter(redacted({name: [*cells]}).values())) for name, *cells in zip(self.columns, *self.data)]  # noqa: B905
         rows = [[cells if isinstance(cells, str) else cells[at] for cells in columns] for at in range(len(self.data))]
-        told = {"columns": self.columns, "rows": rows, "count": self._count}
-        while len(data := msgspec.json.encode(told)) > MAX_MEDIA_BYTES:
-            told["rows"] = rows = rows[: len(rows) // 2]
+        content = {"columns": self.columns, "rows": rows, "count": self._count}
+        while len(data := msgspec.json.encode(content)) > MAX_MEDIA_BYTES:
+            content["rows"] = rows = rows[: len(rows) // 2]
         return data
 
 

@@ -74,8 +74,8 @@ class TensorBoardMirror:
             yield self._scalars(step, at, row)
 
     def _scalars(self, step: int, at: float, values: dict[str, float]) -> Any:
-        told = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        return self._event(wall_time=at, step=step, summary=self._summary(value=told))
+        entries = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        return self._event(wall_time=at, step=step, summary=self._summary(value=entries))
 
     def _begin(self) -> Descriptor:
         self.folder.mkdir(parents=True, exist_ok=True)

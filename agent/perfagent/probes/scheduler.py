@@ -161,4 +161,4 @@ class ScheduledProbes:
         if values:
             p.rows.append((probe.step, time.time(), time.monotonic(), tuple(values), [*values.values()]))
         if not isinstance(probe, ModuleTimes) and probe.lines:
-            self._handoff.event("sync", {"lines": probe.told()}, step=probe.step)
+            self._handoff.event("sync", {"lines": probe.most_frequent()}, step=probe.step)

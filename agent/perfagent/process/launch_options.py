@@ -60,9 +60,9 @@ current: LaunchOptions | None = None
 def parents_start() -> Start:
     """That of the launched process that spawned this one. A spawned process that joins a process group is a rank of
     that run."""
-    text = getattr(sys.modules.get("perfagent.launch.children"), "told", None)
-    told = read(text) if text else None
-    return Start() if told is None else told.start._replace(source="")
+    text = getattr(sys.modules.get("perfagent.launch.children"), "options_text", None)
+    options = read(text) if text else None
+    return Start() if options is None else options.start._replace(source="")
 
 
 def read(text: str) -> LaunchOptions:

@@ -169,8 +169,8 @@ class CachedDataset(Dataset[Any]):
             )
         self.dataset = dataset
         kind = type(dataset)
-        told = json.dumps([f"{kind.__module__}.{kind.__qualname__}", len(dataset), version])
-        name = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+        identity = json.dumps([f"{kind.__module__}.{kind.__qualname__}", len(dataset), version])
+        name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         self.cache = DiskCache(Path(folder) / name, keep_free_bytes=keep_free_bytes)
 
     def __len__(self) -> int:

@@ -78,9 +78,9 @@ def decode(content: bytearray, key: str) -> Any:
         raise DamagedEntry("it does not begin as a cached sample does")
     if zlib.crc32(memoryview(content)[12:]) != crc:
         raise DamagedEntry("its content differs from what was written (CRC-32)")
-    told, tree = msgspec.msgpack.decode(memoryview(content)[_HEAD.size : _HEAD.size + length])
-    if told != key:
-        raise DamagedEntry(f"it is the entry of {told!r:.80}")
+    found, tree = msgspec.msgpack.decode(memoryview(content)[_HEAD.size : _HEAD.size + length])
+    if found != key:
+        raise DamagedEntry(f"it is the entry of {found!r:.80}")
     first = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
     return _whole(tree, content, first)
 
@@ -137,8 +137,8 @@ def _whole(tree: Any, content: bytearray, first: int) -> Any:
     return tuple(whole) if kind == _TUPLE else whole
 
 
-def _tensor(told: list[Any], content: bytearray, first: int) -> torch.Tensor:
-    name, shape, begin = told
+def _tensor(entry: list[Any], content: bytearray, first: int) -> torch.Tensor:
+    name, shape, begin = entry
     dtype = _DTYPES[name]
     count = math.prod(shape)
     if not count:

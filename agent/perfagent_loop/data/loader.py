@@ -112,10 +112,10 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
 
 def _within_shared_memory(workers: int, prefetch: int, batch_bytes: int, ranks: int, why: list[str]) -> tuple[int, int]:
     try:
-        told = os.statvfs(_SHARED_MEMORY)
+        space = os.statvfs(_SHARED_MEMORY)
     except OSError:
         return workers, prefetch
-    free = told.f_bavail * told.f_frsize
+    free = space.f_bavail * space.f_frsize
     fits = int(_SHARED_SHARE * free / ranks / max(1, batch_bytes))
     if workers * prefetch <= fits:
         return workers, prefetch

@@ -157,10 +157,10 @@ class MappedLines(Dataset[Any]):
 
     def _open(self) -> None:
         _, self._map = _mapped(self.path, 0)
-        told = self.path.stat()
-        ends = _read_ends(self.index, told)
+        status = self.path.stat()
+        ends = _read_ends(self.index, status)
         if ends is None:
-            _write_ends(self.index, told, ends := _find_ends(self._map))
+            _write_ends(self.index, status, ends := _find_ends(self._map))
         self._ends = ends
 
     def __len__(self) -> int:

@@ -99,7 +99,7 @@ def test_each_line_of_the_training_thread_is_told_with_its_count(listening, cuda
         thread.start()
         thread.join()
 
-    told, first = listening(body).told(), body.__code__.co_firstlineno
+    told, first = listening(body).most_frequent(), body.__code__.co_firstlineno
     assert [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in told] == [
         (f"test_synchronization.py:{first + 2}", 3)
     ]

@@ -66,7 +66,7 @@ LINE = f"test_value_reads.py:{count_one_by_one.__code__.co_firstlineno + 3}"
 
 def test_a_loop_over_values_is_told_with_its_line_and_its_time(measured):
     look = measured(count_one_by_one)
-    assert [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in look.told()] == [(LINE, 200)]
+    assert [(entry["line"].rsplit("/", 1)[-1], entry["count"]) for entry in look.most_frequent()] == [(LINE, 200)]
     assert look.values() == {"sync/reads_per_step": 200.0, "sync/reading_s": pytest.approx(LOOP_S)}
     assert look.step == 3
 

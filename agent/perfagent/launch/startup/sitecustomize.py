@@ -29,12 +29,12 @@ def _arm() -> None:
         return
     import json
 
-    told = json.loads(text)
-    mine = told["pid"] == os.getpid()
-    if mine and told["launcher"]:
+    launch = json.loads(text)
+    mine = launch["pid"] == os.getpid()
+    if mine and launch["launcher"]:
         return  # torchrun itself is not monitored; its workers find the hook in the environment that they inherit
-    worker = told["launcher"] and any(name in os.environ for name in _WORKERS_HAVE) and _descends_from(told["pid"])
-    if told["launcher"] and not worker:
+    worker = launch["launcher"] and any(name in os.environ for name in _WORKERS_HAVE) and _descends_from(launch["pid"])
+    if launch["launcher"] and not worker:
         return
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -44,10 +44,10 @@ def _arm() -> None:
     else:
         os.environ.pop("PYTHONPATH", None)
     if worker:
-        told["watched"] = _watch(text)
-        text = json.dumps(told)
+        launch["watched"] = _watch(text)
+        text = json.dumps(launch)
     if mine or worker:
-        sys.meta_path.insert(0, _Finder(text, alone=mine and told["start"][0] is not None))
+        sys.meta_path.insert(0, _Finder(text, alone=mine and launch["start"][0] is not None))
 
 
 def _watch(text: str) -> bool:
@@ -137,10 +137,10 @@ class _Finder:
         try:
             from perfagent.process import launch_options
 
-            told = launch_options.current = launch_options.read(self._text)
+            options = launch_options.current = launch_options.read(self._text)
             from perfagent.session import start_from_launcher
 
-            start_from_launcher(**told.for_session())
+            start_from_launcher(**options.for_session())
             if self._alone:
                 from perfagent.launch.children import watch
 

@@ -57,9 +57,9 @@ def some_rows(matrix: Tensor, most: int) -> Tensor:
 
 def pad_id_of(model: nn.Module) -> int | None:
     """Returns the token that a model calls padding. Looks at each module once: 1 ms for a thousand."""
-    told = getattr(getattr(model, "config", None), "pad_token_id", None)
-    if type(told) is int:
-        return told
+    pad_id = getattr(getattr(model, "config", None), "pad_token_id", None)
+    if type(pad_id) is int:
+        return pad_id
     embedding = sys.modules["torch"].nn.Embedding
     known = {module.padding_idx for module in model.modules() if isinstance(module, embedding)} - {None}
     return known.pop() if len(known) == 1 else None

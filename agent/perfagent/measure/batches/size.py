@@ -81,8 +81,8 @@ class _Rule(NamedTuple):
             if len(shape) != (1 if at is None else 2):
                 raise ValueError(f"tokens are a matrix: {shape}")
             return (samples, math.prod(shape[self.tokens :]), self.is_made), None
-        told = (shape[at], *shape[:at], *shape[at + 1 :]) if self.is_input and at is not None else None
-        return (samples, None, self.is_made), told
+        input_shape = (shape[at], *shape[:at], *shape[at + 1 :]) if self.is_input and at is not None else None
+        return (samples, None, self.is_made), input_shape
 
 
 _Candidates = Iterator[tuple[bool, Path, _Rule]]
@@ -102,10 +102,10 @@ def reader(batch: object, batch_size: object = None) -> Measure:
     key: Any = path[0][1] if path is not None and is_direct else None  # nearly all: half the cost of a walk
     first = size
     shape: Shape | None = None
-    told: Shape | None = None
+    input_shape: Shape | None = None
 
     def measure(later: Any) -> Size:
-        nonlocal size, shape, told
+        nonlocal size, shape, input_shape
         try:
             same: Any = later if type(later) is kind else None
             seen: Any = shape
@@ -114,11 +114,11 @@ def reader(batch: object, batch_size: object = None) -> Measure:
             else:
                 seen = same[key].shape if is_direct else reached(same, path)  # type: ignore[arg-type] # None has none
             if seen != shape:
-                shape, (size, told) = seen, rule.read(seen)
+                shape, (size, input_shape) = seen, rule.read(seen)
         except _NO_SIZE:
-            size, shape, told = size_of(later, batch_size), None, None
-        if inputs.latest is not told:
-            inputs.turn_to(told)
+            size, shape, input_shape = size_of(later, batch_size), None, None
+        if inputs.latest is not input_shape:
+            inputs.turn_to(input_shape)
         return size
 
     return measure

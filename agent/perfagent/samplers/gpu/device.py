@@ -148,9 +148,9 @@ class Gpu:
     def describe(self) -> dict[str, object]:
         """What does not change while training runs; for people to read."""
         memory = self._memory(*self._versioned)
-        told = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci, **self._numbers(_LIMITS)}
-        told |= {"mig": self._slice is not None, "gpm": self._gpm is not None and self._gpm.supported}
-        return told if memory is None else told | {"memory_total_bytes": int(memory.total)}
+        found = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci, **self._numbers(_LIMITS)}
+        found |= {"mig": self._slice is not None, "gpm": self._gpm is not None and self._gpm.supported}
+        return found if memory is None else found | {"memory_total_bytes": int(memory.total)}
 
     def _memory(self, *version: int) -> Any:
         """total, free and used: in the second version what processes hold, as nvidia-smi has it. The first, of drivers before 510

@@ -110,11 +110,11 @@ class KernelGpu:
     ) -> None:
         self.index, self.pci, self._clock = index, folder.name.lower(), clock
         self.files = files = Files(folder)
-        told = dict(line.partition("=")[::2] for line in files.text("uevent").splitlines())
-        self.driver = told.get("DRIVER", "")
+        found = dict(line.partition("=")[::2] for line in files.text("uevent").splitlines())
+        self.driver = found.get("DRIVER", "")
         vendor = _VENDORS.get(self.driver, "")
         self.uuid = self.board = files.text("unique_id").lower() or self.pci
-        self.name = files.text("product_name") or f"{vendor} GPU {told.get('PCI_ID', '')}".strip()
+        self.name = files.text("product_name") or f"{vendor} GPU {found.get('PCI_ID', '')}".strip()
         self.processes = DrmClients(self.pci, process, is_utilization=vendor == "Intel")
         # in partitions of AMD's (DPX, CPX ...) each is a device for torch, and the files speak of the whole board
         self.is_divided = files.text("current_compute_partition") not in ("", "SPX")
@@ -186,8 +186,8 @@ class KernelGpu:
 
     def describe(self) -> dict[str, object]:
         values = self.readings() | self.rare()
-        told: dict[str, object] = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci}
-        return told | {name: values[name] for name in ("memory_total_bytes", "power_limit_w") if name in values}
+        found: dict[str, object] = {"index": self.index, "uuid": self.uuid, "name": self.name, "pci": self.pci}
+        return found | {name: values[name] for name in ("memory_total_bytes", "power_limit_w") if name in values}
 
     def _numbers(self, rows: Iterable[Row]) -> dict[str, float]:
         values: dict[str, float] = {}

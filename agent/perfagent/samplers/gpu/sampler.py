@@ -182,15 +182,15 @@ class GpuSampler:
             self.free_bytes = gpu.free_bytes
         if not report:
             return
-        told = interval.take() | gpu.second(now)
-        self._add_energy(gpu, told, now, own=own)
+        found = interval.take() | gpu.second(now)
+        self._add_energy(gpu, found, now, own=own)
         if own:
-            told.update(gpu.processes.read(now))
+            found.update(gpu.processes.read(now))
         if rare:
-            told.update(gpu.rare())
-        values.update((prefix + name, value) for name, value in told.items())
+            found.update(gpu.rare())
+        values.update((prefix + name, value) for name, value in found.items())
 
-    def _add_energy(self, gpu: Board, told: dict[str, float], now: float, *, own: bool) -> None:
+    def _add_energy(self, gpu: Board, found: dict[str, float], now: float, *, own: bool) -> None:
         energy = gpu.energy_j()
         if energy is None:
             return
@@ -198,7 +198,7 @@ class GpuSampler:
         if energy < begin:  # the driver was loaded anew
             begin = self._energy[gpu.uuid] = energy
             self._energy_mark = None
-        told["energy_j"] = energy - begin
+        found["energy_j"] = energy - begin
         if not own or not self._begun():  # what loading the data and compiling took is no step's
             return
         step = self._step()
@@ -206,5 +206,5 @@ class GpuSampler:
         if mark is None:
             self._energy_mark = now, energy, step
         elif now - mark[0] >= ENERGY_OVER_S and step > mark[2]:
-            told["energy_per_step_j"] = (energy - mark[1]) / (step - mark[2])
+            found["energy_per_step_j"] = (energy - mark[1]) / (step - mark[2])
             self._energy_mark = now, energy, step
