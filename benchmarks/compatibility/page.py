@@ -239,7 +239,6 @@ Known limits:
 - **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from
   there, unless `start_step` says otherwise. Under the same run id its steps replace those that the previous attempt made after the
   checkpoint. A second training in the same process continues to count where the first ended.
-  Of several optimizers in Lightning each is assumed to have made the same number of steps.
 - **Searches before the training.** The steps of Lightning's `lr_find` and `scale_batch_size`, of fastai's `lr_find` and of torch-lr-finder's
   `range_test` are not recorded: they belong to no training, and their loss diverges on purpose.
 - **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits. With

@@ -23,7 +23,7 @@ from perfagent.hooks.forward import WatchedModel
 from perfagent.hooks.grad_clipping import Clip, about_to_clip
 from perfagent.hooks.optimizer_step import finish_step, watch_clear, watch_whole_step
 from perfagent.hooks.phases import watch_phase
-from perfagent.hooks.selection.models import numbers_trained
+from perfagent.hooks.selection.models import numbers_trained, own_count
 from perfagent.measure.sharding import world_size
 from perfagent.step.state import StepState, now, state, unwatched
 from perfagent.step.stop import claim as stop_due
@@ -38,7 +38,7 @@ __all__ = [
     "Function", "OpenPass", "OpenStep", "Watch", "WatchedModel", "add_norm", "after", "are_gradients_due", "backward", "before",
     "begin_clipping", "begin_step",
     "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
-    "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "primary_optimizer",
+    "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "own_count", "primary_optimizer",
     "resumed_after", "scaled_loss", "silent_hooks", "stop_due", "trains", "unwatched", "watch_clear", "watch_environment",
     "watch_generation", "watch_phase", "watch_save", "watch_whole_step", "world_size",
 ]  # fmt: skip

@@ -65,6 +65,9 @@ def _save_at_stop(strategy: Any, *_: object, **__: object) -> None:
 
 
 def _starts(_result: object, strategy: Any, *_: object, **__: object) -> None:
-    """Called once a training, when all of a checkpoint is restored. Lightning adds up the steps of all optimizers."""
+    """Called once a training, when all of a checkpoint is restored. Lightning adds up the steps of all optimizers, of
+    which one may step more often than another (a GAN): the main one's own count is that of the run."""
     api.stop_due()
-    api.resumed_after(strategy.lightning_module.trainer.global_step // max(1, len(strategy.optimizers)))
+    optimizers, all_steps = strategy.optimizers, strategy.lightning_module.trainer.global_step
+    own = api.own_count(max(optimizers, key=api.numbers_trained)) if len(optimizers) > 1 else 0
+    api.resumed_after(own or all_steps // max(1, len(optimizers)))

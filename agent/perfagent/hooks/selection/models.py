@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["has_optimizer", "numbers_trained", "parameters_by_id", "root_of", "search"]
+__all__ = ["has_optimizer", "numbers_trained", "own_count", "parameters_by_id", "root_of", "search"]
 
 
 def parameters_by_id(optimizer: Optimizer) -> dict[int, nn.Parameter]:
@@ -28,6 +28,12 @@ def parameters_by_id(optimizer: Optimizer) -> dict[int, nn.Parameter]:
 def numbers_trained(optimizer: Optimizer) -> int:
     """Returns how many numbers an optimizer trains."""
     return sum(map(numbers_in, parameters_by_id(optimizer).values()))
+
+
+def own_count(optimizer: Optimizer) -> int:
+    """The steps that the optimizer itself counted; 0 where it counts none, or on a device, for which nothing waits."""
+    count = next((one["step"] for one in optimizer.state.values() if isinstance(one, dict) and "step" in one), 0)
+    return int(count) if isinstance(count, int) or getattr(count, "is_cpu", False) else 0
 
 
 def search(*, models: bool) -> tuple[list[nn.Module], list[Optimizer]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfagent.boundary.guard import guarded
-from perfagent.hooks.selection.models import numbers_trained, parameters_by_id, root_of, search
+from perfagent.hooks.selection.models import numbers_trained, own_count, parameters_by_id, root_of, search
 from perfagent.measure.tensor_storage import numbers_in
 from perfagent.step.state import now
 from perfagent.step.trace import FIELDS, OPTIMIZER_END
@@ -232,9 +232,8 @@ class OptimizerSelection:
 
     def _goes_on(self, optimizer: Optimizer) -> bool:
         """True if the optimizer's own count, restored from a checkpoint, is that of the run: the same training with the
-        model built anew. Counts on a device are not read."""
-        count = next((one["step"] for one in optimizer.state.values() if isinstance(one, dict) and "step" in one), 0)
-        made = int(count) if isinstance(count, int) or getattr(count, "is_cpu", False) else 0
+        model built anew."""
+        made = own_count(optimizer)
         return made > _PATIENCE and abs(made - self._progress.completed) <= _UNPROVEN
 
     def has_lost_model(self) -> bool:
