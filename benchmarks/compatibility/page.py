@@ -214,6 +214,9 @@ Known limits:
 - **SLURM.** Under `srun` the run has the job's id, so a requeued job is a new attempt of it. Several trainings of one step
   (a shell that `srun` starts, with two commands of Python) would then be attempts of one run: give each its own `srun`, or its own
   PERFAGENT_RUN_ID. In a step with a terminal (`srun --pty bash`) each training is a run of its own.
+  The nodes of a job that never starts torch.distributed agree on no attempt: after 120 s each node makes one of its own.
+- **Large tensors on the CPU**: torch adds up the norm of a gradient in float32, so that `grad/norm` of a tensor of 60 million
+  numbers is up to 0.5 % low.
 - **Xid errors** come from NVML's events. Where the driver offers none (some containers, vGPU), a lost board is reported without its
   Xid: `dmesg` on the host has it.
 - **macOS** (and other systems without /proc) has no figures of disks and network, of pressure and I/O wait, of limits of control
