@@ -105,8 +105,8 @@ def main() -> int:
     samples = options.runs * SERIES * STEPS
     head = ["kills before", "the rest took", "the same again", "runs there", "series that lack or double a sample"]
     text = (
-        f"{tables.machine()}. The TensorBoard files hold {options.runs} runs with {samples / 1e6:g} million samples "
-        f"in {size / 2**20:.0f} MiB. The server and the command run on this one machine."
+        f"{tables.machine()}. Imported: {options.runs} TensorBoard runs, {samples / 1e6:g} million samples, "
+        f"{size / 2**20:.0f} MiB. The server runs on the same machine as the command."
         f"\n\n{tables.table(head, rows)}"
     )
     print(text, *bad, sep="\n")

@@ -2,8 +2,8 @@
 
     python situations.py NAME DEVICE [FOLDER]     one training; recorded into FOLDER, or without the agent
 
-Each training runs twice, with and without the agent, in a fresh process each time. The process prints JSON: its losses, and
-the facts that the recording must show.
+Each training runs once with the agent and once without, in a fresh process. Both print their losses and the facts that the
+recording must show, as JSON.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _handled(record: logging.LogRecord) -> None:
 
 _handle = logger.handle
 logger.handle = _handled  # type: ignore[method-assign]
-"""Handlers and filters belong to the script. Their exceptions end here: without the agent nothing would have been logged."""
+"""Swallows exceptions of the script's log handlers and filters: without the agent, they would not have been called."""
 
 
 def _code_of(handler: Any) -> CodeType | None:

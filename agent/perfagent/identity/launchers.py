@@ -120,8 +120,8 @@ def _set_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
 
 
 def _starter(variable_names: list[str]) -> int:
-    """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The parent of
-    each rank may be another one (`mpirun sh task.sh`, `timeout 1h python train.py`)."""
+    """Finds the launcher: the pid of the nearest ancestor that was started without these variables. A rank's parent may be
+    a wrapper instead (`mpirun sh task.sh`, `timeout 1h python train.py`)."""
     names = tuple(f"{name}=".encode() for name in variable_names)
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: no rank's own

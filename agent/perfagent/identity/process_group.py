@@ -29,8 +29,11 @@ def may_join() -> bool:
 
 
 class Joining:
-    """folder, named, started: what a job's ranks need to meet: where, the id that the user gave the run, this process's start in
-    Unix milliseconds."""
+    """Waits until this process knows its rank in the process group.
+
+    The ranks of a job meet by three values. folder: where they meet. named: the run id that the user gave, or None.
+    started: when this process started, in Unix milliseconds.
+    """
 
     def __init__(self, folder: Path, named: str | None, started: int) -> None:
         self.folder, self.named, self.started = folder, named, started

@@ -70,9 +70,8 @@ class DeadUnits:
         self._activations = {module: name for name, module in activations_of(model)}
         self._done = done
         self._dead: dict[str, Tensor] = {}
-        self._newest: tuple[tuple[int, ...], int] | None = (
-            None  # the shape of a layer's result, and where its units are
-        )
+        self._newest: tuple[tuple[int, ...], int] | None = None
+        """The shape of the newest layer's result, and the dimension of its units."""
 
     def __bool__(self) -> bool:
         return bool(self._activations)

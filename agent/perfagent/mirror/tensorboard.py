@@ -1,7 +1,7 @@
 """Writes the series of a run as TensorBoard event files while they are recorded.
 
-A mirror holds what frames hold, so that a kill loses its last seconds. Rank 0 of a job writes, on the sender's thread. Tags
-are the names of the series; some have a second tag (`ALIASES`), and there are sums over epochs (epochs.py).
+Rank 0 of a job writes the files, on the sender's thread, each time a frame is made: a kill loses the seconds since the last
+frame. Each series is written under its name; some have a second tag (`ALIASES`). epochs.py adds sums over epochs.
 
 The format is a file of records with checksums (TFRecord), each an `Event` message. TensorBoard's own record writer and
 messages are used, without its `SummaryWriter`: that has a thread and a queue, and a fork while their lock is held would

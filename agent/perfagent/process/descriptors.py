@@ -1,8 +1,8 @@
 """Keeps file descriptors by what they point to, not by their number alone.
 
-A number may become somebody else's at any time: a daemon closes every descriptor there is, and a script that closes one of its
-own twice closes whatever has that number by then. And where a process was started without standard streams, the first files
-get their numbers: what native code writes to 1 and 2 would end up in them.
+A descriptor can be closed and its number reused at any time. A daemon closes all descriptors; a script that closes its own
+descriptor twice may close ours. If a process starts without standard streams, the first files that it opens get the numbers
+0 to 2, and native code that prints would write into them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: removes itself and waits for torch.
 
-Python finds this file through PYTHONPATH. It restores sys.path and os.environ, and leaves one import finder, which goes when
-torch (or perfagent) is imported. It hides the user's own sitecustomize and therefore runs it last. It imports nothing that
-the script might not want.
+Python finds this file through PYTHONPATH. The file restores sys.path and os.environ, and adds one import finder, which removes
+itself when torch or perfagent is imported. The user's own sitecustomize is hidden by this one, so it runs at the end. Only
+modules that every interpreter loads are imported.
 """
 # ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - the user's process may not want pathlib and contextlib loaded
 
