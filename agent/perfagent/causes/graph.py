@@ -52,6 +52,8 @@ _COMPILED = "CompiledFunction"
 _WRITTEN = ("result", "output", "out")
 _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 """Buffers that a normalization only updates, unless it is in evaluation mode."""
+_MEAN = 1
+"""torch's number of `reduction="mean"`."""
 
 
 @dataclass(slots=True)
@@ -326,7 +328,9 @@ def _saved(node: Any) -> list[tuple[str, Tensor]] | None:
     """The tensors that a node keeps, by name. None where hooks hold one of them: to read it would call them (activation
     checkpointing would run the model again, and what offloading gives back once is then missing in backward)."""
     found: list[tuple[str, Tensor]] = []
-    unread = _UNREAD_IN_TRAINING if getattr(node, "_saved_training", False) else ()
+    unread: tuple[str, ...] = _UNREAD_IN_TRAINING if getattr(node, "_saved_training", False) else ()
+    if getattr(node, "_saved_reduction", _MEAN) != _MEAN:  # a loss that divides by no weight keeps 0 as their sum
+        unread += ("total_weight",)
     for attribute in dir(node):
         name = attribute.removeprefix("_raw_saved_")
         # "tensors": those of a function of the user's

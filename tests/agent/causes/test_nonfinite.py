@@ -211,6 +211,9 @@ CASES = {
         {"cause": "batch", "batch_tensor": "y", "operator.operator": "Cat", "operator.inputs_unseen": True}),
     "labels that are all left out": Case(
         targets(torch.full((6,), -100), F.cross_entropy), {"cause": "ignored_labels", "batch_tensor": "y", "batch_step": 6}),
+    "a mean over labels that a mask of the script leaves out": Case(
+        targets(torch.full((6,), 1), lambda out, y: (F.cross_entropy(out, y, reduction="none") * 0).sum() / (y - y).sum()),
+        {"cause": "operator", "operator.operator": "Div"}),
     # ---- parameters, and what is kept beside them
     "a shared weight": Case(
         write("inner.weight", NAN), {"cause": "parameter", "shared": {"inner.weight": ["last.weight"]}}, model=shared),
