@@ -1,4 +1,4 @@
-"""docs/compatibility.md, put together of sections. Started by scripts/compatibility.
+"""docs/evidence/compatibility.md, put together of sections. Started by scripts/compatibility.
 
 A section is a function that gives its text, named in SECTIONS. What another script measures for a section of its own, it
 keeps in a file of docs/, so that every section can be written anew without measuring.
@@ -15,7 +15,7 @@ from versions.section import kept, written
 
 __all__ = ["PAGE", "document"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "compatibility.md"
 
 _TITLE = """\
 # Compatibility
@@ -86,7 +86,7 @@ that perfagent recorded none.
 """
 _ELSEWHERE = """\
 Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Another test
-compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/gpu.md),
+compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/evidence/gpu.md),
 DeepSpeed's pipeline engine, ZeRO offload, Megatron.
 """
 _GPUS = """\

@@ -1,4 +1,4 @@
-"""docs/detection.md and the measured figures of the rules, from what was measured."""
+"""docs/evidence/detection.md and the measured figures of the rules, from what was measured."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _counted(rule: Rule, alerts: Iterable[dict[str, Any]]) -> list[dict[str, Any
 
 
 def write(results: Results, docs: Path) -> None:
-    """docs/detection.md, and the figures of each rule for docs/rules.md."""
+    """docs/evidence/detection.md, and the figures of each rule for docs/reference/rules.md."""
     for section, text in sections(results, docs).items():
         replace(section, text, docs / "detection.md")
     MEASURED.write_text(json.dumps(plain(summaries(results), docs), indent=1) + "\n", "utf-8")
@@ -196,7 +196,7 @@ def _named_in_demo(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def sections(results: Results, docs: Path) -> dict[str, str]:
-    """What stands between the marks of docs/detection.md."""
+    """What stands between the marks of docs/evidence/detection.md."""
     return {
         "targets": f"Measured on {results['day']}.\n\n{table(('target', 'measured', 'met'), targets(results))}",
         "rules": _rules(results, docs),

@@ -2,9 +2,9 @@
 
     scripts/detection [--quick] [--jobs N] [--report]
 
-Writes docs/detection.json with what was measured, docs/detection.md from it, and measured.json of the rules, from which
-docs/rules.md tells the figures of each rule. --report writes the documents again without measuring: of the newest
-docs/detection.json, and of docs/demo_faults.json where it is there. Ends with 1 when a target is missed.
+Writes benchmarks/results/detection.json with what was measured, docs/evidence/detection.md from it, and measured.json of the rules, from which
+docs/reference/rules.md tells the figures of each rule. --report writes the documents again without measuring: of the newest
+benchmarks/results/detection.json, and of benchmarks/results/demo_faults.json where it is there. Ends with 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> int:
     arguments.add_argument("--report", action="store_true", help="write the documents again without measuring")
     chosen = arguments.parse_args()
     if chosen.report and not RESULTS.exists():
-        sys.exit("scripts/detection: there is no docs/detection.json yet; measure first, without --report")
+        sys.exit("scripts/detection: there is no benchmarks/results/detection.json yet; measure first, without --report")
     found = json.loads(RESULTS.read_text("utf-8")) if chosen.report else measure(quick=chosen.quick, jobs=chosen.jobs)
     if chosen.quick:
         for section, text in detection_report.sections(found, DOCS).items():

@@ -78,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few steps: to see that it works, not to quote")
     parser.add_argument("--loads", default=",".join(LOADS), help="RUNSxRANKS, with commas between")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     arguments = parser.parse_args()
     loads = arguments.loads.split(",")
     figures: dict[str, float] = {}

@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"with commas between: {', '.join(KINDS)}")
     parser.add_argument("--compare", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     options = parser.parse_args()
     rounds, seconds = options.rounds or (1 if options.quick else 5), 1.0 if options.quick else 3.0
     kinds = options.kinds.split(",")

@@ -118,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds: to see that it works, not to quote")
     parser.add_argument("--agents", type=int, default=50)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     options = parser.parse_args()
     rounds, seconds = (1, 5.0) if options.quick else (2, 10.0)
     found: dict[str, list[tuple[Seen, Noise]]] = {name: [] for name in LOADS}

@@ -5,7 +5,7 @@
         [--write]
 
 --workload: `mlp`, small steps in which every microsecond shows (the default), or `deep`, the steps of a transformer.
---write puts the table into docs/benchmarks.md, one for each workload. The environments are built once below --folder (a
+--write puts the table into docs/evidence/benchmarks.md, one for each workload. The environments are built once below --folder (a
 temporary one by default).
 """
 
@@ -34,7 +34,7 @@ from adapters import TRACKERS
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = {"mlp": "overhead", "deep": "overhead-deep"}
-"""Where in docs/benchmarks.md the table of a workload is."""
+"""Where in docs/evidence/benchmarks.md the table of a workload is."""
 
 
 def free_port() -> int:

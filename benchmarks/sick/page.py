@@ -1,4 +1,4 @@
-"""The section of docs/detection.md on the programs, from what is kept of them."""
+"""The section of docs/evidence/detection.md on the programs, from what is kept of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tables import replace, table
 
 __all__ = ["PAGE", "section", "write"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "detection.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "detection.md"
 _HEAD = ("batch", "", "measured", "sick ones right", "healthy ones with a false alarm", "pairs right")
 _HEAD_OF_PROGRAMS = (
     "program",

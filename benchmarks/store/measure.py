@@ -6,7 +6,7 @@ Every store has a process (peers: an environment) of its own and gets the same b
 each, and who begins changes from turn to turn. (With turns of one batch each store finds the caches full of the others'
 data every time, which a server with work to do does not; every store, the row table too, gains from turns.) Commits are
 waited for, compaction is counted. The peers are slower by two orders of magnitude and get the first batches only.
---write puts the table into docs/benchmarks.md.
+--write puts the table into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.settings import Settings
 
 pytestmark = pytest.mark.real  # it asks git for its files
-DECISIONS = "docs/decisions.md"
+DECISIONS = "docs/internals/decisions.md"
 """It names what was rejected, too: commands and options that do not exist are right there."""
 
 FOREIGN_OPTIONS = {"--multirun"}

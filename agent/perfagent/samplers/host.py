@@ -1,7 +1,7 @@
 """CPU, memory, disks, network, load and pressure of the host.
 
 What cannot be read is absent, never 0. Each part is read as rarely as its cost demands: /proc/stat alone takes milliseconds
-on a host with hundreds of cores. docs/architecture.md has what each costs.
+on a host with hundreds of cores. docs/internals/architecture.md has what each costs.
 """
 
 from __future__ import annotations
