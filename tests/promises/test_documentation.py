@@ -59,6 +59,12 @@ def test_every_event_kind_is_documented() -> None:
         assert f"`{kind}`" in text
 
 
+def test_decisions_are_at_most_40_of_half_a_page() -> None:
+    decisions = (DOCS / "internals" / "decisions.md").read_text().split("\n### ")[1:]
+    assert len(decisions) <= 40, "join a new decision to an old one, or replace one"
+    assert {text.partition("\n")[0] for text in decisions if len(text.split()) > 180} == set()
+
+
 def test_every_picture_is_shown_in_a_document() -> None:
     texts = " ".join(path.read_text() for path in [ROOT / "README.md", *DOCS.glob("*.md")])
     assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in texts] == []
