@@ -32,8 +32,7 @@ from perfagent_server.backtest.replay import replay
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-RESULTS = DOCS / "detection.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "detection.json"
 QUICK_DRAWS, QUICK_RUNS = 5, 4
 TRACES = ("AR", "SE")
 
@@ -52,11 +51,11 @@ def main() -> int:
         sys.exit("scripts/detection: there is no benchmarks/results/detection.json yet; measure first, without --report")
     found = json.loads(RESULTS.read_text("utf-8")) if chosen.report else measure(quick=chosen.quick, jobs=chosen.jobs)
     if chosen.quick:
-        for section, text in detection_report.sections(found, DOCS).items():
+        for section, text in detection_report.sections(found).items():
             print(f"## {section}\n\n{text}\n")
     else:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        detection_report.write(found, DOCS)
+        detection_report.write(found)
     missed = [target for target, _, met in detection_report.targets(found) if met == "no"]
     for target in missed:
         sys.stderr.write(f"missed: {target}\n")
