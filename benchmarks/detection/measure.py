@@ -48,7 +48,9 @@ def main() -> int:
     arguments.add_argument("--report", action="store_true", help="write the documents again without measuring")
     chosen = arguments.parse_args()
     if chosen.report and not RESULTS.exists():
-        sys.exit("scripts/detection: there is no benchmarks/results/detection.json yet; measure first, without --report")
+        sys.exit(
+            "scripts/detection: there is no benchmarks/results/detection.json yet; measure first, without --report"
+        )
     found = json.loads(RESULTS.read_text("utf-8")) if chosen.report else measure(quick=chosen.quick, jobs=chosen.jobs)
     if chosen.quick:
         for section, text in detection_report.sections(found).items():
