@@ -2,9 +2,9 @@
 
     scripts/detection [--quick] [--jobs N] [--report]
 
-Writes benchmarks/results/detection.json with what was measured, docs/evidence/detection.md from it, and measured.json of the rules, from which
-docs/reference/rules.md tells the figures of each rule. --report writes the documents again without measuring: of the newest
-benchmarks/results/detection.json, and of benchmarks/results/demo_faults.json where it is there. Ends with 1 when a target is missed.
+Writes benchmarks/results/detection.json with what was measured, docs/evidence/detection.md from it, and measured.json of
+the rules, from which docs/reference/rules.md has the figures of each rule. --report writes the documents again without
+measuring, from the newest benchmarks/results/detection.json and demo_faults.json. Ends with 1 when a target is missed.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.Monk
     figures["straggler"] = {"programs": {"should": 3, "named": 2, "healthy": 9, "healthy_false": 0}}
     handbook.MEASURED.write_text(json.dumps(figures))
     assert handbook.measured(Straggler()) == (
-        "named in 2 of 3 sick programs; no false alarm in 9 healthy programs ([detection.md](../evidence/detection.md#sick-trainings))."
+        "named in 2 of 3 sick programs; no false alarm in 9 healthy programs "
+        "([detection.md](../evidence/detection.md#sick-trainings))."
     )
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
 
