@@ -92,7 +92,7 @@ def main() -> int:
         for load, cost in figures.items()
         for runs, ranks in [load.split("x")]
     ]
-    head = ["runs", "ranks of each", "CPU µs a frame", "to the first", "cores at a frame a second and rank"]
+    head = ["runs", "ranks of each", "CPU µs per frame", "to the first", "cores at one frame per second and rank"]
     table = tables.machine() + "\n\n" + tables.table(head, rows)
     print(table)
     if arguments.write:

@@ -39,8 +39,8 @@ Fired = tuple[dict[str, Any], float]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the server said of one run. The first five fields are what benchmarks/results/demo_faults.json keeps; wrong: what is not
-    as it should be, in words; beside: other rules with an alert at warning or above."""
+    """What the server said of one run. The first five fields are what benchmarks/results/demo_faults.json keeps;
+    wrong: what is not as it should be, in words; beside: other rules with an alert at warning or above."""
 
     fault: str
     verdict: str

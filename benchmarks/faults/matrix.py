@@ -1,7 +1,7 @@
 """Runs the rows, prints `survived/total` for each and writes the table of docs/evidence/faults.md. Started by scripts/faults.
 
-What each loop came to is kept in benchmarks/results/faults.json with its date, so that one loop can be run again without the others:
-the page is always made of the newest result of each.
+What each loop came to is kept in benchmarks/results/faults.json with its date, so that one loop can be run again without
+the others: the page is always made of the newest result of each.
 """
 
 from __future__ import annotations

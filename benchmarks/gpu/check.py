@@ -51,7 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-check-results"), help="folder for results and recordings")
     parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
-    parser.add_argument("--docs", type=Path, help="page that gets the section, under its device and date (docs/evidence/gpu.md)")
+    parser.add_argument(
+        "--docs", type=Path, help="page that gets the section, under its device and date (docs/evidence/gpu.md)"
+    )
     parser.add_argument(
         "--join", nargs="+", type=Path, metavar="FOLDER", help="results to put together, all of one machine"
     )

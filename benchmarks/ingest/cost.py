@@ -186,8 +186,8 @@ def main() -> int:
                 for side in sides:
                     found.setdefault((kind, side.name), []).append(side.burst(kind, seconds))
     head = [
-        "request", "server", "event loop, CPU µs a request", "all threads, CPU µs a request", "requests a core-second",
-        "rows a core-second", "requests/s",
+        "request", "server", "event loop, CPU µs per request", "all threads, CPU µs per request", "requests per core-second",
+        "rows per core-second", "requests/s",
     ]  # fmt: skip
     rows = [row(side, KINDS[kind], costs) for (kind, side), costs in found.items()]
     text = (

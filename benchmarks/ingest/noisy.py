@@ -140,7 +140,7 @@ def main() -> int:
         "beside them", "ack p50 ms", "p90 ms", "p99 ms", "frames/s of the others", "samples/s of the noisy run", "its refusals/s"
     ]  # fmt: skip
     text = (
-        f"{tables.machine()}. {options.agents} agents, a frame of 63 series a second each; medians over {rounds} rounds of "
+        f"{tables.machine()}. {options.agents} agents, a frame of 63 series per second each; medians over {rounds} rounds of "
         f"{seconds:.0f} s.\n\n{tables.table(head, rows)}"
     )
     print(text)

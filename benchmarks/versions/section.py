@@ -1,4 +1,4 @@
-"""The section of docs/evidence/compatibility.md about versions, and the results behind it, in benchmarks/results/versions.json."""
+"""The section of docs/evidence/compatibility.md about versions, and its results: benchmarks/results/versions.json."""
 
 from __future__ import annotations
 
