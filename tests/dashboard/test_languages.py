@@ -16,6 +16,7 @@ from recorded import record_run
 
 import perfagent_dashboard
 from perfagent.wire import CATALOGUE, OUTCOMES
+from perfagent_dashboard.components.prose import prose
 from perfagent_dashboard.figures.charts import CHARTS
 from perfagent_dashboard.words import LANGUAGES, keys, say, sentence, templates, title_of
 
@@ -139,3 +140,9 @@ def test_titles_of_metrics_are_those_of_the_catalogue() -> None:
     shown = {chart.name for chart in CHARTS[:30]} - {"mfu"}  # said so in Chinese, too
     assert shown <= titles.keys(), "what every run shows has a Chinese title"
     assert [title_of("phase/data_s", language) for language in ("en", "zh")] == ["Data wait", "等待数据"]
+
+
+def test_setting_in_a_chinese_sentence_is_code_without_the_sentence() -> None:
+    text = "设置 num_workers=1（现在为 0）、persistent_workers=True 和 pin_memory=True。调用 clip_grad_norm_()。"
+    code = [part.children for part in prose(text) if not isinstance(part, str)]
+    assert code == ["num_workers=1", "persistent_workers=True", "pin_memory=True", "clip_grad_norm_()"]

@@ -14,7 +14,8 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|(?<=[。！？])\s*(?=[^\s）�
 _ADDRESS = re.compile(r"(https?://[^\s<>\"'`，。；：！？）」]*[^\s<>\"'`，。；：！？）」.,;:!?)\]])")
 _CODE = re.compile(
     r"`([^`]+)`"
-    r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]{0,80}\([^()\s]{0,80}\)|[A-Za-z_]\w{0,80}=[^\s,;)]{0,80}[^\s,;).:])"
+    r"|(?<![\w`-])(--[a-z][\w-]+(?:=[\w.'\"]*\w)?|[A-Za-z_][\w.]{0,80}\([^()\s]{0,80}\)"
+    r"|[A-Za-z_]\w{0,80}=[^\s,;)\u3000-\uffef]{0,80}[^\s,;).:\u3000-\uffef])"  # up to Chinese, which has no spaces
 )
 """What stands in backticks; and flags, calls and settings: --nproc-per-node, clip_grad_norm_(), num_workers=4."""
 
