@@ -16,7 +16,7 @@ from torch import nn
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
-from perfagent.device import duplicate, fetched, is_captured, reached, readings, to_host
+from perfagent.device import DeviceClock, duplicate, fetched, is_captured, reached, readings, to_host
 from perfagent.media.snapshot import Snapshot
 
 MIB = 2**20
@@ -218,3 +218,11 @@ def test_a_lost_device_raises_in_the_script_alone(fakegpu: Control, record: Any)
     with pytest.raises(torch.AcceleratorError):
         trained(model, 1, x)
     recorded.sender.rows.clear()  # those of the last steps will never be known
+
+
+def test_no_time_is_known_between_marks_of_a_lost_device(fakegpu: Control) -> None:
+    clock = DeviceClock(torch.device("fakegpu", 0))
+    begin, end = clock.mark(), clock.mark()
+    assert begin and end and clock.seconds(begin, end) is not None
+    fakegpu.lose()
+    assert (clock.seconds(begin, end), clock.mark()) == (None, None)

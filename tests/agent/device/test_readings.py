@@ -12,6 +12,7 @@ from perfagent.device import (
     duplicate,
     fetched,
     is_tensor,
+    leak_in_forked_child,
     read_all_later,
     read_later,
     read_number_later,
@@ -134,3 +135,15 @@ def test_a_value_of_a_lost_device_is_none() -> None:
     values = {"loss": torch.ones(1).as_subclass(Lost), "lr": 0.1}
     read_all_later(values)
     assert values == {"loss": None, "lr": 0.1}
+
+
+def test_what_leaks_in_a_forked_child_is_never_destroyed() -> None:
+    """The last reference to an event would end the child."""
+    destroyed: list[str] = []
+
+    class Held:
+        def __del__(self) -> None:
+            destroyed.append("held")
+
+    leak_in_forked_child(Held())
+    assert not destroyed
