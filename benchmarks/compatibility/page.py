@@ -219,8 +219,8 @@ Known limits:
   numbers is up to 0.5 % low.
 - **Xid errors** come from NVML's events. Where the driver offers none (some containers, vGPU), a lost board is reported without its
   Xid: `dmesg` on the host has it.
-- **macOS** (and other systems without /proc) has no figures of disks and network, of pressure and I/O wait, of limits of control
-  groups, and of the training thread.
+- **macOS** (and other systems without /proc) has no figures of the host and of the process, but for the load, the number of cores
+  and the process's CPU time.
 - **Embeddings with `sparse=True`**: the table of memory counts their gradients as large as the table of the embedding.
 - **Log calls before the first step.** A `log()` call without `step=` waits until the first step is known, or for 5 s. If `kill -9` ends
   the process meanwhile, the call is lost.

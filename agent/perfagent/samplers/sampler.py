@@ -37,7 +37,6 @@ _IMPORTS = (
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
     "perfagent.device.memory",
-    *(() if os.path.exists("/proc/stat") else ("perfagent.samplers.psutil_counters",)),  # noqa: PTH110
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )
 """What `poll` needs: imported when the sender starts, so that no fork can come between."""
@@ -58,7 +57,7 @@ class _Readers(NamedTuple):
 class Sampler:
     """step: the step that a sample belongs to. begun: whether one has ended. thread: the training thread's number in the
     kernel, and how many steps it has completed. device: index of this rank's device, None while it has none; asked on both
-    threads. library: starts NVML (a test passes its own, and its own host). proc: where psutil is used if it is not there.
+    threads. library: starts NVML (a test passes its own, and its own host).
     """
 
     def __init__(
@@ -72,13 +71,12 @@ class Sampler:
         library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
         host: HostReader | None = None,
-        proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender, self._step, self._begun, self._clock = sender, step, begun, clock
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
-        self._thread, self._device, self._library, self._host, self._proc = thread, device, library, host, proc
+        self._thread, self._device, self._library, self._host = thread, device, library, host
         self._readers: _Readers | None = None
         self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir)
         self.period_s = self._config.sample_s
@@ -141,15 +139,9 @@ class Sampler:
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.training_thread import TrainingThreadReader
 
-        counters = None
-        if not (self._proc / "stat").exists():
-            from perfagent.samplers.psutil_counters import PsutilCounters
-
-            counters = PsutilCounters()
         self._readers = _Readers(
-            self._host or HostReader(self._proc, counters=counters), ProcessReader(counters), WorkerReader(counters),
-            TrainingThreadReader(self._thread, self._proc / "self"),
-        )  # fmt: skip
+            self._host or HostReader(), ProcessReader(), WorkerReader(), TrainingThreadReader(self._thread)
+        )
         return self._readers
 
     def _allocator(self) -> dict[str, float]:
