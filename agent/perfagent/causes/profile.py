@@ -27,6 +27,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.causes.upload import Upload
 from perfagent.device import accelerator
 from perfagent.measure import other_profilers
+from perfagent.samplers.process import ProcessReader
 from perfagent.step.state import lives, state
 
 if TYPE_CHECKING:
@@ -54,10 +55,8 @@ _OF_STEPS = ("comm", "h2d")
 _GROWTH_EVERY_S = 0.1  # reading it takes some 10 µs, and an evaluation passes here ten thousand times a second
 
 
-def _rss_bytes() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
+def _rss_bytes() -> float:
+    return ProcessReader().memory().get("process/rss_bytes", 0.0)
 
 
 class Profile:
@@ -69,7 +68,7 @@ class Profile:
 
     def __init__(
         self, watch: Watch, command: str, steps: int, options: dict[str, bool], *,
-        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], int] = _rss_bytes,
+        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], float] = _rss_bytes,
     ) -> None:  # fmt: skip
         self._watch, self.command, self._steps, self._options = watch, command, steps, options
         self.id = uuid.uuid4().hex
@@ -87,7 +86,7 @@ class Profile:
         self._is_recorded = self._is_overtaken = False
         self._stopped = Event()
         self._until = self._look_at = 0.0
-        self._size = 0
+        self._size = 0.0
         self._undo: list[Callable[[], None]] = []
         self._upload: Upload | None = None
 
@@ -226,7 +225,7 @@ class Profile:
         grown = self._rss_bytes() - self._size
         if grown < MOST_GROWTH_BYTES:
             return False
-        self._cut("size", bytes=grown)
+        self._cut("size", bytes=int(grown))
         return True
 
     def _cut(self, why: str, **limit: float) -> None:
