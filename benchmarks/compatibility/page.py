@@ -166,9 +166,9 @@ Known limits:
   `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
 - **Steps captured in a graph.** A replay of a whole step (`torch.cuda.CUDAGraph`) is a step with its time. Its phases are unknown, its
   gradients are measured only if they outlive the step, and its loss is what the script logs: `run.log({"loss": static_loss})`.
-- **FLOPs.** There is no count, so no `flops_per_s` and no `mfu`, if a frozen convolution is called as a function or is compiled, if two
-  frozen or compiled convolutions of the same sizes differ in their stride alone, and after `backward(create_graph=True)`. Attention that
-  is not one fused kernel (dropout on the CPU, a model's own products) counts in full where it is causal, too.
+- **FLOPs.** There is no count, so no `flops_per_s` and no `mfu`, if a frozen convolution is called as a function or is compiled, and
+  after `backward(create_graph=True)`. Attention that is not one fused kernel (dropout on the CPU, a model's own products) counts in
+  full where it is causal, too.
 - **Dead units.** The units of an activation module that is called several times in one call of the model are those of its first call.
 - **Batches.** Nested tensors have no samples and no tokens. Padding is known from `attention_mask`, a `padding_mask`, `lengths`, or
   the model's padding token; masks and lengths of other names, or without one, are not read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -49,7 +50,8 @@ class FlopCount(StepTask):
     """Records one step, as the probe of the root model's calls.
 
     operators: what ran in the calls; by False for forward passes, True for backward passes.
-    nodes, types: what autograd's graph knows about some operators, by their numbers in it. results: of convolutions.
+    nodes, types: what autograd's graph knows about some operators, by their numbers in it. results: of the convolutions in
+    modules that were called.
     failed: by an error of ours, or a profiler of the script that started during a call.
     """
 
@@ -144,7 +146,7 @@ class FlopCount(StepTask):
             tensors = [one for one in (*inputs[:1], module.weight, output) if isinstance(one, torch.Tensor)]
             if len(tensors) == 3:  # a subclass may take and return what it likes
                 x, weight, out = (tuple(one.shape) for one in tensors)
-                self.results.setdefault((x, weight), {})[out] = module.transposed
+                self.results.setdefault((x, weight), Counter())[out, module.transposed] += 1
 
     def _begin(self, *, backward: bool) -> bool:
         """Returns whether a recording has begun: not so for a backward pass within the root's own call."""
