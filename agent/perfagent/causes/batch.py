@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Event, Reading, reached, read_later, to_host
+from perfagent.device import Event, Reading, duplicate, fetched, is_captured, reached, read_later
 from perfagent.wire.evidence import Batch, BatchTensor
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class _One:
         self._range: Reading | None = None
         self._head: tuple[Tensor, Event | None] | None = None
         torch = sys.modules["torch"]
-        if not local.numel() or local.layout is not torch.strided or local.device.type == "meta":
+        if not local.numel() or local.layout is not torch.strided or local.is_meta or is_captured(local):
             return
         head = local.reshape(-1)[: max(1, HEAD_BYTES // local.element_size())]
         with torch.no_grad(), contextlib.suppress(RuntimeError):
-            self._head = (head.clone(), None) if local.is_cpu else to_host(head)
+            self._head = duplicate(head)
             if not local.is_complex():
                 self._range = read_later(_range_of(local))  # raises for unsigned integers, and floats of eight bits
 
@@ -91,8 +91,9 @@ class _One:
             low, high, bad, below = self._range.values()
             self.shown |= {"min": low, "max": high, "nonfinite": int(bad), "minus_infinite": int(below)}
         if self._head is not None:
-            raw = bytes(self._head[0].contiguous().view(sys.modules["torch"].uint8).numpy().data)
-            self.shown["hash"] = hashlib.blake2b(raw, digest_size=8).hexdigest()
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the device was lost
+                raw = bytes(fetched(self._head[0]).view(sys.modules["torch"].uint8).numpy().data)
+                self.shown["hash"] = hashlib.blake2b(raw, digest_size=8).hexdigest()
         self._range = self._head = None
         return self.shown
 

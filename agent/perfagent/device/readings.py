@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Reading", "Value", "device_was_read", "duplicate", "fetched", "is_captured", "is_tensor", "leak_in_forked_child",
-    "listen_here", "read_all_later", "read_later", "read_number_later", "ready", "to_host", "uses", "value_of",
+    "listen_here", "read_all_later", "read_later", "read_number_later", "ready", "uses", "value_of",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -161,16 +161,6 @@ def _buffers(backend: Backend, size: int, dtype: torch.dtype) -> _Pool:
         return []
     with sys.modules["torch"].inference_mode(mode=False):
         return [(part, backend.event()) for part in whole.tensor_split(count)]
-
-
-def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Event] | None:
-    """Copies a tensor to host memory behind the work that is queued: the copy, and the event after which it is there.
-    None where that would wait, or become part of a graph that the script captures."""
-    backend = backend_of(tensor.device.type)
-    buffer = None if not backend.has_events or backend.is_capturing() else backend.pinned(tensor.shape, tensor.dtype)
-    if buffer is None:
-        return None
-    return buffer.copy_(tensor, non_blocking=True), _event_behind(backend, tensor.device)
 
 
 def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Event | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_accelerator import Control
 
 from perfagent.causes.batch import Fingerprint, count_nonfinite
 from perfagent.causes.variables import in_callers
@@ -83,6 +84,15 @@ def test_a_fingerprint_is_of_the_values() -> None:
         (shown,) = Fingerprint(1, "", [("x", torch.ones(6, 2).to(kind))]).result()["tensors"]
         assert shown["hash"]
         assert "min" not in shown
+
+
+def test_a_batch_on_a_device_has_the_hosts_fingerprint(fakegpu: Control) -> None:
+    x = torch.randn(4, 3)
+    there, lost = (Fingerprint(1, "", [("x", x.to(f"fakegpu:{index}"))]) for index in (0, 1))
+    assert there.ready()
+    assert there.result()["hash"] == Fingerprint(1, "", [("x", x)]).result()["hash"]
+    fakegpu.lose()
+    assert "hash" not in lost.result()["tensors"][0]
 
 
 @pytest.mark.parametrize(
