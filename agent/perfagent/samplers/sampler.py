@@ -36,7 +36,6 @@ _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
-    "perfagent.device.memory",
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )
 """What `poll` needs: imported when the sender starts, so that no fork can come between."""
