@@ -40,7 +40,7 @@ from perfagent.probes.polling import Polling
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.process import host_allocator
 from perfagent.process import launch_options as launched
-from perfagent.process.exit_reason import Cause, cause, of_exit_code, text_of, unused_parameters
+from perfagent.process.exit_reason import Cause, Facts, cause, of_exit_code, text_of, unused_parameters
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.process import count_started
 from perfagent.samplers.sampler import Sampler
@@ -109,7 +109,7 @@ class Lifecycle:
         self._given_step = -1
         self._given: tuple[str, ...] = ()
         """Step and names of the last log() that named its step."""
-        self._ending: tuple[str, str, dict[str, object]] | None = None
+        self._ending: tuple[str, str | Facts, dict[str, object]] | None = None
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
         self._compilations = Compilations(self._sender, self._progress)
@@ -273,7 +273,8 @@ class Lifecycle:
         self._progress.links.gradient_schedule.rank = self._identity.rank
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
-        state, reason = "running" if self._progress.last else "starting", ""
+        state = "running" if self._progress.last else "starting"
+        reason: str | Facts = ""
         more: dict[str, object] = {}
         if ended and not to_be_told and self._ending is not None:
             state, reason, more = self._ending  # it was told before, and is to remain the last word
@@ -361,12 +362,13 @@ class Lifecycle:
             self._end("finished")
         else:
             code = int(status) if isinstance(status, int) else 1
-            said = "" if isinstance(status, int) else f": {str(status)[:500]}"
+            said = "" if isinstance(status, int) else str(status)[:500]
             if because is None:
                 self._end(*of_exit_code(code, said))
             else:
-                ending, reason, exception, trace = because
-                self._end(ending, f"{reason} (exit code {code}{said})", exception=exception, traceback=trace)
+                ending, why, exception, trace = because
+                reason: Facts = {"key": "left_after", "why": why, "code": code, "said": said}
+                self._end(ending, reason, exception=exception, traceback=trace)
 
     def left_from(self, frame: FrameType, error: BaseException | None) -> Cause | None:
         """A function calls sys.exit with a status that tells of failure, where it handles this."""
@@ -402,13 +404,13 @@ class Lifecycle:
             more["oom_kills"] = max(0, kills - self._oom_kills)
         self._end(ending, reason, exception=exception, traceback=trace, **more)
 
-    def _end(self, ending: str, reason: str = "", **more: object) -> None:
+    def _end(self, ending: str, reason: str | Facts = "", **more: object) -> None:
         if self.ended or self.inherited:
             return
         self.ended = True
         stop = self._investigator.stop
         if ending == "finished" and stop.due:
-            reason = f"stopped after step {self._progress.completed:,}: {stop.why}"
+            reason = {"key": "stopped", "step": self._progress.completed, "why": stop.why}
         self._ending = ending, reason, more
         p = self._progress
         p.links.ended = True
@@ -442,7 +444,7 @@ class Lifecycle:
             if number:
                 self._sender.event("alert", {"level": "info", "unrecorded": number})
 
-    def _close(self, ending: str, reason: str, more: dict[str, object]) -> None:
+    def _close(self, ending: str, reason: str | Facts, more: dict[str, object]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)
         self._context.ended()
         if self._sampler is not None:

@@ -217,11 +217,9 @@ class Run(Lifecycle):
         """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit
         code. exit_code: the same, under the name that other trackers have for it; what else these take (`quiet`) says
         nothing of the run."""
-        status, reason = exit_code if status is None else status, ""
-        if isinstance(status, int):
-            ending, reason = of_exit_code(int(status))
-        else:
-            ending = "finished" if status is None else status
+        status = exit_code if status is None else status
+        given = "finished" if status is None else status
+        ending, reason = of_exit_code(int(given)) if isinstance(given, int) else (given, {})
         if ending not in END_STATES:
             raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
         self._end(ending, reason)

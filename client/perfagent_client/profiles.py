@@ -76,7 +76,7 @@ def show(found: dict[str, Any]) -> None:
 def _gaps(gaps: dict[str, Any]) -> list[str]:
     """The longest times in which nothing ran, with what ran before and after."""
     longest = [
-        f"{1000 * gap['s']:.3g} ms after {gap['after'][:40]}, before {gap['before'][:40]}"
+        f"{1000 * gap['s']:.3g} ms after {gap['after'][:40] or 'the beginning'}, before {gap['before'][:40] or 'the end'}"
         for gap in gaps.get("longest", ())[:_GAPS]
     ]
     where = "on the device" if gaps.get("of") == "device" else "between operators"

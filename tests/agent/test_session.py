@@ -43,7 +43,10 @@ def test_an_exit_code_other_than_0_is_a_failure(tmp_path, monkeypatch):
         perfagent.finish("perfect")
     perfagent.finish(exit_code=3)
     assert Recording(tmp_path).series("loss") == Recording(tmp_path).series("accuracy") == [(0, 0.0), (1, 1.0)]
-    assert Recording(tmp_path).events("state")[-1].items() >= {"state": "failed", "reason": "exit code 3"}.items()
+    assert (
+        Recording(tmp_path).events("state")[-1].items()
+        >= {"state": "failed", "reason": {"key": "exit_code", "code": 3, "said": ""}}.items()
+    )
 
 
 @pytest.mark.parametrize(

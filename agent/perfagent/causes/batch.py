@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Event, Reading, duplicate, fetched, is_captured, reached, read_later
-from perfagent.wire.evidence import Batch, BatchTensor
+from perfagent.wire.evidence import Batch, BatchTensor, Reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ class _One:
 class Fingerprint:
     """The tensors of one batch. step: whose it was; where: how it was found."""
 
-    def __init__(self, step: int, where: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    def __init__(self, step: int, where: Reason, named: Iterable[tuple[str, Tensor]]) -> None:
         self.step, self._where = step, where
         self._parts = [_One(name, tensor) for name, tensor in islice(named, MOST_TENSORS)]
 

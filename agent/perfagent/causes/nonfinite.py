@@ -164,7 +164,7 @@ class Inquiry:
             named = [*zip(without_wrappers(name for name, _ in found), (p for _, p in found), strict=True)]
         elif primary is not None:
             for number, group in enumerate(primary.param_groups):
-                named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
+                named += [(f'param_groups[{number}]["params"][{place}]', p) for place, p in enumerate(group["params"])]
         self._names, self._tied = {}, {}
         for name, p in named:
             first = self._names.setdefault(id(p), name)

@@ -50,7 +50,10 @@ class Moves:
             before.ack(waiting.seq)
         for frame in self._said:
             after.keep(frame.groups, frame.events)
-        data = {"state": "finished", "reason": f"continues run {after.header.run}"}
+        data: dict[str, object] = {
+            "state": "finished",
+            "reason": {"key": "continues_run", "run": after.header.run or ""},
+        }
         if self._size <= MOST_BYTES:
             data["continues"] = after.header.run or ""
         now = time.monotonic()

@@ -168,7 +168,9 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
         return None
     word, what = ("oom", "out of memory") if state == "oom" else ("crash", "the job crashed")
     after = f" after step {step}" if step else ""
-    return word, f"{what}{after}. {str(data.get('reason') or exception).rstrip('.')}."
+    reason = data.get("reason") or exception
+    said = reason.get("why") if isinstance(reason, Mapping) else reason
+    return word, f"{what}{after}. {str(said).rstrip('.')}."
 
 
 def _nonfinite(step: object, evidence: Mapping[str, Any]) -> tuple[str, str] | None:

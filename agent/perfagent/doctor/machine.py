@@ -14,6 +14,17 @@ OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 15)
 _INSTALL = "install torch here: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
 
 
+_WITHOUT_GPU = {
+    "no_driver": Check("GPU", "ok", "no NVIDIA driver on this machine: no GPU metrics"),
+    "no_package": Check("GPU", "warning", "nvidia-ml-py is missing", "GPU metrics need it: pip install nvidia-ml-py"),
+    "apple": Check(
+        "GPU", "warning", "GPU figures of Apple devices are not available",
+        "the training's own metrics work, without utilization, power and temperature",
+    ),
+}  # fmt: skip
+"""By what the probe of NVML said."""
+
+
 def python(version: Sequence[int], executable: str, platform: str) -> Check:
     """version: the first three numbers of sys.version_info; platform: sys.platform."""
     text = f"{'.'.join(map(str, version[:3]))}, {executable}"
@@ -58,17 +69,9 @@ def gpus(found: Mapping[str, Any]) -> Check:
     if "devices" in found:
         devices = ", ".join(found["devices"]) or "no devices"
         return Check("GPU", "ok", f"{devices}; driver {found.get('driver', 'unknown')}")
-    reason = found.get("reason", "NVML gave no answer")
-    if reason == "no NVIDIA driver on this machine":
-        return Check("GPU", "ok", f"{reason}: no GPU metrics")
-    if "nvidia-ml-py" in reason:
-        return Check("GPU", "warning", reason, "GPU metrics need it: pip install nvidia-ml-py")
-    if "not available" in reason:
-        return Check(
-            "GPU", "warning", reason, "the training's own metrics work, without utilization, power and temperature"
-        )
+    reason = found.get("reason", "no answer")
     step = "run nvidia-smi: an upgraded driver needs a reboot, a GPU that was lost a reset"
-    return Check("GPU", "problem", reason, step)
+    return _WITHOUT_GPU.get(reason, Check("GPU", "problem", f"NVML does not start: {reason}", step))
 
 
 def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool = True) -> Check:

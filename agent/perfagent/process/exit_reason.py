@@ -22,7 +22,17 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-__all__ = ["Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "text_of", "unused_parameters"]
+__all__ = [
+    "Cause",
+    "Facts",
+    "Leaving",
+    "cause",
+    "handled",
+    "of_exit_code",
+    "out_of_memory",
+    "text_of",
+    "unused_parameters",
+]
 
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
@@ -39,11 +49,16 @@ _TERMINATED = 128 + 15
 """How a shell, and most handlers of SIGTERM, end after that signal."""
 
 
-def of_exit_code(code: int, said: str = "") -> tuple[str, str]:
+Facts = dict[str, str | int]
+"""A reason in the agent's words, as perfagent.wire.evidence.Reason has it: the server has the sentences."""
+
+
+def of_exit_code(code: int, said: str = "") -> tuple[str, Facts]:
     """State and reason of a process that ended with such a code, and with these words."""
-    if code == _TERMINATED:
-        return "preempted", f"exit code {code}, which stands for SIGTERM{said}"
-    return ("failed", f"exit code {code}{said}") if code else ("finished", "")
+    if not code:
+        return "finished", {}
+    key, state = ("exit_code_sigterm", "preempted") if code == _TERMINATED else ("exit_code", "failed")
+    return state, {"key": key, "code": code, "said": said}
 
 
 def cause(error: BaseException) -> tuple[str, str, str, str]:

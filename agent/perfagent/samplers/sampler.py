@@ -127,7 +127,7 @@ class Sampler:
             values.update(readers.host.read(now))
         hung = 0.0 < self._gpu_since < now - HUNG_S
         if hung and not self._gpu_hung:
-            self._report_gpu({"what": "unavailable", "reason": "the driver of the GPU does not answer"})
+            self._report_gpu({"what": "unavailable", "reason": "driver_hangs"})
         self._gpu_hung = hung
         values.update(self._allocator())
         self._emit(values)

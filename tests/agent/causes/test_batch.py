@@ -28,7 +28,7 @@ def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
 
     where, names = train()
     assert names == ["inputs", "labels"]
-    assert where.startswith("local variables of train (")
+    assert (where["key"], where["function"]) == ("local_variables", "train")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_its_place_is_written_as_the_user_types_it(tmp_path: Path, monkeypatch: 
         here.rmdir()
     names: dict[str, Any] = {"torch": torch, "found": in_callers, "frame": sys._getframe}
     exec(compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "here/train.py"), "exec"), names)
-    assert names["answer"][0].endswith(f"{written}:2)")
+    assert names["answer"][0]["line"] == f"{written}:2"
 
 
 class Store(Mapping[int, Any]):
