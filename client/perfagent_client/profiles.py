@@ -60,6 +60,8 @@ def show(found: dict[str, Any]) -> None:
     screen.line(f"rank {found['rank']}, {steps}" + (f", {what} {idle:.0f} % of the time" if idle is not None else ""))
     if found.get("alert"):
         screen.line(f"taken because of {reason(found)}")
+    if found.get("cut_short"):
+        screen.line(found["cut_short"])
     for line in (*found.get("says", ()), *_gaps(found["gaps"])):
         screen.line(f"  {line}")
     screen.line("")

@@ -119,7 +119,6 @@ class ProfileData(Struct):
     shares: dict[str, float] | None = None
     says: list[str] | None = None
     sha256: str | None = None
-    cut_short: str | None = None
     trace_left_out: str | None = None
     cut: _REASON | None = None
     no_trace: _REASON | None = None
