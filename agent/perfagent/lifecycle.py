@@ -133,7 +133,7 @@ class Lifecycle:
 
     @property
     def start_step(self) -> int | None:
-        """The number of its first step, where that was told: by the script, a checkpoint, or rank 0."""
+        """The number of its first step, where that was given: by the script, a checkpoint, or rank 0."""
         return self._identity.start_step
 
     @property
@@ -144,7 +144,7 @@ class Lifecycle:
     # ---- starting
 
     def start_at(self, start_step: int) -> None:
-        """The first step to come has that number: told by a training that was resumed before it made one."""
+        """The first step to come has that number: given by a training that was resumed before it made one."""
         p = self._progress
         p.completed = p.measure_at = max(0, start_step - 1)
         p.logs.early_step = max(p.logs.early_step, start_step)
@@ -273,11 +273,9 @@ class Lifecycle:
         self._progress.links.gradient_schedule.rank = self._identity.rank
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
-        state = "running" if self._progress.last else "starting"
-        reason: str | Facts = ""
-        more: dict[str, object] = {}
-        if ended and not to_be_told and self._ending is not None:
-            state, reason, more = self._ending  # it was told before, and is to remain the last word
+        # an end that was reported before is to remain the last word
+        ending = self._ending if ended and not to_be_told else None
+        state, reason, more = ending or ("running" if self._progress.last else "starting", "", {})
         name = self._name or self._default_name()
         self._tell_state(state, **more, reason=reason or None, config=self.config, name=name, **self._place())
         if to_be_told:
@@ -348,7 +346,7 @@ class Lifecycle:
     # ---- ending
 
     def at_exit(self, status: object, because: Cause | None = None) -> None:
-        """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled
+        """The process ends by itself. status: the argument of sys.exit. because: the exception that was being handled
         then. (As `_at_exit` in session.py.)"""
         if self._ending is not None and not self.inherited:
             self._close(*self._ending)  # Ctrl-C may have come into the end

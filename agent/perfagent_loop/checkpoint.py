@@ -353,7 +353,7 @@ class Checkpoint:
             self._asynchronous = asynchronous
 
     def _used_beside(self, *, begins: bool) -> bool:
-        """Whether another process trains in the folder: the user is told once, and the training goes on all the same.
+        """Whether another process trains in the folder: the user is warned once, and the training goes on all the same.
         begins: this one trains in it from here on."""
         use = folder_use(self._folder.path, begins=begins)
         if begins:

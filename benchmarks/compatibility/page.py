@@ -117,10 +117,10 @@ are made from the kernel's documentation (tests/kernel_trees.py names each sourc
 | use by other processes; errors as events (Xid) | yes | no | no |
 
 - Which board is a rank's: by the UUID or the PCI address that torch tells of its device. Where torch tells neither, the board is known
-  if it is the machine's only one. Otherwise its figures are told as `node_gpu<i>/*`.
+  if it is the machine's only one. Otherwise its figures are reported as `node_gpu<i>/*`.
 - A board in partitions (MI300 as DPX or CPX), or one of whose tiles each is a device (Data Center GPU Max), is no single rank's: it is
-  told as `node_gpu<i>/*`.
-- On a machine with an NVIDIA driver, boards of other vendors are not looked for. Graphics that are part of an Intel processor are told
+  reported as `node_gpu<i>/*`.
+- On a machine with an NVIDIA driver, boards of other vendors are not looked for. Graphics that are part of an Intel processor are reported
   only where a rank computes on them.
 
 """

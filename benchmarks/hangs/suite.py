@@ -172,7 +172,7 @@ def page(faults: Sequence[Outcome], pauses: Sequence[Outcome]) -> str:
         for kind in (*PAUSES, "all pauses")
         for those in [[one for one in pauses if kind in (one.case.kind, "all pauses")]]
     ]
-    head = ["fault", "runs", "told", "p50", "p90", "limit (longest)", "in time", "rank right"]
+    head = ["fault", "runs", "reported", "p50", "p90", "limit (longest)", "in time", "rank right"]
     return f"{table(head, [row for row in rows if row[1] != '0'])}\n\n{table(['pause', 'runs', 'alerts'], quiet)}"
 
 

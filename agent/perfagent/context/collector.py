@@ -31,7 +31,7 @@ __all__ = ["Context"]
 
 WAIT_S = 10.0
 AGAIN_S = 5.0
-"""Between two looks whether anything has changed, once all is told that was there at the start."""
+"""Between two looks whether anything has changed, once all is sent that was there at the start."""
 _IMPORTED_LATER = ["perfagent.context.git", "perfagent.redaction"]
 PIECE_S, LAST_PIECE_S = 0.02, 0.2
 

@@ -214,7 +214,7 @@ class Collector:
             self._called = monotonic
         wall = wall or self._epoch + monotonic  # a user's call reads one clock
         try:
-            if self.newest < step < INT64:  # one beyond is refused, and so would be what is told under it
+            if self.newest < step < INT64:  # one beyond is refused, and so would be what is reported under it
                 self.newest = step
             self._packer.add(step, wall, monotonic, names, values)
         except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other

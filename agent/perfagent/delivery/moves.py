@@ -43,7 +43,7 @@ class Moves:
             self._said.append(outgoing)
 
     def move(self, before: Spool, after: Spool) -> None:
-        """Written down there before it goes here: killed in between, it is told twice, in two runs."""
+        """Written down there before it goes here: killed in between, it is reported twice, in two runs."""
         while (waiting := before.next()) is not None:  # what is not delivered yet need not be
             if waiting not in self._said[-1:]:
                 self._said.append(waiting)

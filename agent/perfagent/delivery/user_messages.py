@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Messages", "alarm", "damage"]
 
 TELL_AGAIN_S = 600.0
-"""On a bad line a server comes and goes all the time; that is told so often."""
+"""On a bad line a server comes and goes all the time; that is said so often."""
 COUNT_AGAIN_S = 60.0
 """A script that logs a new name at every step leaves out one more each time."""
 _NAMED = ("batch_tensor", "buffer", "parameter", "module", "after_module", "before_module")

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["CONFIGURATIONS", "OF_A_MODEL", "attributes_of", "settings_of_dataclasses"]
 
 OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
-"""Classes of configurations that belong to a model and are told with it."""
+"""Classes of configurations that belong to a model and are reported with it."""
 
 
 def attributes_of(value: object) -> Mapping[str, Any]:
