@@ -66,7 +66,7 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
     name = type(error).__name__
     try:
         message = text_of(error).strip()
-        ending = "oom" if any(map(out_of_memory, _chain(error))) else "failed"
+        ending = "oom" if any(map(out_of_memory, chain_of(error))) else "failed"
         first, *rest = message.splitlines() or [name]
         # of an error that torch carries over from a loader's worker the first line only says where it was caught
         first = (f"{first} {rest[-1]}" if _CARRIED in rest else first)[:500]
@@ -130,7 +130,7 @@ def out_of_memory(error: BaseException) -> bool:
     return any(words in text_of(error).lower() for words in _NO_MEMORY)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """An exception and those that it came from."""
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -144,7 +144,7 @@ def _traceback(error: BaseException, limit: int = 50) -> str:
     """The traceback as text, like Python's own but by hand: the traceback module imports more when it formats certain
     frames."""
     parts: list[str] = []
-    for one in reversed(_chain(error)):
+    for one in reversed(chain_of(error)):
         lines = ["Traceback (most recent call last):"]
         for code, number in [(frame.f_code, line) for frame, line in walk_tb(one.__traceback__)][-limit:]:
             lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
