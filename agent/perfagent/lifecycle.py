@@ -99,7 +99,7 @@ class Lifecycle:
         self._trained = Trained(self._progress, self._sender)
         self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
         reader.investigator = self._investigator
-        reader.gradients.on_nonfinite = self._investigator.gradients_bad
+        reader.gradients.on_nonfinite = self._investigator.witnessed
         links.witness = StepWitness(self._progress, self._investigator.witnessed)
         self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
