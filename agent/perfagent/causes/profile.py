@@ -112,13 +112,13 @@ class Profile:
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - Kineto raises anything
-            self._abandon({"key": key, "error": f"{type(error).__name__}: {error}"[:1000]})
+            self._end({"key": key, "error": f"{type(error).__name__}: {error}"[:1000]})
             return False
 
     def _start(self) -> bool:
         torch = sys.modules["torch"]
         if other_profilers.in_use():
-            self._abandon({"key": "other_profiler"})
+            self._end({"key": "other_profiler"})
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if (backend := accelerator()).in_use():
@@ -131,9 +131,9 @@ class Profile:
         self._first = self._watch.progress.completed + 1
         self._thread, self._native = get_ident(), get_native_id()
         # while ours runs: whoever prepares another profiler ends ours first, instead of being refused
+        self._profiler = profiler
         self._undo += [replace(module, name, self._yield_to_user) for module, name in other_profilers.starts()]
         self._watch_the_way()
-        self._profiler = profiler
         profiler.start()
         self._began = time.time_ns()
         self._size, self._until = self._rss_bytes(), self._clock() + MOST_S  # now: the first start loads CUPTI
@@ -272,10 +272,6 @@ class Profile:
             profiler.profiler.entered = False  # else it would be taken for one of the script's
         self._stopped.set()
 
-    def _abandon(self, why: Reason) -> None:
-        self._end(why)
-        self._take_back()
-
     def _take_back(self) -> None:
         while self._undo:
             self._undo.pop()()
@@ -286,7 +282,7 @@ class Profile:
         """Works out what was recorded, once; then sends it piece by piece."""
         if not self.done and not self._is_recorded:
             if self._profiler is None and self._clock() - self._asked > WAIT_S:
-                self._abandon({"key": "no_step_ended", "wait_s": WAIT_S})
+                self._end({"key": "no_step_ended", "wait_s": WAIT_S})
         elif not self.done and (self._upload or self._tried(self._work_out, "records_unread")):
             assert self._upload is not None
             if self._upload.poll():
