@@ -105,9 +105,6 @@ class Fingerprint:
         self.step, self._where = step, where
         self._parts = [_One(name, tensor) for name, tensor in islice(named, MOST_TENSORS)]
 
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
     def ready(self) -> bool:
         """Never blocks."""
         return all(part.ready() for part in self._parts)

@@ -18,7 +18,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.causes.bad_tensors import BadAmong
 from perfagent.causes.batch import Fingerprint
 from perfagent.causes.culprit import in_order, name_culprit, of_gradients, shared_names
-from perfagent.causes.graph import Graph, leaves_of, read_graph
+from perfagent.causes.graph import Graph, leaves_of, operators_of, read_graph
 from perfagent.causes.modules import CALLED_WITH, OutputChecks, argument_names
 from perfagent.causes.onset import onset, reads_some_rows
 from perfagent.causes.spoilt_update import had_finite_gradients, left_out_by_the_loss, zero_eps
@@ -78,8 +78,9 @@ class Inquiry:
     def before_backward(self, loss: Tensor, frame: FrameType | None = None) -> None:
         """Nothing has followed from the bad loss yet. frame: whose variables, or its callers', may hold the batch."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
-        self._note_before(self._parameters(), leaves_of(loss), frame or sys._getframe(1))
-        self._graph = read_graph(loss, self._names, self._buffers())
+        nodes = operators_of(loss)
+        self._note_before(self._parameters(), None if nodes is None else leaves_of(nodes), frame or sys._getframe(1))
+        self._graph = read_graph(loss, nodes, self._names, self._buffers())
 
     def before_update(self) -> None:
         """The loss has come from its device and is bad; nothing was updated with its gradients yet."""
@@ -123,7 +124,8 @@ class Inquiry:
         """Reads the graph of a step after the bad one."""
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if isinstance(loss, sys.modules["torch"].Tensor):
-            self._graph, self._graph_step = read_graph(loss, self._names, self._buffers()), self._progress.completed + 1
+            self._graph = read_graph(loss, operators_of(loss), self._names, self._buffers())
+            self._graph_step = self._progress.completed + 1
 
     def give_up(self) -> None:
         """The run ends: what is known now is all there will be."""
