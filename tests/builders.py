@@ -325,7 +325,7 @@ class RecordingSender:
         self.rows: deque[Any] = deque()
         self._events: list[tuple[str, Any, int | None]] = []
         self.counters: dict[str, int] = {}
-        self.logged, self.stepped = [0, 0, 0, 0], [0, 0]
+        self.logged = [0, 0, 0, 0]
         self.progress: Any = None
         self.sources: list[Callable[[], None]] = []
         self.imports: list[str] = []
@@ -334,7 +334,7 @@ class RecordingSender:
         self.closing_at: float | None = None
         self.clock = time.monotonic
         self.closed = threading.Event()
-        self.spool = SimpleNamespace(backlog=False, read_drafts=lambda: None)
+        self.spool = SimpleNamespace(backlog=False)
         self.ended: dict[str, Any] | None = None
 
     def start(self) -> None: ...

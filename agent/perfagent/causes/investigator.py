@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perfagent.causes.commands import Commands
     from perfagent.causes.nonfinite import Inquiry
-    from perfagent.delivery.drain import Drained
+    from perfagent.delivery.row_packing import Packed
     from perfagent.delivery.sender import Sender
     from perfagent.step.state import StepState
 
@@ -151,11 +151,11 @@ class Investigator(Watch):
             self._newest.history = self.history()
 
     @guarded
-    def pressing(self, taken: Drained) -> None:
+    def pressing(self, taken: Sequence[Packed]) -> None:
         """Among these rows something is not finite: perhaps the logged loss of a step whose backward pass a guard left out."""
         from perfagent.delivery.row_packing import is_finite, rows_in
 
-        rows = chain.from_iterable(rows_in(block) for block in taken.packed if not is_finite(block))
+        rows = chain.from_iterable(rows_in(block) for block in taken if not is_finite(block))
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
             self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 

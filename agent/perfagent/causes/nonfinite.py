@@ -209,8 +209,6 @@ class Inquiry:
 
     def _rows_are_read(self) -> bool:
         """Whether the row of the bad step, and with it those before, has been read: they say when it began."""
-        if self._watch.judged_upto < self.step:
-            self._watch.read_rows()
         self._looks_for_rows += 1
         return self._watch.judged_upto >= self.step or self._looks_for_rows > MOST_LOOKS
 

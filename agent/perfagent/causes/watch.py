@@ -70,16 +70,10 @@ class Watch:
     def report(
         self, rule: str, explains: list[str], step: int, evidence: Mapping[str, object], more: Callable[[], Mapping[str, object]]
     ) -> None:  # fmt: skip
-        """Sends a finding. more: gives what is added to its evidence when it is sent, on the sender's thread. A run that
-        ends at its NaN, or without memory, reports that before the rows of its last seconds are read."""
-
-        @guarded
-        def later() -> Mapping[str, object]:
-            self.read_rows()
-            return more()
+        """Sends a finding. more: gives what is added to its evidence when it is sent, on the sender's thread."""
 
         def data() -> dict[str, Any]:
-            whole = {**evidence, **(later() or {})}
+            whole = {**evidence, **(guarded(more)() or {})}
             return {"rule": rule, "explains": explains, "severity": "critical", "since_step": step, "evidence": whole}
 
         self.sender.event("finding", data, step=step)
@@ -90,10 +84,6 @@ class Watch:
         """The row of a step was read."""
         self._recent.append((step, values))
         self.judged_upto = step
-
-    def read_rows(self) -> None:
-        """Rows that wait unread, up to the last tick, are judged now. On the sender's thread."""
-        self.sender.spool.read_drafts()
 
     def history(self) -> list[dict[str, float]]:
         """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from perfagent.delivery.drafts import Draft
 from perfagent.wire import Event
 
 if TYPE_CHECKING:
@@ -57,5 +56,5 @@ class Moves:
         if self._size <= MOST_BYTES:
             data["continues"] = after.header.run or ""
         now = time.monotonic()
-        before.append(Draft(events=[Event(kind="state", time=time.time(), monotonic=now, data=data)]), now=now)
+        before.append((), [Event(kind="state", time=time.time(), monotonic=now, data=data)], now=now)
         self.left, self._said, self.run = before, [], None

@@ -3,7 +3,7 @@
     <root>/<source>/        0700, files 0600
       lock                  flock'ed by the process that owns the source; free means that its process is dead
       state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
-      00000001.ticks        what was drained every 150 ms, as it was noted
+      00000001.ticks        what was drained every 150 ms, packed
       00000002.frames       whole frames, compressed
 
 A record is its payload's length, CRC-32 and kind, then the payload. A torn tail is distinguished from damage.
@@ -29,7 +29,7 @@ __all__ = [
     "torn", "write_whole",
 ]  # fmt: skip
 
-VERSION = 3
+VERSION = 4
 """The CRC of a record begins with it. Earlier versions were never released, and are not read."""
 MAGIC = b"perfagent spool %d\n" % VERSION
 _HEAD_BYTES = 2**16

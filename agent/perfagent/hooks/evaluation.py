@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from itertools import islice
 from threading import get_ident
 from typing import Any
@@ -125,4 +124,4 @@ def after_last_step(p: StepState) -> None:
         entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace)
     )
     if p.last is not None and may_hold and len(trace) < MOST_ITEMS // 3:
-        p.rows.append(AfterLastStep(p.completed, time.time(), now(), 0, None, None, 0, trace, None))
+        p.rows.append(AfterLastStep(p.completed, now(), 0, None, trace, None))

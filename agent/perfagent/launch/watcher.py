@@ -242,9 +242,7 @@ class _Watch:
 
     @staticmethod
     def _note(spool: Spool, events: list[Event]) -> None:
-        from perfagent.delivery.drafts import Draft
-
-        spool.append(Draft(events=events), now=time.monotonic())
+        spool.append((), events, now=time.monotonic())
 
     def _event(self, kind: str, data: dict[str, Any]) -> Event:
         from perfagent.wire import Event

@@ -57,7 +57,7 @@ class Polling:
             self.settle_waiting()
         self._search_again()
         self.report_batches()
-        own_ns = p.spent_ns(self._handoff.logged, self._handoff.stepped)
+        own_ns = p.spent_ns(self._handoff.logged)
         gradients_ns = p.costs.pass_ns + p.costs.report_ns + p.costs.device_ns
         share = self._governor.report(own_ns, gradients_ns, self._handoff.cpu_s, p.completed)
         if share is not None:

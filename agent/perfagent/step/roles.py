@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from perfagent.device import DeviceClock, Value
     from perfagent.step.governor import Governor
-    from perfagent.step.row import Note, OptimizerGradients, Row, StepRow
+    from perfagent.step.row import OptimizerGradients, Row, StepRow
     from perfagent.step.trace import Entry
 
 __all__ = [
@@ -88,10 +88,14 @@ class StepReader(Protocol):
     gradients: Any
     investigator: Any
     loss_by_user: bool
+    epoch: float
 
     def loss_is_bad(self, row: StepRow) -> bool: ...
     def needs_next_step(self, row: StepRow) -> bool: ...
-    def row(self, note: Note, clock: DeviceClock | None = None) -> Row: ...
+    def row(
+        self, row: StepRow, rare: dict[str, float] | None = None, *, user_loss: float | None = None, passes: int = 0,
+        clock: DeviceClock | None = None,
+    ) -> Row: ...  # fmt: skip
 
 
 class Investigator(Protocol):

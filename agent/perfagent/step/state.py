@@ -22,7 +22,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perfagent.step import clusters
-from perfagent.step.costs import clips_ns, log_ns, steps_ns
+from perfagent.step.costs import clips_ns, log_ns
 from perfagent.step.overflow import OverflowMark
 from perfagent.step.pending_logs import CapturedLog, EarlyLog
 from perfagent.step.row import OccasionalValues, OptimizerGradients, StepRow
@@ -114,7 +114,7 @@ class StepState:
             self.plain = self.clock is None
         self.losses.accumulates = self.loss_count > 1
         trace = self.trace
-        self.last = row = _as_row(StepRow, (step, 0.0, self.step_end, self.loss_count, lr, None, 0, trace, rare))
+        self.last = row = _as_row(StepRow, (step, self.step_end, self.loss_count, lr, trace, rare))
         self.trace = []
         self.loss_count = 0
         self.opened = False
@@ -141,10 +141,10 @@ class StepState:
             amp.scaled.clear()
         return found
 
-    def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
-        """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged,
-        stepped: the sender's counts of log() calls and steps."""
-        counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.costs.clipped, self.costs.clipped_gradients)
+    def spent_ns(self, logged: Sequence[int]) -> float:
+        """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged: the
+        sender's counts of log() calls."""
+        counted = log_ns(*logged) + clips_ns(self.costs.clipped, self.costs.clipped_gradients)
         looks = 0 if self.contents is None else self.contents.cost_ns
         return counted + self.costs.hooks_ns + self.costs.pass_ns + self.costs.device_ns + looks
 

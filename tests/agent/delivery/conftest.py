@@ -27,4 +27,4 @@ def sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def collector(sender: Any) -> Collector:
-    return Collector(sender, Columns(), lambda: None, lambda _: None)
+    return Collector(sender, Columns())

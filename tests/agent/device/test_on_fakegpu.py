@@ -107,10 +107,10 @@ def test_a_log_that_waits_for_its_device_holds_up_no_step(fakegpu: Control, reco
     trained(model, 1, torch.ones(2, 4, device="fakegpu:0"))
     sender = recorded.sender
     sender.counters, sender.reader = Counter(), recorded.progress.links.reader
-    collector = Collector(sender, Columns(), lambda: None, lambda _: None)
+    collector = Collector(sender, Columns())
 
     def collected() -> set[tuple[int, str]]:
-        blocks = collector.collect(0.0, last=False).packed
+        blocks = collector.collect(0.0, last=False)
         return {(step, name) for block in blocks for step, _, _, values in rows_in(block) for name in dict(values)}
 
     with fakegpu.held(1):

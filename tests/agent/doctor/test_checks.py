@@ -84,7 +84,7 @@ def test_the_spool_and_what_of_it_has_not_arrived(tmp_path: Path) -> None:
     for letter, server in (("a", here), ("b", there)):
         source = letter * 32
         left = Spool(tmp_path / source, Header(source=source, project="p", rank=0, server=server, run="r", attempt=1))
-        left.append(tick_of([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})]), now=0.0)
+        left.append(*tick_of([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})]), now=0.0)
         if letter == "a":
             graded(storage.spool(tmp_path, here), "ok", "nothing undelivered; 1 running job left out")
         left.close(final="finished")

@@ -33,7 +33,7 @@ def counted_ns(record, *, clips=False, scaled=False, loader=False, losses=1) -> 
         scaler.update()
         optimizer.zero_grad()
     recorded.finish()
-    return p.spent_ns((0, 0, 0, 0), (0, 0)) - p.costs.pass_ns
+    return p.spent_ns((0, 0, 0, 0)) - p.costs.pass_ns
 
 
 def test_what_only_some_loops_ask_for_is_counted(record):

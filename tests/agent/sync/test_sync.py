@@ -59,7 +59,7 @@ def record(folder: Path, source: str = SOURCE, *, frames: int = 3, run: str | No
     header = Header(source=source, project="p", rank=0, server=None, run=run, attempt=1)
     spool = Spool(folder / source, header, recording=True)
     for minute in range(frames):
-        spool.append(tick_of(rows(10 * minute)), now=60.0 * minute)
+        spool.append(*tick_of(rows(10 * minute)), now=60.0 * minute)
         spool.hold(now=60.0 * minute + 61)
     spool.close(final="finished")
     (path,) = (folder / source).glob("*.frames")
@@ -179,7 +179,7 @@ def leave(tmp_path: Path, *letters: str, server: str = OLD) -> list[Path]:
     folders = [tmp_path / "state" / "perfagent" / "spool" / (letter * 32) for letter in letters]
     for folder in folders:
         left = Spool(folder, Header(source=folder.name, project="p", rank=0, server=server, run="r", attempt=1))
-        left.append(tick_of(rows(1)), now=0.0)
+        left.append(*tick_of(rows(1)), now=0.0)
         left.close(final="finished")
     return folders
 
