@@ -32,7 +32,7 @@ DEFERRED_S = 1800.0
 """How long a row may wait for its device. It holds up no other series, and while one rank saves for minutes, or until a
 collective times out, nothing arrives on the others."""
 _AT_A_TIME = 32
-"""Rows that are taken in 0.1 ms."""
+"""Rows that are taken in 0.3 ms where they are steps, and in 0.1 ms where they are not."""
 _AT_ONCE_S = 1e-5
 """log() calls that are no further apart are made in one loop, with nothing of a training between them."""
 _LOSSES_KEPT = 100
@@ -53,10 +53,10 @@ class Collector:
         self._packer = Packer(columns, self._captured.delivered.update)
         self._held_steps: deque[tuple[float, Any]] = deque()
         self._held_logs: deque[tuple[float, Any]] = deque()
-        """Rows that wait for their device, and since when. Behind a step only steps wait, behind a user's log only those."""
+        """Rows that wait for their device or the next step, and since when. Behind a step only steps wait, behind a user's
+        log only those."""
         self._called = -math.inf
         """When log() was called last."""
-        self._epoch = 0.0
         self.aside: list[EarlyLog] = []
         """log() calls whose step is not known yet: those behind them need not wait for that."""
         self._passed = 0
@@ -83,7 +83,7 @@ class Collector:
         p = self._handoff.progress
         if p is not None and (p.clock is not None or device_was_read()):
             listen_here()  # now: what these rows hold of a device was taken before
-        self._epoch = self._handoff.reader.epoch = time.time() - time.monotonic()
+        self._handoff.reader.epoch = time.time() - time.monotonic()
         self._release(now, last=last)
         while taken < most and waiting:
             row = waiting[0]
@@ -132,7 +132,7 @@ class Collector:
             if isinstance(row, StepRow) and p is not None:
                 if is_ready(p, row):
                     step, wall, monotonic, values = row_of(p, row)
-                    self._add((step, wall, monotonic, (*values,), [*values.values()]))
+                    self._add((step, wall, monotonic, (*values,), values.values()))
                     return True
             elif type(row) is CapturedLog:  # it is written down when its names are known
                 self._handoff.logged[0] += 1
@@ -155,12 +155,12 @@ class Collector:
             step, wall, monotonic, names, values = row
         else:
             step, wall, monotonic, metrics = row
-            names, values = (*metrics,), [*metrics.values()]
+            names, values = (*metrics,), metrics.values()
             logged, at = self._handoff.logged, 2 if 0.0 <= monotonic - self._called < _AT_ONCE_S else 0
             logged[at] += 1
             logged[at + 1] += len(names)
             self._called = monotonic
-        wall = wall or self._epoch + monotonic  # a user's call reads one clock
+        wall = wall or self._handoff.reader.epoch + monotonic  # a user's call reads one clock
         try:
             if self.newest < step < INT64:  # one beyond is refused, and so would be what is reported under it
                 self.newest = step

@@ -15,7 +15,7 @@ from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import Packed, rows_in
 from perfagent.device import Reading
 from perfagent.step.pending_logs import EarlyLog, LoggedLater
-from perfagent.step.row import OccasionalValues, OptimizerGradients, StepRow
+from perfagent.step.row import AfterLastStep, OccasionalValues, OptimizerGradients, StepRow
 from perfagent.step.state import now
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
@@ -102,6 +102,17 @@ def test_steps_that_wait_for_their_device_keep_their_order(sender: Any, collecto
     found = rows_of(collector.collect(601.0, last=False))
     assert [number for number, values in found if {"step_time_s", "loss"} & {*values}] == [1, 2]
     assert not sender.counters["dropped"]
+
+
+def test_evaluation_after_a_step_that_waits_is_read_after_it(sender: Any, collector: Collector) -> None:
+    sender.progress.clock = SimpleNamespace(seconds=lambda begin, end: 0.0, release=lambda events: None)
+    sender.progress.links.facts.evaluations = SimpleNamespace(after=lambda p, step, trace: 2.0)
+    event = Event()
+    sender.rows.extend([step(1, event=event), AfterLastStep(1, now(), 0, None, [], None)])
+    assert rows_of(collector.collect(1.0, last=False)) == []
+    event.over = True
+    found = [values for _, values in rows_of(collector.collect(2.0, last=False))]
+    assert ("loss" in found[0], found[1:]) == (True, [{"phase/eval_s": 2.0}])
 
 
 def test_log_without_its_step_waits_and_is_counted_at_the_end(sender: Any, collector: Collector) -> None:
