@@ -28,7 +28,7 @@ class Tick(NamedTuple):
 _decoder = msgspec.msgpack.Decoder(Tick)
 
 
-def tick_in(payload: bytes) -> Tick:
+def _tick_in(payload: bytes) -> Tick:
     """The tick in a record. Raises one of BAD_RECORD."""
     tick = _decoder.decode(payload)
     if not all(map(is_whole, tick.packed)):
@@ -86,7 +86,7 @@ class Recovered:
                 ours.run, ours.attempt = header.run, header.attempt
             ours.closed = ours.closed or header.closed
         elif kind == records.TICK:
-            self.ticks.append(tick_in(payload))
+            self.ticks.append(_tick_in(payload))
         elif kind == records.FRAME:
             old, kept = frames_in(payload, path, offset)
             self.replaced.add(old)
