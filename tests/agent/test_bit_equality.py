@@ -6,9 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import job_environment
-from preloaded import run
 
 from perfagent.delivery.spool import Spool
 
@@ -17,8 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "data" / "scripts" / "bit_equality.py"
 
 
 def digest(folder: Path, *arguments: str) -> str:
-    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
-    [done] = run([str(SCRIPT), *arguments], folder, [environment])
+    done = run_script(folder, SCRIPT, *arguments)
     assert done.returncode == 0, done
     return done.stdout.strip()
 

@@ -7,30 +7,21 @@ import copy
 import gc
 import math
 import pickle
-import subprocess
 import sys
-import textwrap
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import job_environment
 from torch import nn
-from whole_end import IN_A_SCRIPT, whole_end
+from whole_end import whole_end
 
 import perfagent
 from perfagent import session
 from perfagent.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def no_run_left():
-    yield
-    perfagent.finish()
 
 
 def test_an_exit_code_other_than_0_is_a_failure(tmp_path, monkeypatch):
@@ -184,13 +175,6 @@ def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):
 # ---- whole processes
 
 
-def run_script(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"
-    script.write_text(IN_A_SCRIPT + textwrap.dedent(body), encoding="utf-8")
-    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), PYTHONPATH=str(folder))
-    return subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.real
 def test_torch_may_be_imported_after_init(tmp_path):
     done = run_script(
@@ -211,6 +195,7 @@ def test_torch_may_be_imported_after_init(tmp_path):
         assert run.steps_done == 1
         assert {s: signal.getsignal(s) for s in signal.valid_signals()} == before
         """,
+        fresh=True,
     )
     assert done.returncode == 0, done.stderr
 

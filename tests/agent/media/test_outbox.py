@@ -22,8 +22,6 @@ GRAY = np.full((4, 4), 0.5)
 @pytest.fixture(autouse=True)
 def ended(monkeypatch):
     whole_end(monkeypatch)
-    yield
-    perfagent.finish()
 
 
 def sent(folder) -> list[tuple[int, str, int, str]]:
