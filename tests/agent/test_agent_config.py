@@ -28,8 +28,6 @@ def test_an_argument_wins_over_the_environment_over_the_default(monkeypatch):
     ("options", "word"),
     [
         ({"server": 8420}, "address"),
-        ({"project": "  "}, "project"),
-        ({"run_id": "x" * 300}, "run_id"),
         ({"record": 3}, "folder"),
         ({"flush_s": 0}, "above 0"),
     ],

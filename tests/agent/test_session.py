@@ -53,12 +53,21 @@ def test_an_exit_code_other_than_0_is_a_failure(tmp_path, monkeypatch):
         ({"start_step": -1}, "start_step"),
         ({"start_step": True}, "start_step"),
         ({"server": "ftp://x"}, "http"),
+        ({"record": 3}, "record"),
+        ({"project": "a\nb"}, "project"),
+        ({"project": ""}, "project"),
     ],
 )
-def test_wrong_argument_is_refused_at_once(options, word):
+def test_wrong_argument_is_refused_at_once(options, word, tmp_path):
+    """And a run that there is stays as it was."""
     with pytest.raises(ConfigError, match=word):
         perfagent.attach(**options)
     assert session.current() is None
+    run = perfagent.init(record=tmp_path)
+    with pytest.raises(ConfigError, match=word):
+        perfagent.attach(**{"config": {"a": 1}} | options)
+    assert session.current() is run
+    assert run.config == {}
 
 
 def test_a_second_attach_continues_a_run_of_no_other_name(tmp_path, monkeypatch):
@@ -79,15 +88,6 @@ def test_a_second_attach_continues_a_run_of_no_other_name(tmp_path, monkeypatch)
     assert (second.ended, third.settings.record, third.settings.server) == (True, None, server)
     assert perfagent.init(server=server + "/") is perfagent.init() is third
     assert perfagent.init(record=tmp_path, name="another") is not third
-
-
-@pytest.mark.parametrize("wrong", [{"server": "ftp://x"}, {"record": 3}, {"project": "a\nb"}, {"project": ""}])
-def test_what_a_second_attach_refuses_leaves_the_run_as_it_was(tmp_path, wrong):
-    run = perfagent.init(record=tmp_path)
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        perfagent.init(config={"a": 1}, **wrong)
-    assert session.current() is run
-    assert run.config == {}
 
 
 def test_a_copy_of_what_holds_the_run_holds_the_same_run(tmp_path):
