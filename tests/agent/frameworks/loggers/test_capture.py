@@ -86,6 +86,8 @@ def test_a_call_that_names_no_step_is_of_the_step_in_progress(record: Record, wa
     train(1)
     watched().log({"second": 1})
     assert run.run.steps_done == 2
+    run.run.capture_logs(False)
+    watched().log({"no longer wanted": 1})
     resumed, far = (10_000, {"resumed": 1}), (5000, {"far": 1})  # which move no step
     assert scalars(run) == [(1, {"before": 1}), resumed, (1, {"first": 1}), far, (2, {"second": 1})]
 
