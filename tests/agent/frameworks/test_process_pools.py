@@ -35,8 +35,7 @@ if __name__ == "__main__":
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("method", "module"),
-    [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)],
+    ("method", "module"), [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)]
 )
 def test_a_training_in_a_pool_ends_with_its_task(tmp_path: Path, method: str, module: str) -> None:
     done = run_script(tmp_path, TRAINS_IN_A_POOL, method, module)
