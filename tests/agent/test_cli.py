@@ -51,10 +51,8 @@ def test_package_that_some_commands_need_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.delitem(sys.modules, "perfagent_client.watch.app", raising=False)
     ended = command(capsys, "watch")
-    assert (ended.code, ended.error) == (
-        1,
-        "perfagent watch: textual is missing; in the checkout: pip install '.[cli]'",
-    )
+    assert ended.code == 1
+    assert ended.error == "perfagent watch: textual is missing; in the checkout: pip install '.[cli]'"
 
 
 class Command:
