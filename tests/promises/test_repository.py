@@ -72,7 +72,7 @@ def test_gradients_are_read_on_the_training_thread_only() -> None:
         "hooks/grad_clipping.py", "hooks/optimizer_step.py",
         "hooks/selection/joint_step.py", "integrations/api.py", "causes/nonfinite.py", "causes/oom.py",
         "measure/gradients.py", "measure/gradient_schedule.py", "measure/step_witness.py",
-        "measure/uncleared.py", "measure/unmoved.py", "probes/unoptimized.py", "measure/updates.py",
+        "measure/clearing.py", "measure/untrained.py", "measure/updates.py",
     }  # fmt: skip
     reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")
     agent = ROOT / "agent/perfagent"

@@ -2,7 +2,7 @@
 
 A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
 (updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
-units (dead_units.py). Some passes look for parameters that do not move (unmoved.py).
+units (dead_units.py).
 
 In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
 are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 from perfagent.device import DeviceClock, Event, Value, ran_out_of_memory, reached, tolerating_out_of_memory
 from perfagent.measure.dead_units import DeadShares, DeadUnits
 from perfagent.measure.gradients import Plan, bad_on_host, count_nonfinite, norms, parameters_of
-from perfagent.measure.unmoved import Unmoved
 from perfagent.measure.updates import Weights
 from perfagent.step.costs import report_ns
 from perfagent.step.gradients import GradientNorms, WeightChanges
@@ -55,7 +54,7 @@ class GradientSchedule:
 
     __slots__ = (
         "_beyond_ns", "_cost_ns", "_extra_ns", "_others", "_others_ns", "_plan", "_planned_ns", "_probe", "_progress",
-        "_suspects", "_unmoved", "_weights", "deeper", "passes", "rank",
+        "_suspects", "_weights", "deeper", "passes", "rank",
     )  # fmt: skip
 
     def __init__(self, progress: StepState, rank: int = 0) -> None:
@@ -70,7 +69,6 @@ class GradientSchedule:
         self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
         self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
         self._probe: DeadUnits | None = None
-        self._unmoved = Unmoved()
 
     def measure(self, optimizer: Optimizer, *, after: bool = False) -> None:
         """Measures the gradients that an optimizer is about to use. after: it has used them (through a closure)."""
@@ -182,11 +180,6 @@ class GradientSchedule:
                 self._probe_dead_units(model)
             self._extra_ns += perf_counter_ns() - started
             p.costs.pass_ns += self._extra_ns
-        if plan is not None and model is not None:
-            compared = perf_counter_ns()
-            with tolerating_out_of_memory():
-                self._unmoved.compare(p, optimizer, plan, tell=not (plan.same_everywhere and self.rank))
-            self._counted(compared, None)
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)
         p.costs.report_ns += reporting

@@ -106,7 +106,7 @@ class LossState:
     accumulates: several backward passes a step; assumed until the first step is over.
     user_losses: step -> logged "loss", until the sender's thread takes it.
     loss_made: of what the loss is made (measure/loss_function.py), once it is known.
-    proof: gets the root of the next backward pass (measure/uncleared.py).
+    proof: gets the root of the next backward pass (measure/clearing.py).
     arriving: the newest loss of this step, on its way from a device; is_late: it, or the one before, had not come
         before the update; inputs: what the model was called with, where it is so.
     parts_for: calls of the model whose input may be a part of a batch (hooks/forward.py).

@@ -1,4 +1,4 @@
-"""Parameters that receive gradients and that no optimizer has, in loops that really train."""
+"""Parameters that do not train, in loops that really do: without an optimizer, without gradients, standing still."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from two_parts import TwoParts
 
 from perfagent.boundary import guard
-from perfagent.measure.uncleared import Uncleared
-from perfagent.probes.unoptimized import LEAST_STEPS, Unoptimized
+from perfagent.measure.untrained import LEAST_STEPS
+from perfagent.probes.untrained import UntrainedReport
 
 STEPS = 60
 
 
 class Search:
-    """The search of a recorded run, polled after each step, a second apart."""
+    """The looks of a recorded run, polled after each step, ten seconds apart."""
 
     def __init__(self, recorded, model):
         self.now, self.recorded, p = 0.0, recorded, recorded.progress
-        self.of = Unoptimized(p, p.links.investigator.add, lambda: model, lambda: self.now, lambda: 0.0)
+        self.of = UntrainedReport(p, p.links.investigator.add, lambda: model, lambda: self.now)
 
     def after_step(self):
-        self.now += 1.0
+        self.now += 10.0
         self.of.poll()
 
-    def shares(self):
-        return [share for _, share in self.recorded.of("params/unoptimized_share")]
+    def shares(self, name="params/unoptimized_share"):
+        return [share for _, share in self.recorded.of(name)]
 
-    def events(self, *, uncleared=False):
-        return [one for one in self.recorded.events("parameters") if (one["what"] == "uncleared") == uncleared]
+    def events(self, *what):
+        return [one for one in self.recorded.events("parameters") if one["what"] in what]
 
 
 @pytest.fixture
@@ -38,10 +39,20 @@ def searching(record):
     return lambda model: Search(record(model), model)
 
 
-def train(model, *optimizers, search, steps=STEPS, after=lambda step: None, clear="at the end", forward=None):
-    x = torch.randn(8, 16)
+def train(
+    model,
+    *optimizers,
+    search,
+    steps=STEPS,
+    x=None,
+    before=lambda step: None,
+    after=lambda step: None,
+    clear="at the end",
+):
+    x = torch.randn(8, 16) if x is None else x
     for step in range(steps):
-        (forward or model)(x).square().mean().backward()
+        before(step)
+        model(x).square().mean().backward()
         if clear == "before the step":
             model.zero_grad()
         for optimizer in optimizers:
@@ -63,7 +74,7 @@ def test_what_the_optimizer_was_not_given_is_named(searching, clear):
     train(model, sgd(model.head), search=search, clear=clear)
     share = pytest.approx(272 / (272 + 17))
     assert search.shares()[0] == share
-    assert search.events()[0] == {
+    assert search.events("unoptimized")[0] == {
         "what": "unoptimized", "share": share, "names": ["encoder.weight", "encoder.bias"], "count": 2,
         "numbers": 272, "steps": LEAST_STEPS,
     }  # fmt: skip
@@ -93,7 +104,7 @@ def test_a_model_that_is_trained_as_it_was_meant_is_silent(searching, setup):
     waits = options.pop("waits", None)
     train(model, *options.pop("optimizers"), search=search, **options)
     assert set(search.shares()) == {0.0}
-    assert not search.events()
+    assert not search.events("unoptimized")
     del waits
 
 
@@ -109,7 +120,7 @@ def test_a_group_that_is_added_later_heals_it(searching):
     shares = search.shares()
     assert shares[0] > 0.9
     assert shares[-1] == 0.0
-    assert [event["share"] > 0 for event in search.events()] == [True, False]
+    assert [event["share"] > 0 for event in search.events("unoptimized")] == [True, False]
 
 
 def test_a_run_asks_by_itself(record):
@@ -131,7 +142,9 @@ def test_optimizer_without_gradients_is_told_once(searching, replaced):
     model = TwoParts()
     search, trained = searching(model), TwoParts() if replaced else model
     train(trained, sgd(model), search=search, clear="never" if replaced else "before the step")
-    assert search.events() == [{"what": "without_gradient", "share": 1.0, "numbers": 289, "steps": LEAST_STEPS}]
+    (told,) = search.events("without_gradient")
+    assert (told["share"], told["numbers"]) == (1.0, 289)
+    assert told["steps"] >= LEAST_STEPS
 
 
 def zeroed_by_hand(model, step):
@@ -154,7 +167,7 @@ def test_gradients_that_nobody_clears_are_told(searching, clears, count):
     model = TwoParts()
     search = searching(model)
     train(model, sgd(model), search=search, clear="never", after=lambda step: clears(model, step))
-    found = search.events(uncleared=True)
+    found = search.events("uncleared")
     assert [(one["share"], one["steps"]) for one in found[:1]] == [(1.0, 3)] * count
 
 
@@ -169,7 +182,7 @@ def test_two_that_train_in_turn_clear_their_gradients(searching, in_place):
             (ours(torch.randn(8, 16)) - others(torch.randn(8, 16))).square().mean().backward()
             optimizer.step()
         search.after_step()
-    assert search.events(uncleared=True) == []
+    assert search.events("uncleared") == []
 
 
 LARGE = torch.nn.Parameter(torch.zeros(2**20 + 1))
@@ -180,9 +193,96 @@ LARGE.grad = torch.ones_like(LARGE)
 def test_where_no_gradient_can_be_looked_at_it_ends(record, group):
     """Too large, none, or an optimizer that fails."""
     progress = record(TwoParts()).progress
-    optimizer = SimpleNamespace(param_groups=[group])
-    progress.selection = SimpleNamespace(primary=optimizer)
-    look = Uncleared(progress)
-    assert (look.at_boundary(), look.over, look.fruitless) == (False, True, bool(group))
+    progress.selection = SimpleNamespace(primary=SimpleNamespace(param_groups=[group]))
+    looks = []
+    UntrainedReport(progress, looks.append, lambda: None).poll()
+    assert looks[0].at_boundary() == bool(group)
+    assert progress.losses.proof is None
     assert [*guard.failures.values()] == [1] * (not group)
     guard.reset()
+
+
+# ---- parameters that stand still
+
+
+def without_gradient():
+    model = TwoParts(detach=True)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randn(8, 16)
+
+
+def without_rate():
+    model = TwoParts()
+    groups = [{"params": model.encoder.parameters(), "lr": 0.0}, {"params": model.head.parameters()}]
+    return model, torch.optim.SGD(groups, lr=0.01), torch.randn(8, 16)
+
+
+def rounded_away():
+    model = TwoParts().bfloat16()
+    nn.init.ones_(model.encoder.weight)
+    model.encoder.bias.requires_grad_(False)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-6), torch.randn(8, 16).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("setup", "numbers", "why"),
+    [(without_gradient, 272, (272, 0)), (without_rate, 272, (0, 272)), (rounded_away, 256, (0, 0))],
+)
+def test_what_does_not_move_is_named_with_the_reason(searching, setup, numbers, why):
+    model, optimizer, x = setup()
+    search = searching(model)
+    train(model, optimizer, search=search, x=x, steps=80)
+    told = search.events("unmoved")[0]
+    trainable = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    assert search.shares("update/unmoved_share") == [pytest.approx(told["numbers"] / trainable)] * 3
+    assert told["numbers"] >= numbers and told["names"][0] == "encoder.weight"
+    assert (told["without_gradient"], told["without_rate"], told["steps"]) == (*why, LEAST_STEPS)
+
+
+class Adapter(nn.Module):
+    """The zeros of LoRA's second matrix move soon enough."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(16, 16).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.zeros(4, 16))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a @ self.b
+
+
+def half_frozen():
+    model = TwoParts()
+    model.encoder.requires_grad_(False)
+    return model
+
+
+HEALTHY = {
+    "all of it trains": (TwoParts, {}),
+    "frozen": (half_frozen, {}),
+    "frozen and unfrozen meanwhile": (TwoParts, {"freeze": lambda step: step % 30 >= 15}),
+    "rows of a table of which few occur": (lambda: TwoParts(vocabulary=100_000), {"x": torch.arange(99_000, 99_008)}),
+    "LoRA": (Adapter, {}),
+}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_a_model_that_trains_stands_still_nowhere(searching, kind):
+    make, options = HEALTHY[kind]
+    model, freeze = make(), options.get("freeze")
+    search = searching(model)
+    train(
+        model, sgd(model, lr=0.01), search=search, x=options.get("x"),
+        before=lambda step: freeze and model.encoder.requires_grad_(not freeze(step)),
+    )  # fmt: skip
+    assert set(search.shares("update/unmoved_share")) == {0.0}
+    assert not search.events("unmoved")
+
+
+def test_that_it_is_over_is_told_as_well(searching):
+    model = TwoParts(detach=True)
+    search = searching(model)
+    train(
+        model, sgd(model, lr=0.01), search=search, steps=80,
+        before=lambda step: setattr(model, "detach", step < 45),
+    )  # fmt: skip
+    assert [round(event["share"], 2) for event in search.events("unmoved")] == [0.94, 0.94, 0.0]
