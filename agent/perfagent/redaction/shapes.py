@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, random_looking, secret_key
 
-__all__ = ["FIRST_SHAPES", "LAST_SHAPES", "SHAPES", "Shape"]
+__all__ = ["FIRST_SHAPES", "SHAPES", "Shape"]
 
 
 def _value_only(match: re.Match[str]) -> str:
@@ -84,13 +84,7 @@ _TUPLE = (
 )
 """`user, password = "me", "X"`."""
 _TAG = r"<(?P<name>[A-Za-z][\w.:-]{1,60})>(?P<value>[^<>\s][^<>\n]{0,500})(?=</)"
-_SHELL = rf"(?<!\S)(?:setenv|ENV|set -\w{{1,3}}|setx)[ \t]{{1,3}}(?P<name>\w{{1,100}})[ \t]{{1,20}}(?P<value>{_QUOTED}|[^\s'\"]+)"
 _SMTP = rf"\.login\([^\n'\"()]{{0,100}}['\"][^'\"\n]{{1,200}}['\"],\s{{0,20}}(?P<value>{_QUOTED})(?=\s{{0,5}}\))"
-_KAGGLE = (
-    r"['\"]username['\"]\s{0,5}:\s{0,5}['\"][^'\"\n]{1,100}['\"]\s{0,40},\s{0,40}['\"]key['\"]\s{0,5}:\s{0,5}"
-    r"['\"](?P<value>[0-9a-f]{32})(?=['\"])"
-)
-"""`kaggle.json`: 32 digits as of a checksum, but beside a name."""
 _VALIDATED = rf"(?<![^\n\x1f])(?P<name>[\w.-]{{2,100}})\n[ \t]{{2}}[^\n]{{0,300}}\binput_value=(?P<value>{_QUOTED})"
 """What pydantic says of a setting that it refuses: its name is on the line before."""
 _SPEAKS = (
@@ -197,13 +191,13 @@ def _short(match: re.Match[str]) -> str:
     return _value_only(match) if random or user else match[0]
 
 
-def _of_wandb(match: re.Match[str]) -> str:
-    """A key of W&B is as long as a commit; it is one where somebody logs in, and under the name of a key beside
-    that."""
+def _beside_login(match: re.Match[str]) -> str:
+    """A key of W&B is as long as a commit, one of Kaggle as a checksum. It is a key where somebody logs in, and under
+    the name of a key beside that or beside the name of a user."""
     before = match.string[max(0, match.start() - 200) : match.start()].lower()
     if compiled(_LOGS_IN).search(before):
         return HIDDEN
-    at = max(before.rfind("wandb"), before.rfind("login"))
+    at = max(map(before.rfind, ("wandb", "login", "username")))
     # a call or a mapping that goes on in indented lines is one statement
     together = all(line.startswith((" ", "\t")) for line in before[at:].split("\n")[1:])
     return HIDDEN if at >= 0 and compiled(_IS_KEY).search(before, at) and together else match[0]
@@ -216,6 +210,9 @@ FIRST_SHAPES = (
     Shape(("-p", "-a "), _OF_A_PROGRAM, _value_only),
     Shape(("-p",), _SHORT, _short),
     Shape(("authorization", "cookie", "x-"), _HEADER, _in_header),
+    Shape(("login",), _MACHINE, _value_only),
+    Shape(("curl",), _CURL, _value_only),
+    Shape(("login", "wandb", "username"), rf"(?<![\w-]){HEX}+(?![\w-])", _beside_login),
 )
 SHAPES = (
     Shape(("bearer", "basic", "token "), _BEARER, _behind_scheme),
@@ -223,16 +220,9 @@ SHAPES = (
     Shape((), _TABLE, _in_table),
     Shape(("('", '("', "['", '["'), _IN_BRACKETS, _in_brackets),
     Shape((".login(",), _SMTP, _value_only),
-    Shape(("username",), _KAGGLE, _value_only),
     Shape(("input_value=",), _VALIDATED),
     Shape(("=",), _TUPLE, _in_tuple),
     Shape(("</",), _TAG),
-    Shape(("env", "set"), _SHELL),
     Shape((), _LONG_WORD, _beside_a_name),
 )
 """Where the text holds a word that names of secrets are made of."""
-LAST_SHAPES = (
-    Shape(("login",), _MACHINE, _value_only),
-    Shape(("curl",), _CURL, _value_only),
-    Shape(("login", "wandb"), rf"(?<![\w-]){HEX}+(?![\w-])", _of_wandb),
-)
