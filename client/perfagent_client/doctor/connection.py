@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from perfagent.doctor.checks import Check
 from perfagent.endpoint.addresses import is_on_this_machine
+from perfagent_client.doctor.checks import Check
 
 if TYPE_CHECKING:
     import httpx

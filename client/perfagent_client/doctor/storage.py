@@ -11,8 +11,8 @@ from pathlib import Path
 
 from perfagent.delivery.records import numbered
 from perfagent.delivery.spool import folders, owner
-from perfagent.doctor.checks import Check
 from perfagent.wire.quantities import size, some
+from perfagent_client.doctor.checks import Check
 
 __all__ = ["disk", "spool"]
 

@@ -1,7 +1,7 @@
 """Looks at what may hang or crash, torch and the GPU's driver: each in a process of its own that is ended when it takes
 too long.
 
-    python -m perfagent.doctor.probes torch|nvml        prints what it found as JSON
+    python -m perfagent_client.doctor.probes torch|nvml        prints what it found as JSON
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 def probe(what: str, within_s: float | None = None) -> dict[str, Any]:
     """What the look found; {"error": why, "reason": why} where it failed or took too long."""
     limit = WITHIN_S[what] if within_s is None else within_s
-    command = [sys.executable, "-m", "perfagent.doctor.probes", what]
+    command = [sys.executable, "-m", "perfagent_client.doctor.probes", what]
     environment = os.environ | {"PERFAGENT_DISABLED": "1"}
     try:
         done = subprocess.run(

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from perfagent import __version__
 from perfagent.agent_config import AgentConfig
 from perfagent.command_line.option_types import add_server_options
-from perfagent.doctor import connection, machine, storage
-from perfagent.doctor.checks import Check
-from perfagent.doctor.probes import has_driver, probe
 from perfagent.endpoint.local_server import data_folder, found_server, server_address, stopped_server
 from perfagent.errors import ConfigError
 from perfagent.process.variables import misspelt
+from perfagent_client.doctor import connection, machine, storage
+from perfagent_client.doctor.checks import Check
+from perfagent_client.doctor.probes import has_driver, probe
 
 __all__ = ["command", "examine"]
 

@@ -14,11 +14,11 @@ import pytest
 from ticks import tick_of
 
 from perfagent.delivery.spool import Header, Spool
-from perfagent.doctor import connection, machine, storage
-from perfagent.doctor.checks import Check
-from perfagent.doctor.connection import ServerAnswer
-from perfagent.doctor.probes import probe
 from perfagent.wire import Group
+from perfagent_client.doctor import connection, machine, storage
+from perfagent_client.doctor.checks import Check
+from perfagent_client.doctor.connection import ServerAnswer
+from perfagent_client.doctor.probes import probe
 
 CUDA = {"version": "2.13.0", "cuda": "13.0", "available": True, "devices": ["H100"]}
 GLIBC = ("glibc", "2.36")

@@ -19,8 +19,8 @@ from perfagent.cli import _main
 from perfagent.delivery import upload
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import HttpTransport, Reply
-from perfagent.sync import command
 from perfagent.wire import Group, decode
+from perfagent_client import sync
 
 pytestmark = pytest.mark.real
 
@@ -49,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands for the module `time` in what sends: a pause is over at once, and counts."""
     made = SimpleNamespace(now=1000.0)
     made.monotonic, made.sleep = lambda: made.now, lambda seconds: setattr(made, "now", made.now + seconds)
-    for module in (command, upload):
+    for module in (sync, upload):
         monkeypatch.setattr(module, "time", made)
     return made
 

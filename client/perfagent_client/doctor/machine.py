@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfagent.doctor.checks import Check
 from perfagent.process.host_allocator import reason_against
+from perfagent_client.doctor.checks import Check
 
 __all__ = ["allocator", "gpus", "python", "torch_build"]
 
