@@ -10,10 +10,10 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
+from perfagent.integrations.loggers.capture import Logs, record
 from perfagent.media import Media
 from perfagent.run import Run
 from perfagent.session import join
-from perfagent.trackers.mirrored import log_mirrored
 
 __all__ = ["PerfagentTracker"]
 
@@ -44,7 +44,7 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
         media = {name: values[name] for name, one in first.items() if isinstance(one, Media)}
         if media:
             self.tracker.log(media, step)
-        log_mirrored(values, step)
+        record(Logs(values, step, joint="/"))
 
     def finish(self) -> None:
         """Ends the run: `end_training()` calls it."""

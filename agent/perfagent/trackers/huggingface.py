@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.integrations.loggers.capture import Logs, captured
+from perfagent.boundary.guard import guarded
+from perfagent.integrations.loggers.capture import record
 from perfagent.integrations.loggers.libraries import logs_of
 from perfagent.session import current, join
 
@@ -37,7 +38,7 @@ class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
         """Names and steps are those of the mirroring: `train/loss`, `eval/loss`."""
         if current() is None:  # `evaluate()` without a training
             self._join(args, None)
-        _log(state, logs or {})
+        _record(state, logs or {})
 
     def _join(self, args: Any, model: nn.Module | None) -> None:
         name = getattr(args, "run_name", None)
@@ -45,10 +46,7 @@ class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
         join(model, **named | self._options)
 
 
-def _of_call(state: Any, logs: Mapping[str, Any]) -> list[Logs]:
-    return logs_of(state, logs)
-
-
-@captured(_of_call, wanted=True)
-def _log(state: Any, logs: Mapping[str, Any]) -> None:
-    """Writes nothing itself: `captured` has put the values into the run."""
+@guarded
+def _record(state: Any, logs: Mapping[str, Any]) -> None:
+    for one in logs_of(state, logs):
+        record(one)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.calls.arguments import as_dict
+from perfagent.integrations.loggers.capture import Logs, record
 from perfagent.integrations.loggers.settings import note
 from perfagent.media import Image, Media, Table
 from perfagent.run import Run
 from perfagent.session import current, join
-from perfagent.trackers.mirrored import log_mirrored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if _rank_zero_only.rank == 0:
             _ = self.experiment
-            log_mirrored(metrics, step)
+            record(Logs(metrics, step, joint="/"))
 
     def log_hyperparams(self, params: object, *_args: object, **_kwargs: object) -> None:
         """Beside those that the run finds in the module, which are mostly the same."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from perfagent.boundary.guard import failed, failures
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import is_tensor, read_number_later
 from perfagent.step.state import StepState, state
 
-__all__ = ["Logs", "captured"]
+__all__ = ["Logs", "captured", "record"]
 
 MAX_STEP = 2**53
 _NUMBERS = frozenset((float, int, bool))
@@ -43,18 +43,15 @@ _inside: dict[int, Sequence[Logs]] = {}
 """Thread -> what was given to the outermost logger's call that runs on it."""
 
 
-def captured(
-    read: Callable[..., Sequence[Logs]], *, wanted: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step. wanted:
-    also where what is logged elsewhere stays out, for the function writes into the run itself."""
+def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step."""
     reading = f"{read.__module__}.{read.__qualname__}"
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def log(*args: Any, **kwargs: Any) -> Any:
             p = state.current
-            if p is None or not (p.logs.captures or wanted) or p.off or reading in failures:
+            if p is None or not p.logs.captures or p.off or reading in failures:
                 return original(*args, **kwargs)
             me = get_ident()
             outer = _inside.get(me)
@@ -81,6 +78,14 @@ def captured(
         return log
 
     return watch
+
+
+@guarded
+def record(logs: Logs) -> None:
+    """For a logger of ours: writes what it was given into the run, also where the other loggers stay out."""
+    p = state.current
+    if p is not None and not p.off:
+        _take(p, logs, _inside.get(get_ident()))
 
 
 def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
