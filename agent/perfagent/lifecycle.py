@@ -30,7 +30,6 @@ from perfagent.hooks.selection.joint_step import JointStep
 from perfagent.hooks.selection.optimizers import OptimizerSelection
 from perfagent.hooks.trained import Trained
 from perfagent.identity import Identity
-from perfagent.identity.naming import default_name
 from perfagent.measure.gradient_schedule import GradientSchedule
 from perfagent.measure.step_witness import StepWitness
 from perfagent.media.outbox import Outbox
@@ -282,11 +281,7 @@ class Lifecycle:
             self._sender.events.rotate(1)
 
     def _default_name(self) -> str | None:
-        """The default name of a run with a random id; None if the id was chosen. Only rank 0 sends it."""
-        run, drawn = self._identity.run, self.settings.run_id is None
-        if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
-            return None
-        return default_name(run)
+        return self._identity.default_name(self.settings.run_id)
 
     def take_up(
         self,
