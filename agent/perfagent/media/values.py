@@ -150,15 +150,10 @@ class Audio(Media):
     kind = "audio"
 
     def __init__(
-        self,
-        data: Any = None,
-        sample_rate_hz: int | None = None,
-        caption: str | None = None,
-        *,
-        sample_rate: int | None = None,
-        **foreign: Any,
+        self, data: Any = None, sample_rate_hz: int | None = None, caption: str | None = None, **foreign: Any
     ) -> None:
-        self._sample_rate_hz = sample_rate if sample_rate_hz is None else sample_rate_hz
+        rate = foreign.pop("sample_rate", None)  # as W&B and trackio call it
+        self._sample_rate_hz = rate if sample_rate_hz is None else sample_rate_hz
         super().__init__(data, caption, foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
@@ -267,20 +262,13 @@ class Histogram(Media):
     """How numbers are distributed, such as the weights of a layer. Of more than 2**20 numbers, evenly spaced ones are looked
     at.
 
-    values: an array or tensor of any shape. num_bins: bins, as W&B calls them.
+    values: an array or tensor of any shape.
     """
 
     kind = "histogram"
 
-    def __init__(
-        self,
-        values: Any = None,
-        bins: int = 64,
-        caption: str | None = None,
-        *,
-        num_bins: int | None = None,
-        **foreign: Any,
-    ) -> None:
+    def __init__(self, values: Any = None, bins: int = 64, caption: str | None = None, **foreign: Any) -> None:
+        num_bins = foreign.pop("num_bins", None)  # as W&B calls them
         self._bins = bins if num_bins is None else num_bins
         super().__init__(values, caption, foreign)
 
