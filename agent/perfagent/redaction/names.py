@@ -29,6 +29,7 @@ _KINDS = {
     "key": r"apikey|(?:private|api|access|admin|account|shared|signing|encryption|master|ssh|service|deploy|subscription"
     r"|storage|consumer|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
     r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram|pagerduty|integration)[._ -]?key",
+    "x-": r"^x-[a-z-]{0,60}(?:key|token)$",
     "auth": r"authoriz|auth(?!or|enticated)",
     "cookie": r"(?<![a-z])cookie",
     "session": r"session[._ -]?(?:id|key|token)",

@@ -22,7 +22,7 @@ def _value_only(match: re.Match[str]) -> str:
 
 def _under_name(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"].strip("'\"` ")
-    hidden = secret_key(name) and HIDDEN not in value and value and not may_stay(name, value)
+    hidden = secret_key(name) and value and not value.startswith(HIDDEN) and not may_stay(name, value)
     return _value_only(match) if hidden else match[0]
 
 
@@ -46,8 +46,8 @@ _TOKEN_IN_ADDRESS = rf"(?:(?<![a-zA-Z0-9.-])https?://(?!git@)(?=[^\s/@:?&=#'\"]{
 _QUERY = r"[?&](?i:sig|(?:q-)?signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=(?P<value>[^&\s'\"]+)"
 _HEADERS = r"(?i:(?:proxy-)?authorization|x-[a-z-]{0,60}(?:key|token)|(?:set-)?cookie)"
 _HEADER = (
-    rf"(?:(?P<name>{_HEADERS})['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{{0,2}}['\"])?|(?<=\x1f)(?P<listed>{_HEADERS})\x1f)"
-    r"(?P<value>Digest [^\n\x1f]+|[^\n'\"\x1f]+)"
+    rf"(?P<name>(?<=\x1f){_HEADERS}(?=\x1f)|{_HEADERS}(?!\x1f[^:=]))"
+    r"(?:['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{0,2}['\"])?|\x1f)(?P<value>Digest [^\n\x1f]+|[^\n'\"\x1f]+)"
 )
 _BEARER = r"(?i)\b(?P<kind>bearer|basic|token)[^\S\x1f]+(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
 _MACHINE = r"\blogin\s+\S+\s+password\s+(?P<value>\S+)"
@@ -116,15 +116,6 @@ def _line(match: re.Match[str], before: int, after: int) -> tuple[str, str]:
     """What stands before and behind it in its line, so many characters at most."""
     text, begin, end = match.string, max(0, match.start() - before), match.end() + after
     return text[begin : match.start()].rpartition("\n")[2], text[match.end() : end].partition("\n")[0]
-
-
-def _in_header(match: re.Match[str]) -> str:
-    value = match["value"].strip()
-    return (
-        match[0]
-        if not value or may_stay(match["name"] or match["listed"], value) or value.startswith(HIDDEN)
-        else _value_only(match)
-    )
 
 
 def _in_sentence(match: re.Match[str]) -> str:
@@ -209,7 +200,7 @@ FIRST_SHAPES = (
     Shape(("?", "&"), _QUERY, _value_only),
     Shape(("-p", "-a "), _OF_A_PROGRAM, _value_only),
     Shape(("-p",), _SHORT, _short),
-    Shape(("authorization", "cookie", "x-"), _HEADER, _in_header),
+    Shape(("authorization", "cookie", "x-"), _HEADER),
     Shape(("login",), _MACHINE, _value_only),
     Shape(("curl",), _CURL, _value_only),
     Shape(("login", "wandb", "username"), rf"(?<![\w-]){HEX}+(?![\w-])", _beside_login),
