@@ -73,11 +73,11 @@ _TABLE = (
 )
 """`  api_key ........ X` as Megatron prints its arguments, `| api_key | X |`, and columns of any other width."""
 _IN_BRACKETS = (
-    r"(?:\(|\[(?:(?<=[(\[]\[)|(?<=\],\[)|(?<=\],\s\[)))(?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote),\s{0,20}[rbf]?"
-    rf"(?P<value>{_QUOTED})(?=\s{{0,5}}[)\]])"
+    r"(?:\(|\[(?:(?<=[(\[]\[)|(?<=\],\[)|(?<=\],\s\[)))(?P<quote>['\"])(?!(?i:token|pass)['\"])(?P<name>[\w.-]{2,100})"
+    rf"(?P=quote),\s{{0,20}}[rbf]?(?P<value>{_QUOTED})(?=\s{{0,5}}[)\]])"
 )
 """`os.environ.setdefault("HF_TOKEN", "X")`, `[('password', 'X')]` and `[['user', 'me'], ['password', 'X']]`, as lists of
-pairs are printed; `['password', 'host']` alone is a list of names."""
+pairs are printed; `['password', 'host']` alone is a list of names. Tokenizers and their tests pair tokens with words."""
 _TUPLE = (
     r"(?<![^\n\x1f])[ \t]{0,40}+(?P<name>[A-Za-z_]\w{0,50}(?:[ \t]{0,3},[ \t]{0,3}[A-Za-z_]\w{0,50}){1,5})[ \t]{0,3}=[ \t]{0,3}"
     r"(?P<value>[^\n=]*?['\"][^\n]*)"
@@ -142,11 +142,6 @@ def _in_table(match: re.Match[str]) -> str:
     return _under_name(match)
 
 
-def _in_brackets(match: re.Match[str]) -> str:
-    """Not of tokens, which tokenizers and their tests pair with words."""
-    return match[0] if match["name"].lower() in ("token", "pass") else _under_name(match)
-
-
 def _in_tuple(match: re.Match[str]) -> str:
     names, values = match["name"].split(","), match["value"].split(",")
     if len(names) != len(values):
@@ -209,7 +204,7 @@ SHAPES = (
     Shape(("bearer", "basic", "token "), _BEARER, _behind_scheme),
     Shape(_OF_SENTENCES, _SENTENCE, _in_sentence),
     Shape((), _TABLE, _in_table),
-    Shape(("('", '("', "['", '["'), _IN_BRACKETS, _in_brackets),
+    Shape(("('", '("', "['", '["'), _IN_BRACKETS),
     Shape((".login(",), _SMTP, _value_only),
     Shape(("input_value=",), _VALIDATED),
     Shape(("=",), _TUPLE, _in_tuple),
