@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker", "install"]
 
 _ADAPTERS = {
+    "bitsandbytes.backends.default.ops": "bitsandbytes",
     "deepspeed.runtime.engine": "deepspeed",
     "lightning.pytorch.strategies.strategy": "lightning",
     "pytorch_lightning.strategies.strategy": "lightning",

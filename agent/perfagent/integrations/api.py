@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from perfagent.boundary.call_watch import Watch, after, before
+from perfagent.boundary.compiled import ignore_backends
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
     from perfagent.device.backends import Event
 
 __all__ = [
-    "Function", "OpenPass", "OpenStep", "Watch", "WatchedModel", "add_norm", "after", "are_gradients_due", "backward", "before",
-    "begin_clipping", "begin_step",
-    "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
-    "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "own_count", "primary_optimizer",
-    "resumed_after", "scaled_loss", "silent_hooks", "stop_due", "trains", "unwatched", "watch_clear", "watch_environment",
-    "watch_generation", "watch_phase", "watch_save", "watch_whole_step", "world_size",
+    "Function", "OpenPass", "OpenStep", "Watch", "WatchedModel", "add_norm", "after", "are_gradients_due", "backward",
+    "before", "begin_clipping", "begin_step", "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step",
+    "ignore_backends", "instances_of", "is_active", "is_training_thread", "loss", "measure_shards", "number",
+    "numbers_trained", "own_count", "primary_optimizer", "resumed_after", "scaled_loss", "silent_hooks", "stop_due",
+    "trains", "unwatched", "watch_clear", "watch_environment", "watch_generation", "watch_phase", "watch_save",
+    "watch_whole_step", "world_size",
 ]  # fmt: skip
 
 

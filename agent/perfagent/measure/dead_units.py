@@ -20,9 +20,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from perfagent.boundary.compiled import compiled
 from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, is_captured, read_later
-from perfagent.measure.compiled import compiled
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn

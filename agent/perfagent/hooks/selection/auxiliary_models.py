@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.call_slot import CALL, CallSlot, anything_compiled, copy_that_calls
+from perfagent.boundary.call_slot import CALL, CallSlot, copy_that_calls
 from perfagent.boundary.call_watch import replace
+from perfagent.boundary.compiled import compiled
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.evaluation import evaluated, interrupted
@@ -53,12 +54,10 @@ class AuxiliaryModelFinder:
             self._stop()
             self._watch()
             return False
-        if self._off or self._root() is None:
+        if self._off or self._root() is None or compiled():
             return False
-        compiled = anything_compiled()
-        if compiled is False:
-            self._search()
-        return not compiled
+        self._search()
+        return True
 
     def remove(self) -> None:
         self._off = True
@@ -106,7 +105,7 @@ class AuxiliaryModelFinder:
     def _watch(self) -> None:
         root, found = self._root(), [module for one in self._found.values() if (module := one()) is not None]
         self._found = {}
-        if root is None or anything_compiled():
+        if root is None or compiled():
             return
         own, parts = set(_ids(root, "parameters")), set(_ids(root, "modules"))
         inner = {part for module in found for part in _ids(module, "modules") if part != id(module)}

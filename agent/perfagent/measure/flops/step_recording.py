@@ -9,10 +9,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from perfagent.boundary.call_watch import replace
+from perfagent.boundary.compiled import compiled
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed
 from perfagent.device import accelerator
-from perfagent.measure.compiled import compiled
 from perfagent.measure.flops.op_reading import Convolution, Operators, Results, in_graph
 from perfagent.measure.flops.op_recorder import Recording
 from perfagent.measure.step_task import StepTask

@@ -26,9 +26,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perfagent.boundary.compiled import compiled
 from perfagent.device import accelerator
 from perfagent.measure.batches.size import Inputs, inputs
-from perfagent.measure.compiled import compiled
 from perfagent.measure.flops.op import Op, Shape, Shapes
 from perfagent.measure.flops.step_recording import FlopCount, Size
 from perfagent.probes.flops.device_peaks import peak_flops

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 
 import pytest
@@ -10,7 +9,8 @@ import torch
 from torch import nn
 from torch_versions import since_torch
 
-from perfagent.measure.compiled import compiled
+from perfagent.boundary.compiled import compiled
+from perfagent.integrations import bitsandbytes
 from perfagent.measure.dead_units import activations_of
 
 pytestmark = [
@@ -33,12 +33,12 @@ def falling_back(function, **options):
 
 
 @pytest.fixture
-def library(monkeypatch):
-    """A module that compiles two functions when it is imported."""
+def library():
+    """A module that compiled two functions when it was imported."""
     module = types.ModuleType("bitsandbytes.backends.default.ops")
     module.first = falling_back(lambda x: x + 1, dynamic=False)
     module.second = torch.compile(lambda x: x * 2)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    bitsandbytes.install(module, None)
     return module
 
 
