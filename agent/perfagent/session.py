@@ -22,6 +22,7 @@ from perfagent.calls.arguments import as_dict, as_tags, check_arguments
 from perfagent.calls.other_trackers import options_of_init, say_once
 from perfagent.calls.wrong_calls import checked
 from perfagent.errors import ConfigError
+from perfagent.integrations.hydra import is_next_job
 from perfagent.integrations.process_pools import end_with_task
 from perfagent.process import launch_options as launched
 from perfagent.process.exit_reason import Leaving, cause, handled
@@ -40,8 +41,6 @@ _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain
 Python."""
 _resumed: tuple[str | None, int] | None = None
-_job: int | None = None
-"""The newest of Hydra's jobs that attached."""
 _leaving = Leaving(
     lambda: 0 if _current is None else max(_current._progress.done_at(), _current._given_step),
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
@@ -100,7 +99,7 @@ def attach(
     if silent_one is not None:
         return silent_one
     run = current()
-    job = _is_hydras_next_job(run_id)
+    job = is_next_job() and not _is_given(run_id)  # with an id that was given all jobs are that run
     run_id, start_step = _where_resumed(run_id, start_step)
     options = launched.current or launched.NONE  # what `perfagent run` was given stands where the script says nothing
     if (
@@ -262,18 +261,8 @@ def silent(config: dict[str, Any], tags: list[str]) -> Run:
     return Run(settings, name=None, config=config, tags=tags, group=None, start_step=None)
 
 
-def _is_hydras_next_job(run_id: str | None) -> bool:
-    """True if Hydra's --multirun has begun its next job in this process. With an id that was given all are that run."""
-    global _job
-    before = _job
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    if hydra is None:
-        return False
-    with contextlib.suppress(Exception):  # outside of a job, where there is one only, or in another version
-        _job = int(hydra.HydraConfig.get().job.num)
-    launch = launched.current
-    given = run_id or os.environ.get("PERFAGENT_RUN_ID") or (launch is not None and launch.run_id)
-    return not given and None not in (before, _job) and before != _job
+def _is_given(run_id: str | None) -> bool:
+    return bool(run_id or os.environ.get("PERFAGENT_RUN_ID") or (launched.current or launched.NONE).run_id)
 
 
 def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:

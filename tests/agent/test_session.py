@@ -286,7 +286,6 @@ def test_each_job_of_hydras_multirun_is_a_run(tmp_path, monkeypatch):
     """Its basic launcher does them one after the other in one process."""
     hydra = SimpleNamespace(HydraConfig=SimpleNamespace())  # as much of Hydra as there is to ask
     monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", hydra)
-    monkeypatch.setattr(session, "_job", None)
     ids = []
     for job in ("???", 0, 0, 1, "???", 2):
         hydra.HydraConfig.get = lambda job=job: SimpleNamespace(job=SimpleNamespace(num=job))
