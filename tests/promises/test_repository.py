@@ -8,6 +8,7 @@ import io
 import pathlib
 import re
 import tokenize
+from collections.abc import Iterator
 
 import pytest
 from documents import ROOT, tracked_files
@@ -79,6 +80,47 @@ def test_gradients_are_read_on_the_training_thread_only() -> None:
     files = [path for path in sources("agent") if path.is_relative_to(agent)]
     found = {str(path.relative_to(agent)) for path in files if reads.search(code_of(path))}
     assert found <= on_the_training_thread
+
+
+LIBRARIES = re.compile(
+    "(?<![a-z])(absl|accelerate|apex|attrs|bitsandbytes|click|colossalai|dali|datasets|deepspeed|diffusers|fairscale|fastai|"
+    "flash_attn|gym|gymnasium|hf|horovod|huggingface|hydra|ignite|lightning|megatron|mlflow|monai|omegaconf|peft|poutyne|pyg|"
+    "pydantic|ray|safetensors|skorch|stable_baselines3|tensordict|timm|tokenizers|torch_geometric|torch_sparse|torchao|trackio|"
+    "transformers|trl|typer|ultralytics|wandb|webdataset|xformers|"
+    "forward_module|num_graphs|PretrainedConfig|ReLUSquaredActivation)(?![a-z])",  # and names of theirs that do not say whose
+    re.IGNORECASE,
+)
+MAY_NAME_LIBRARIES = {
+    "libraries.py": "is the table of their names",
+    "redaction/names.py": "knows what secrets are called, those of services among them",
+    "redaction/shapes.py": "likewise, around a key in a text",
+    "redaction/structure.py": "likewise, around a key in a dict",
+    "redaction/values.py": "knows how the keys of services begin",
+    "wire/configuration.py": "has the keys under which the configuration is sent",
+}
+
+
+def test_libraries_are_named_in_integrations_only() -> None:
+    agent = ROOT / "agent/perfagent"
+    naming: dict[str, set[str]] = {}
+    for path in sources("agent"):
+        if path.is_relative_to(agent) and path.relative_to(agent).parts[0] not in ("integrations", "trackers"):
+            own = re.sub(r"perfagent[\w.]*", "", " ".join(strings_and_imports(path)))
+            if found := set(LIBRARIES.findall(own)):
+                naming[str(path.relative_to(agent))] = found
+    assert naming.keys() == MAY_NAME_LIBRARIES.keys(), naming
+
+
+def strings_and_imports(path: pathlib.Path) -> Iterator[str]:
+    """What the code of a file says in strings that are no docstrings, and which modules it imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
+                yield child.value
 
 
 def code_of(path: pathlib.Path) -> str:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from perfagent.context.environment import environment as variables
 from perfagent.context.environment import packages
 from perfagent.context.hyperparameters import Hyperparameters
-from perfagent.integrations.configurations import OF_A_MODEL
 from perfagent.integrations.techniques import elements, of_model, of_process
+from perfagent.libraries import MODEL_CONFIGURATIONS
 from perfagent.redaction import Versions, redacted
 
 if TYPE_CHECKING:
@@ -179,5 +179,5 @@ def _of_model(model: nn.Module) -> dict[str, object]:
         facts["parameters"] = sum(size for size, _ in sizes)
         facts["trainable_parameters"] = sum(size for size, trained in sizes if trained)
     configuration = inner.__dict__.get("config")
-    of_a_model = any(base.__name__ in OF_A_MODEL for base in type(configuration).__mro__)
+    of_a_model = any(base.__name__ in MODEL_CONFIGURATIONS for base in type(configuration).__mro__)
     return facts | ({"config": configuration} if of_a_model else {})

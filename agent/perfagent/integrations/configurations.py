@@ -6,10 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["CONFIGURATIONS", "OF_A_MODEL", "attributes_of", "settings_of_dataclasses"]
-
-OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
-"""Classes of configurations that belong to a model and are reported with it."""
+__all__ = ["CONFIGURATIONS", "attributes_of", "settings_of_dataclasses"]
 
 
 def attributes_of(value: object) -> Mapping[str, Any]:

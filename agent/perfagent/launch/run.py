@@ -17,6 +17,7 @@ from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
+from perfagent.libraries import WORKERS_HAVE
 from perfagent.process.launch_options import VARIABLE, LaunchOptions, Start
 
 __all__ = ["command", "start"]
@@ -69,7 +70,8 @@ def start(words: list[str], options: LaunchOptions) -> NoReturn:
     config = AgentConfig.from_env(project=options.project, record=options.record, run_id=options.run_id)
     if config.disabled:
         os.execv(sys.executable, [sys.executable, *flags, *words])  # noqa: S606 - what the user asked for
-    launcher = options.launcher = is_launcher(words)
+    launcher = is_launcher(words)
+    options.workers_have = ("LOCAL_RANK", *WORKERS_HAVE) if launcher else ()
     identity = Identity.from_environment(config, name=options.name, meet=False)
     if identity.world_size == 1 and not launcher:
         options.start = Start(identity.run, identity.attempt, identity.source)

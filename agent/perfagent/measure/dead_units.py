@@ -23,13 +23,14 @@ from weakref import WeakKeyDictionary
 from perfagent.boundary.compiled import compiled
 from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, is_captured, read_later
+from perfagent.libraries import RECTIFIERS
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
 
-KINDS = frozenset(("ReLU", "ReLU6", "ReLUSquaredActivation"))
+KINDS = frozenset(("ReLU", "ReLU6", *RECTIFIERS))
 """Activations that are zero when off, and never negative."""
 MOST_MODULES = 64
 _MOST_NUMBERS = 2**22

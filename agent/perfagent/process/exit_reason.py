@@ -22,6 +22,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+from perfagent.libraries import EXITS
+
 __all__ = [
     "Cause",
     "Facts",
@@ -227,7 +229,7 @@ def handled(error: SystemExit) -> BaseException | None:
         context = link.__context__
         if context is None or isinstance(context, GeneratorExit) or not _is_near(link, context):
             break
-        if not (isinstance(context, SystemExit) or type(context).__name__ == "Exit"):
+        if not (isinstance(context, SystemExit) or type(context).__name__ in EXITS):
             return context
         link = context
     return None

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_WORKERS_HAVE = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
-"""Variables that a launcher sets for the workers it starts: accelerate sets no rank where it starts only one."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -29,10 +27,11 @@ def _arm() -> None:
 
     launch = json.loads(text)
     mine = launch["pid"] == os.getpid()
-    if mine and launch["launcher"]:
+    launcher = launch["workers_have"]
+    if mine and launcher:
         return  # torchrun itself is not monitored; its workers find the hook in the environment that they inherit
-    worker = launch["launcher"] and any(name in os.environ for name in _WORKERS_HAVE) and _descends_from(launch["pid"])
-    if launch["launcher"] and not worker:
+    worker = any(name in os.environ for name in launcher) and _descends_from(launch["pid"])
+    if launcher and not worker:
         return
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)

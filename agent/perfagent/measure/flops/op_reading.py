@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from perfagent.libraries import COUNTLESS_OPERATORS
 from perfagent.measure.flops.op import CONVOLUTIONS, GRADIENTS, PRODUCTS, Op, Shape, Shapes
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ Results = dict[Shapes, Counter[tuple[Shape, bool | None]]]
 that is not known."""
 _UNKNOWN = re.compile(
     r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft|_sparse_\w*mm|_cslt_sparse_mm|sparse_sampled)\w*"
-    r"|(torch_attn|flash_attn\w*|xformers\w*)::.*|torch_sparse::spmm\w*|pyg::\w+_matmul\w*"
+    rf"|torch_attn::.*|{COUNTLESS_OPERATORS}"
 )
 _OF_SPARSE = frozenset(("aten::_nnz", "aten::_sparse_addmm"))
 """Operators that a product with a sparse matrix calls: its cost follows from the number of values, not from its shape.

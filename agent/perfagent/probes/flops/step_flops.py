@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from perfagent.boundary.compiled import compiled
 from perfagent.device import accelerator
+from perfagent.libraries import precision
 from perfagent.measure.batches.size import Inputs, inputs
 from perfagent.measure.flops.op import Op, Shape, Shapes
 from perfagent.measure.flops.step_recording import FlopCount, Size
@@ -205,11 +206,10 @@ def _counted(look: FlopCount) -> Counted:
 
 
 def _type_of(model: nn.Module | None) -> str:
-    """Returns the dtype of most of the model's numbers, or that of Accelerate's or FSDP2's mixed precision."""
-    shared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", {})
-    mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(shared.get("_mixed_precision", "")))
-    if mixed is not None or model is None:
-        return mixed or ""
+    """Returns the dtype of most of the model's numbers, or that of a library's or FSDP2's mixed precision."""
+    mixed = precision()
+    if mixed or model is None:
+        return mixed
     sizes: Counter[torch.dtype] = Counter()
     for module in model.modules():
         asked = getattr(type(module), "_get_fsdp_state", None)  # FSDP2 casts the parameters that it gathers
