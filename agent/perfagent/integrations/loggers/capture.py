@@ -22,6 +22,7 @@ from perfagent.step.state import StepState, state
 __all__ = ["Logs", "captured", "record"]
 
 MAX_STEP = 2**53
+_NUMBERS = frozenset((float, int, bool))
 _JOINTS = ("/", "_", ".", "-")
 
 
@@ -87,8 +88,10 @@ def record(logs: Logs) -> None:
 
 
 def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
-    metrics = dict(_scalars(logs.values, logs.joint))
-    read_all_later(metrics)
+    metrics = dict(logs.values)
+    if not _NUMBERS.issuperset(map(type, metrics.values())):
+        metrics = dict(_scalars(metrics, logs.joint))
+        read_all_later(metrics)
     if outer is not None:
         metrics = {name: value for name, value in metrics.items() if not _is_forwarded(name, value, outer)}
     if metrics:
@@ -98,14 +101,13 @@ def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
 def _scalars(values: Mapping[str, object], joint: str) -> Iterator[tuple[str, Any]]:
     """What may be a number. An array of another library the sender's thread reads, and may wait for its device."""
     for name, value in values.items():
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float)) or (is_tensor(value) and value.numel() == 1):
             yield name, value
         elif isinstance(value, Mapping):
             yield from ((f"{name}{joint}{inner}", one) for inner, one in _scalars(value, joint) if joint)
-        elif type(value).__module__ == "numpy":
-            if getattr(value, "size", 0) == 1:
-                yield name, value.item()  # type: ignore[attr-defined] # now: an array may be changed in place
-        elif value.numel() == 1 if is_tensor(value) else getattr(value, "shape", None) == ():
+        elif type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
+            yield name, value.item()  # type: ignore[attr-defined] # now: an array may be changed in place
+        elif getattr(value, "shape", None) == ():
             yield name, value
 
 
@@ -127,10 +129,11 @@ def _differ(a: object, b: object) -> bool:
 
 def _whole(step: Any) -> int | None:
     """A step that a run can have, where one is named that can be read without waiting for a device."""
-    if isinstance(step, (str, bytes)) or (is_tensor(step) and not step.is_cpu):
-        return None
-    try:
-        whole = int(step)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return max(0, whole) if whole <= MAX_STEP else None
+    if type(step) is not int:
+        if isinstance(step, (str, bytes)) or (is_tensor(step) and not step.is_cpu):
+            return None
+        try:
+            step = int(step)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return max(0, step) if step <= MAX_STEP else None
