@@ -8,17 +8,14 @@ from __future__ import annotations
 import sys
 
 from perfagent.boundary.guard import guarded
-from perfagent.boundary.import_hooks import Once, is_executing
+from perfagent.boundary.import_hooks import when_imported
 
 __all__ = ["register"]
 
 
 def register() -> None:
     for module, fill in _TABLES.items():
-        if module in sys.modules and not is_executing(module):
-            fill()
-        else:
-            sys.meta_path.insert(0, Once(module, fill))
+        when_imported(module, fill)
 
 
 @guarded
