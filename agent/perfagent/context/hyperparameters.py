@@ -25,7 +25,7 @@ from typing import Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.causes.variables import variables_of
-from perfagent.integrations.configurations import CONFIGURATIONS, settings_of_dataclasses
+from perfagent.integrations.configurations import configuration_in, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable
 from perfagent.libraries import FIELDS, MODEL_CONFIGURATIONS
@@ -82,12 +82,10 @@ class Hyperparameters:
         for base in kind.__mro__[:-1]:
             if base.__name__ in MODEL_CONFIGURATIONS:
                 return
-            take = CONFIGURATIONS.get(base.__name__)
-            if take is not None and base.__module__.partition(".")[0] in take[0]:
-                settings = take[2](value)
-                settings = _settings(settings) if type(settings) is dict else settings
-                if take[1] != "argparse" or script:
-                    self._keep(take[1], settings)
+            if (found := configuration_in(value, base)) is not None:
+                source, settings = found
+                if source != "argparse" or script:
+                    self._keep(source, _settings(settings) if type(settings) is dict else settings)
                 return
         if script:
             self.techniques |= of_variable(name, value)
