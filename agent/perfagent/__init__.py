@@ -12,8 +12,6 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.libraries import TRAINERS as _TRAINERS
-
 if TYPE_CHECKING:
     from perfagent.errors import CheckpointError as CheckpointError
     from perfagent.errors import ConfigError as ConfigError
@@ -170,6 +168,7 @@ def _register() -> None:
     importlib.import_module("perfagent.trackers.registry").register()
 
 
+_TRAINERS = ("accelerate", "transformers")
 if any(trainer in sys.modules for trainer in _TRAINERS):
     _register()
 else:

@@ -11,11 +11,9 @@ from typing import Any
 
 __all__ = [
     "BATCHES_OF_GRAPHS", "COUNTLESS_OPERATORS", "ENVIRONMENT", "EXITS", "FIELDS", "LAUNCHERS", "MODEL_CONFIGURATIONS",
-    "RECTIFIERS", "TENSOR_DICTS", "TRAINERS", "WORKERS_HAVE", "WRAPPERS", "precision", "unresolved",
+    "RECTIFIERS", "TENSOR_DICTS", "WORKERS_HAVE", "WRAPPERS", "precision", "unresolved",
 ]  # fmt: skip
 
-TRAINERS = ("accelerate", "transformers")
-"""Those that know a logger by its name."""
 LAUNCHERS = (
     "accelerate launch", "accelerate-launch", "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner",
 )  # fmt: skip

@@ -91,6 +91,7 @@ LIBRARIES = re.compile(
     re.IGNORECASE,
 )
 MAY_NAME_LIBRARIES = {
+    "__init__.py": "waits for two trainers, and must load nothing, not even the table",
     "libraries.py": "is the table of their names",
     "redaction/names.py": "knows what secrets are called, those of services among them",
     "redaction/shapes.py": "likewise, around a key in a text",
