@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -14,26 +14,22 @@ __all__ = ["install"]
 
 
 def install(library: ModuleType, _patch: object) -> None:
-    """library: bitsandbytes.backends.default.ops."""
+    """library: bitsandbytes.backends.default.ops. What torch.compile made, and what calls that, has a closure which holds
+    the compile context, which holds the backend."""
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if hasattr(dynamo, "innermost_backend"):
-        api.ignore_backends(_backends_in(library, dynamo))
-
-
-def _backends_in(library: ModuleType, dynamo: Any) -> Iterator[object]:
-    """Yields the compiler backends behind functions that torch.compile made, or that these functions call. A compiled
-    function is a wrapper whose closure holds the compile context, which holds the backend."""
+    if not hasattr(dynamo, "innermost_backend"):
+        return
+    held = [*_held(vars(library).values())]
+    contexts = [one for one in [*held, *_held(held)] if isinstance(one, dynamo._TorchDynamoContext)]
+    backends = [dynamo.innermost_backend(context.callback) for context in contexts]
+    # other backends are shared by all who request the compiler by that name
     own = getattr(sys.modules["torch"], "_TorchCompileInductorWrapper", ())
-    functions = [one for one in vars(library).values() if isinstance(one, FunctionType)]
-    held = [*functions, *(one for function in functions for one in _held(function) if isinstance(one, FunctionType))]
-    for context in (one for function in held for one in _held(function)):
-        if isinstance(context, dynamo._TorchDynamoContext):
-            backend = dynamo.innermost_backend(context.callback)
-            if isinstance(backend, own):  # other backends are shared by all who request the compiler by that name
-                yield backend
+    api.ignore_backends(backend for backend in backends if isinstance(backend, own))
 
 
-def _held(function: FunctionType) -> Iterator[object]:
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield cell.cell_contents
+def _held(values: Iterable[object]) -> Iterator[object]:
+    """What the closures of the functions among these hold."""
+    for value in values:
+        for cell in (value.__closure__ or ()) if isinstance(value, FunctionType) else ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield cell.cell_contents
