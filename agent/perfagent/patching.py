@@ -69,7 +69,6 @@ def install() -> bool:
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
     grad_clipping.install(_patch)
     graph_replays.install(_patch)
-    keep_out_of_frames()
     functions.install(_patch, when_imported)
     compile_time.install(when_imported)
     _undo.append(compile_time.remove)
@@ -111,6 +110,7 @@ def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> Non
     original, watched = _patch_of(getattr(owner, name), watch, traced=traced)
     inherited = name not in getattr(owner, "__dict__", (name,))  # a closure's cell has only its contents
     setattr(owner, name, watched)
+    keep_out_of_frames()
 
     def undo() -> None:
         if getattr(owner, name) is not watched:

@@ -17,7 +17,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ def install(patch: Patch, when_imported: WhenImported) -> None:
 
         def adapt(library: str = library, name: str = name) -> None:
             importlib.import_module(f"{__name__}.{name}").install(sys.modules[library], patch)
-            keep_out_of_frames()
 
         when_imported(library, adapt)
 

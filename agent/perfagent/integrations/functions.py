@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
@@ -66,12 +65,8 @@ afterward. Their steps are not the training's, and their loss diverges on purpos
 
 
 def _hide(original: Function) -> Function:
-    @functools.wraps(original)
-    def search(*args: Any, **kwargs: Any) -> Any:
-        with api.unwatched():
-            return original(*args, **kwargs)
-
-    return search
+    hidden: Function = api.unwatched()(original)
+    return hidden
 
 
 def _clip_of_fsdp1(original: Function) -> Function:
@@ -80,7 +75,7 @@ def _clip_of_fsdp1(original: Function) -> Function:
 
     @functools.wraps(original)
     def clip_grad_norm_(model: torch.nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        clip = api.begin_clipping(model.parameters()) if api.is_training_thread() else None
+        clip = api.begin_clipping(model.parameters())
         total: torch.Tensor = original(model, max_norm, norm_type)
         if norm_type == 2.0:
             api.end_clipping(clip, total)
@@ -131,7 +126,6 @@ def install(patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS)
         def replace(module: str = module, watches: list[tuple[str, Watch]] = watches) -> None:
             for name, watch in watches:
                 _replace(sys.modules[module], name, watch, patch)
-            keep_out_of_frames()
 
         when_imported(module, replace)
 
