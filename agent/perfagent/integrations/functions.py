@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -116,25 +115,20 @@ FUNCTIONS: Table = (
 
 def install(patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS) -> None:
     """Watches the modules that are imported now, and the others once they are."""
-    by_module: dict[str, list[tuple[str, Watch]]] = defaultdict(list)
     for watch, functions in table:
         for module, names in functions.items():
             for package in {module, module.replace("lightning.pytorch", "pytorch_lightning")}:  # its older name
-                by_module[package] += [(name, watch) for name in names]
-    for module, watches in by_module.items():
 
-        def replace(module: str = module, watches: list[tuple[str, Watch]] = watches) -> None:
-            for name, watch in watches:
-                _replace(sys.modules[module], name, watch, patch)
+                def replace(package: str = package, names: Iterable[str] = names, watch: Watch = watch) -> None:
+                    _replace(sys.modules[package], names, watch, patch)
 
-        when_imported(module, replace)
+                when_imported(package, replace)
 
 
-def _replace(module: ModuleType, name: str, watch: Watch, patch: Patch) -> None:
+def _replace(module: ModuleType, names: Iterable[str], watch: Watch, patch: Patch) -> None:
     """Skips functions that a version does not have."""
-    owner: object = module
-    *classes, attribute = name.split(".")
-    for one in classes:
-        owner = getattr(owner, one, None)
-    if hasattr(owner, attribute):
-        patch(owner, attribute, watch)
+    for name in names:
+        kind, _, attribute = name.rpartition(".")
+        owner = getattr(module, kind, None) if kind else module
+        if hasattr(owner, attribute):
+            patch(owner, attribute, watch)
