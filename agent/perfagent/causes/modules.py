@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from perfagent.boundary.compiled import compiled
+from perfagent.boundary.dynamo import compiled
 from perfagent.boundary.guard import guarded
 from perfagent.causes.batch import Fingerprint, can_be_counted, count_nonfinite
 from perfagent.device import Reading, is_captured, read_later

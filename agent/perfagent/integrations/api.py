@@ -12,8 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.boundary.call_watch import Watch, after, before
-from perfagent.boundary.compiled import ignore_backends
-from perfagent.boundary.dynamo import Function
+from perfagent.boundary.dynamo import Function, ignore_backends
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, read_number_later

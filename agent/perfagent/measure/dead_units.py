@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from perfagent.boundary.compiled import compiled
+from perfagent.boundary.dynamo import compiled
 from perfagent.boundary.guard import guarded
 from perfagent.device import Reading, is_captured, read_later
 from perfagent.libraries import RECTIFIERS

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch_versions import since_torch
 
-from perfagent.boundary.compiled import compiled
+from perfagent.boundary.dynamo import compiled
 from perfagent.integrations import bitsandbytes
 from perfagent.measure.dead_units import activations_of
 

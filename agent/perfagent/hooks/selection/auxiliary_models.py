@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.call_slot import CALL, CallSlot, copy_that_calls
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.compiled import compiled
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import compiled, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import WatchedModel, size_of_call

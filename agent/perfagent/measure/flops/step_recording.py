@@ -9,8 +9,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.compiled import compiled
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import compiled, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed
 from perfagent.device import accelerator
 from perfagent.measure.flops.op_reading import Convolution, Operators, Results, in_graph

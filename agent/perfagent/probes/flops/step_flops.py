@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perfagent.boundary.compiled import compiled
+from perfagent.boundary.dynamo import compiled
 from perfagent.device import accelerator
 from perfagent.libraries import precision
 from perfagent.measure.batches.size import Inputs, inputs
