@@ -25,6 +25,8 @@ Functions = Mapping[str, tuple[str, ...]]
 """Module -> names of its functions, and of methods (`Class.name`)."""
 Table = Iterable[tuple["Watch", Functions]]
 
+_TWINS = {"lightning.pytorch": "pytorch_lightning", "torch.utils.tensorboard": "tensorboardX"}
+"""Packages that have modules of the same content under another name, too."""
 _SAVERS: Functions = {
     "torch": ("save",),
     # scripts that imported the outer function by name before us still call this inner function
@@ -117,7 +119,7 @@ def install(patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS)
     """Watches the modules that are imported now, and the others once they are."""
     for watch, functions in table:
         for module, names in functions.items():
-            for package in {module, module.replace("lightning.pytorch", "pytorch_lightning")}:  # its older name
+            for package in {module, *(module.replace(one, twin) for one, twin in _TWINS.items())}:
 
                 def replace(package: str = package, names: Iterable[str] = names, watch: Watch = watch) -> None:
                     _replace(sys.modules[package], names, watch, patch)

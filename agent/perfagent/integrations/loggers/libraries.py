@@ -199,15 +199,9 @@ LOGGERS: Table = (
     (_mlflow_metric, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_metric",)}),
     (_mlflow_batch, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_batch",)}),
     (_mlflow_parameter, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_param",)}),
-    *(
-        (watch, {
-            "tensorboardX.writer": (f"SummaryWriter.{name}",), "torch.utils.tensorboard.writer": (f"SummaryWriter.{name}",),
-        })
-        for name, watch in (
-            ("add_scalar", _tensorboard_scalar), ("add_scalars", _tensorboard_scalars),
-            ("add_hparams", _tensorboard_hyperparameters),
-        )
-    ),
+    (_tensorboard_scalar, {"torch.utils.tensorboard.writer": ("SummaryWriter.add_scalar",)}),
+    (_tensorboard_scalars, {"torch.utils.tensorboard.writer": ("SummaryWriter.add_scalars",)}),
+    (_tensorboard_hyperparameters, {"torch.utils.tensorboard.writer": ("SummaryWriter.add_hparams",)}),
     (_trackio, {"trackio.run": ("Run.log", "Run.finish")}),
     (_transformers, {"transformers.trainer_callback": ("CallbackHandler.on_log",)}),
     (_wandb, {"wandb.sdk.wandb_run": ("Run._log",)}),
