@@ -21,7 +21,6 @@ from perfagent.causes.stacks import frames_of
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.environment import describe
-from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.user_messages import Messages
@@ -88,18 +87,17 @@ class Lifecycle:
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
         reader = StepReader()
-        links = RunLinks(governor, reader, reader.facts)
+        links = RunLinks(governor, reader.facts, self._identity.rank)
         self._progress = StepState(self._sender.rows, links, start_step=done)
         self._progress.selection = OptimizerSelection(self._progress)
-        links.joint_step = JointStep(self._progress)
-        links.gradient_schedule = GradientSchedule(self._progress, self._identity.rank)
+        links.gradient_schedule = schedule = GradientSchedule(self._progress)
+        links.joint_step = JointStep(self._progress, schedule)
         links.on_first_step, links.on_event, links.on_resumed = self._first_step, self._sender.event, self._goes_on_at
-        links.facts.evaluations = Evaluations()
         self._trained = Trained(self._progress, self._sender)
         self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
         reader.investigator = self._investigator
         reader.gradients.on_nonfinite = self._investigator.witnessed
-        links.witness = StepWitness(self._progress, self._investigator.witnessed)
+        links.on_late_loss = StepWitness(self._progress).measure
         self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)
@@ -269,7 +267,7 @@ class Lifecycle:
 
     def _placed(self) -> None:
         """On the sender's thread: it is known whose rank this is."""
-        self._progress.links.gradient_schedule.rank = self._identity.rank
+        self._progress.links.rank = self._identity.rank
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
         # an end that was reported before is to remain the last word
@@ -410,7 +408,8 @@ class Lifecycle:
         if p.awaits_optimizer():
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
-        self._polling.report_batches(at_end=True)
+        if p.contents is not None:
+            p.contents.report()
         self._tell_unseen()
         self._compilations.poll()
         p.contents = None

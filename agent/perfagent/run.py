@@ -314,7 +314,7 @@ class Run(Lifecycle):
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
             p.losses.user_losses[step] = float(value) if is_number else math.nan
         else:  # steps counted in another way: two counts in one series would be nonsense
-            p.links.reader.loss_by_user = True
+            self._sender.reader.loss_by_user = True
 
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""

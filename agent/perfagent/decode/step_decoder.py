@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from perfagent.decode.breakdown import Breakdown
+from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.gradient_report import GradientReport
 from perfagent.decode.losses import roots_of, with_divisors
-from perfagent.decode.phase_times import LoopFacts
+from perfagent.decode.phase_times import TraceReader
 from perfagent.device import DeviceClock, Event, value_of
+from perfagent.step.clusters import LoopFacts
 from perfagent.step.row import Row, StepRow
 from perfagent.step.trace import DATA, FORWARD, Entry, Loss, LossScale, entries_of, events_of
 
 if TYPE_CHECKING:
-    from perfagent.step.roles import Investigator, StepFlops
+    from perfagent.step.roles import Investigator
 
 __all__ = ["StepReader"]
 
@@ -27,13 +29,15 @@ _MOST_BEGINS = 1000
 
 
 class StepReader:
-    """Reads the steps of one run in the order of their steps. `facts` holds what it learns about the loop.
+    """Reads the steps of one run in the order of their steps. `facts` holds what is known of the loop.
 
     loss_by_user: the script logs another quantity under the name "loss", so that series belongs to the script.
     """
 
     def __init__(self) -> None:
         self.facts = LoopFacts()
+        self.traces = TraceReader()
+        self.evaluations = Evaluations(self.traces)
         self.gradients = GradientReport()
         self.loss_by_user = False
         self.epoch = time.time() - time.perf_counter()
@@ -41,7 +45,8 @@ class StepReader:
         self.investigator: Investigator | None = None
         self._end: tuple[int, int, Event] | None = None
         """The newest step: its number, its end on the host in ns, and on the device."""
-        self.flops: StepFlops | None = None
+        self.add_flops: Callable[[int, dict[str, float], int, int, float], None] | None = None
+        """Adds to the values of a step. Gets also its number, samples, tokens and seconds."""
         self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
         """The first steps of all epochs but the first. A consumer that sums over epochs removes them."""
         self.steps = 0
@@ -73,10 +78,10 @@ class StepReader:
         """
         trace = row.trace
         entries: Sequence[Entry] = ()
-        parts = self.facts.read_usual(trace) if clock is None and row.loss_count == 1 and row.began else None
+        parts = self.traces.read_usual(trace) if clock is None and row.loss_count == 1 and row.began else None
         if parts is None:
             entries = entries_of(trace) if clock is None else with_divisors(entries_of(trace))
-            parts = self.facts.read(entries, device=clock is not None)
+            parts = self.traces.read(entries, device=clock is not None)
         ended = trace[-3]
         values: dict[str, float] = {}
         self._note_epoch(row.step, values)
@@ -93,8 +98,8 @@ class StepReader:
             tokens = parts.tokens + (parts.embedded_tokens if self.facts.embedded else 0)
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
-            if self.flops is not None:
-                self.flops.add(row.step, values, parts.samples, tokens, seconds)
+            if self.add_flops is not None:
+                self.add_flops(row.step, values, parts.samples, tokens, seconds)
         _add_phases(values, parts, seconds, entries, clock)
         if rare is not None:
             values.update(rare)
@@ -119,7 +124,7 @@ class StepReader:
 
     def _note_epoch(self, step: int, values: dict[str, float]) -> None:
         """The number of an epoch stands in its first step."""
-        epoch = self.facts.batches.epoch
+        epoch = self.traces.batches.epoch
         if epoch > self._epoch:
             if self._epoch:
                 self.begins.append(step)

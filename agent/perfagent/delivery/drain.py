@@ -130,8 +130,8 @@ class Collector:
         p = self._handoff.progress
         try:
             if isinstance(row, StepRow) and p is not None:
-                if is_ready(p, row):
-                    step, wall, monotonic, values = row_of(p, row)
+                if is_ready(p, self._handoff.reader, row):
+                    step, wall, monotonic, values = row_of(p, self._handoff.reader, row)
                     self._add((step, wall, monotonic, (*values,), values.values()))
                     return True
             elif type(row) is CapturedLog:  # it is written down when its names are known

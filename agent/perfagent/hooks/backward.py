@@ -164,8 +164,8 @@ def check_arrived(p: StepState, *, updates: bool = True) -> None:
         p.losses.arriving = None
         if value - value != 0.0:
             _suspect(p, None)
-    elif updates and p.links.witness is not None:
-        p.links.witness.measure()
+    elif updates and p.links.on_late_loss is not None:
+        p.links.on_late_loss()
 
 
 def _suspect(p: StepState, tensor: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed, failures, guarded
@@ -21,9 +21,6 @@ from perfagent.measure.batches.contents import Contents
 from perfagent.measure.batches.size import Measure, is_raw, reader
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, shorten
-
-if TYPE_CHECKING:
-    from perfagent.step.roles import BatchContents
 
 __all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 
@@ -113,12 +110,13 @@ def _got(p: StepState, loader: int, batch: object, began: int, iterator: object)
 
 
 @untraced
-def contents_of(p: StepState) -> BatchContents:
+def contents_of(p: StepState) -> Contents:
     """Returns what looks into the batches of the run."""
-    if p.contents is None:
-        p.contents = Contents(p)
+    contents: Contents | None = p.contents
+    if contents is None:
+        p.contents = contents = Contents(p)
         keep_out_of_frames()
-    return p.contents
+    return contents
 
 
 @untraced

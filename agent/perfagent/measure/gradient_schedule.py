@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeVar
 
-from perfagent.device import DeviceClock, Event, Value, ran_out_of_memory, reached, tolerating_out_of_memory
-from perfagent.measure.dead_units import DeadShares, DeadUnits
+from perfagent.device import Value, ran_out_of_memory, tolerating_out_of_memory
+from perfagent.measure.dead_units import DeadUnits
 from perfagent.measure.gradients import Plan, bad_on_host, count_nonfinite, norms, parameters_of
 from perfagent.measure.updates import Weights
 from perfagent.step.costs import report_ns
-from perfagent.step.gradients import GradientNorms, WeightChanges
+from perfagent.step.gradients import DeadShares, GradientNorms, PassTime, WeightChanges
 from perfagent.step.trace import BACKWARD, entries_of
 
 if TYPE_CHECKING:
@@ -47,25 +46,18 @@ Found = TypeVar("Found")
 
 
 class GradientSchedule:
-    """The measurements of one run. On the training thread, but for the last three methods.
-
-    rank: global rank. deeper: every how many passes the deeper measurements run. passes: so far.
-    """
+    """The measurements of one run. deeper: every how many passes the deeper measurements run. passes: so far."""
 
     __slots__ = (
-        "_beyond_ns", "_cost_ns", "_extra_ns", "_others", "_others_ns", "_plan", "_planned_ns", "_probe", "_progress",
-        "_suspects", "_weights", "deeper", "passes", "rank",
+        "_cost_ns", "_extra_ns", "_others", "_others_ns", "_plan", "_probe", "_progress", "_weights", "deeper", "passes",
     )  # fmt: skip
 
-    def __init__(self, progress: StepState, rank: int = 0) -> None:
-        self._progress, self.rank = progress, rank
+    def __init__(self, progress: StepState) -> None:
+        self._progress = progress
         self.deeper = DEEPER
         self._plan: Plan | None = None
         self._weights: Weights | None = None
-        self._suspects: Sequence[int] = ()
         self.passes = self._cost_ns = self._extra_ns = 0
-        self._planned_ns = 0.0  # expected cost of the next pass, on all threads and the device
-        self._beyond_ns = 0.0  # how much longer the last pass took on the device than on the training thread
         self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
         self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
         self._probe: DeadUnits | None = None
@@ -78,7 +70,7 @@ class GradientSchedule:
             if not ran_out_of_memory(error):
                 raise
             self._progress.measure_at = self._progress.completed + _WITHOUT_ROOM
-            self._planned_ns = 0.0  # so that `come_back` does not shorten the wait
+            self._progress.measured.planned_ns = 0.0  # so that `come_back` does not shorten the wait
 
     def _measure(self, optimizer: Optimizer, *, after: bool) -> None:
         p, started = self._progress, perf_counter_ns()
@@ -90,14 +82,14 @@ class GradientSchedule:
         begin = None if p.clock is None else p.clock.mark()
         p.gradients = found = norms(gradients, plan)
         is_bad = found is not None and self._is_news()
-        if found is not None and (self._suspects or is_bad):
-            count_nonfinite(found, gradients, self._suspects or bad_on_host(found))
-            self._suspects = ()
+        if found is not None and (p.measured.suspects or is_bad):
+            count_nonfinite(found, gradients, p.measured.suspects or bad_on_host(found))
+            p.measured.suspects = ()
         end = None if p.clock is None else p.clock.mark()
         cost = perf_counter_ns() - started
         self._count(cost)
         if found is not None and p.clock is not None and begin is not None and end is not None:
-            p.measured.deferred.append(_PassOnDevice(p, p.clock, begin, end, cost))
+            p.measured.deferred.append(PassTime(begin, end, cost))
         if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
             self._weights = Weights(parameters, plan)
             self._extra_ns = perf_counter_ns() - started - cost
@@ -183,20 +175,14 @@ class GradientSchedule:
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)
         p.costs.report_ns += reporting
-        self._planned_ns = self._cost_ns + self._beyond_ns + extra + reporting
-        p.measure_at = self._next_pass(p.completed, step_ns)
+        p.measured.planned_ns = self._cost_ns + p.measured.beyond_ns + extra + reporting
+        p.measured.aligned = plan is not None and plan.world > 1
+        p.measure_at = p.plan_pass(p.completed, step_ns)
 
     def found_model(self) -> None:
         """The trained model is known now: parameters measured without it get their names in the next pass."""
         self._plan = None
         self._others.clear()
-
-    def _next_pass(self, after: int, step_ns: int) -> int:
-        period = self._progress.links.governor.period(self._planned_ns, step_ns)
-        if self._plan is not None and self._plan.world > 1:
-            period = 1 << (period - 1).bit_length()
-            return (after // period + 1) * period
-        return after + period
 
     def _probe_dead_units(self, model: nn.Module) -> None:
         p = self._progress
@@ -210,48 +196,3 @@ class GradientSchedule:
         probe = DeadUnits(model, done)
         if probe:
             p.probe = self._probe = probe
-
-    # ---- on the sender's thread
-
-    def took_on_device(self, ns: float, cost_ns: int) -> None:
-        """Records how long a pass took on the device, which for a large model is longer than on the launching thread. The
-        step waits for the slower one. ns: on the device; cost_ns: on the thread."""
-        self._beyond_ns = max(0.0, ns - cost_ns)
-        self._progress.costs.device_ns += self._beyond_ns
-
-    def count_next(self, places: Sequence[int], known: Collection[int]) -> None:
-        """Has NaN and Inf counted in the next step, in the gradients of these parameters, unless all of them are known."""
-        own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
-        suspects = [place for place in places if place < own]
-        self._suspects = () if set(suspects) <= set(known) else suspects
-        if self._suspects:
-            self._progress.measure_at = min(self._progress.measure_at, self._progress.completed)
-
-    def come_back(self) -> None:
-        """Brings the next pass forward, but not into the step in progress, if steps have become longer since it was
-        planned: at 0.3 ms a step that may be a thousand steps."""
-        p = self._progress
-        if self._planned_ns and p.links.governor.step_ns:
-            completed = p.completed + 1
-            at = self._next_pass(completed, p.links.governor.step_ns)
-            if 2 * (at - completed) < p.measure_at - completed:
-                p.measure_at = at
-
-
-@dataclass(slots=True)
-class _PassOnDevice:
-    """The device time of a pass, known when the step's row is read."""
-
-    _progress: StepState
-    _clock: DeviceClock
-    _begin: Event
-    _end: Event
-    _cost_ns: int
-
-    def ready(self) -> bool:
-        return reached(self._end)
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
-        seconds = self._clock.seconds(self._begin, self._end) or 0.0
-        self._progress.links.gradient_schedule.took_on_device(seconds * 1e9, self._cost_ns)
-        self._clock.release([self._begin, self._end])

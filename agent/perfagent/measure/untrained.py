@@ -68,7 +68,7 @@ class UntrainedParameters(StepTask):
         self._weights: Weights | None = None
         self._unowned: list[_Unowned] | None = None
         self.clearing = GradientClearing(p)
-        self.clearing.over = bool(p.links.gradient_schedule.rank)
+        self.clearing.over = bool(p.links.rank)
         self.moved: WeightChanges | None = None
         self.facts: list[_Facts] = []
         self.unoptimized: list[tuple[str, int, int]] | None = None
@@ -107,7 +107,7 @@ class UntrainedParameters(StepTask):
             trained = [one.requires_grad for one in parameters]
             self._weights = Weights(parameters, self.plan, _MOST_NUMBERS, of=trained)
         trainable = {id(one): (name, one) for name, one in model.named_parameters() if one.requires_grad}
-        if self._progress.links.gradient_schedule.rank or trainable.keys().isdisjoint(self.plan.ids):
+        if self._progress.links.rank or trainable.keys().isdisjoint(self.plan.ids):
             return
         self.trainable = sum(numbers_in(one) for _, one in trainable.values())
         unowned = trainable.keys() - owned_by(self._progress.selection.all()) - self._owned

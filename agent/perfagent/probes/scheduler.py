@@ -58,7 +58,8 @@ class ScheduledProbes:
         self._clock, self._cpu = clock, cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
-        self.flops = self._progress.links.reader.flops = StepFlops(device)
+        self.flops = StepFlops(device)
+        handoff.reader.add_flops = self.flops.add
         self._untrained = UntrainedReport(self._progress, investigator.add, model, clock)
         self._due: dict[type[Probe], float] = {}
         self._ask_at = 0.0

@@ -80,7 +80,7 @@ class UntrainedReport:
             self._report_unoptimized(look, look.unoptimized, values)
         if values:
             p.rows.append((look.step, time.time(), time.monotonic(), tuple(values), tuple(values.values())))
-        if p.links.gradient_schedule.rank:
+        if p.links.rank:
             return
         starved = p.measured.without_gradient
         if (starved >= LEAST_STEPS) != self._told.get("without_gradient", False):
@@ -100,7 +100,7 @@ class UntrainedReport:
         still = sorted((place for place, change in compared if change == 0.0), key=lambda place: -sizes[place])
         numbers = sum(sizes[place] for place in still)
         values["update/unmoved_share"] = share = numbers / whole
-        if moved.table.same_everywhere and self._progress.links.gradient_schedule.rank:
+        if moved.table.same_everywhere and self._progress.links.rank:
             return
         self._tell(
             look,

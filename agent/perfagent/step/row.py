@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from perfagent.device import Value, ready
-from perfagent.step.gradients import GradientNorms, WeightChanges
+from perfagent.step.gradients import Deferred, GradientNorms, WeightChanges
 from perfagent.step.trace import Trace
 
-__all__ = ["AfterLastStep", "DeferredValues", "OccasionalValues", "OptimizerGradients", "Row", "StepRow"]
+__all__ = ["AfterLastStep", "OccasionalValues", "OptimizerGradients", "Row", "StepRow"]
 
 Row = tuple[int, float, float, dict[str, float]]
 """step, Unix time, monotonic time, values by name"""
@@ -64,16 +64,6 @@ class OptimizerGradients(NamedTuple):
         return measured and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
-class DeferredValues(Protocol):
-    """A measurement that only some steps have, and that may still be on the device."""
-
-    def ready(self) -> bool:
-        """True when the measurement has arrived. Never blocks."""
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:
-        """Adds to the step's series, or appends rows where there are many names. Called once, when ready."""
-
-
 @dataclass(eq=False, slots=True)
 class OccasionalValues:
     """What only some steps have.
@@ -90,7 +80,7 @@ class OccasionalValues:
     scale: Value | None
     skipped: Value | bool | None
     skipped_before: int
-    deferred: list[DeferredValues]
+    deferred: list[Deferred]
     clipped_scaled: bool
     arrived: Sequence[OptimizerGradients] = ()
 

@@ -12,7 +12,7 @@ from progress import new_progress
 
 from perfagent.causes.investigator import Investigator
 from perfagent.decode import step_decoder
-from perfagent.decode.phase_times import LoopFacts
+from perfagent.decode.phase_times import TraceReader
 from perfagent.decode.step_decoder import StepReader
 from perfagent.measure.batches.size import inputs
 from perfagent.probes.flops.op_formulas import Counted
@@ -88,12 +88,12 @@ def reader(*, embedded: bool) -> StepReader:
     made = StepReader()
     made.epoch = 1_000_000.0
     made.facts.embedded = embedded
-    made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
+    made.add_flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)}).add
     made.investigator = Investigator(new_progress(deque()), SimpleNamespace(rows=deque()), lambda: None)
     return made
 
 
-class Alone(LoopFacts):
+class Alone(TraceReader):
     """Reads every step entry by entry."""
 
     def read_usual(self, trace):
@@ -102,7 +102,7 @@ class Alone(LoopFacts):
 
 def learned(made: StepReader) -> list[object]:
     """What a reader has taken from the steps so far for those to come."""
-    batches, investigator = vars(made.facts.batches), made.investigator
+    batches, investigator = vars(made.traces.batches), made.investigator
     found: list[object] = [(name, batches[name]) for name in sorted({*batches} - OF_A_STEP)]
     return [repr(found), made.loss_by_user, repr(investigator.history()), investigator.judged_upto, investigator.is_bad]
 
@@ -110,8 +110,8 @@ def learned(made: StepReader) -> list[object]:
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
     ways = []
-    for facts in (Alone, LoopFacts):
-        monkeypatch.setattr(step_decoder, "LoopFacts", facts)
+    for facts in (Alone, TraceReader):
+        monkeypatch.setattr(step_decoder, "TraceReader", facts)
         made, loop, said = reader(embedded=seed % 2 == 0), Loop(seed), []
         for _ in range(320):
             if loop.random.random() < 0.03:
@@ -125,7 +125,7 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
 
 @pytest.mark.parametrize("loader", [None, 7])
 def test_usual_step_is_read_in_the_shorter_way(loader):
-    facts, short = LoopFacts(), 0
+    facts, short = TraceReader(), 0
     loop = Loop(0, loader=loader, fetches=1, micro=1, phase=False, training=True, size=(32, None, False))
     for _ in range(100):
         trace = loop.step_row()[0].trace

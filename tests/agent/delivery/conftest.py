@@ -21,7 +21,6 @@ def sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.counters = Counter()
     made.progress = new_progress(made.rows)
     made.progress.completed = 40
-    made.reader = made.progress.links.reader
     return made
 
 

@@ -106,7 +106,7 @@ def test_steps_that_wait_for_their_device_keep_their_order(sender: Any, collecto
 
 def test_evaluation_after_a_step_that_waits_is_read_after_it(sender: Any, collector: Collector) -> None:
     sender.progress.clock = SimpleNamespace(seconds=lambda begin, end: 0.0, release=lambda events: None)
-    sender.progress.links.facts.evaluations = SimpleNamespace(after=lambda p, step, trace: 2.0)
+    sender.reader.evaluations = SimpleNamespace(after=lambda p, step, trace: 2.0)
     event = Event()
     sender.rows.extend([step(1, event=event), AfterLastStep(1, now(), 0, None, [], None)])
     assert rows_of(collector.collect(1.0, last=False)) == []

@@ -106,7 +106,7 @@ def test_a_log_that_waits_for_its_device_holds_up_no_step(fakegpu: Control, reco
     recorded, model = record(), nn.Linear(4, 1).to("fakegpu:0")
     trained(model, 1, torch.ones(2, 4, device="fakegpu:0"))
     sender = recorded.sender
-    sender.counters, sender.reader = Counter(), recorded.progress.links.reader
+    sender.counters = Counter()
     collector = Collector(sender, Columns())
 
     def collected() -> set[tuple[int, str]]:

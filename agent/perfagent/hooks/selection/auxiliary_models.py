@@ -121,7 +121,7 @@ class AuxiliaryModelFinder:
             for each in new:
                 each.put_on()
             self._watched += new
-            self._progress.links.facts.evaluations.usual_from(self._progress.completed + 1)
+            self._progress.links.facts.watched_from = self._progress.completed + 1
             keep_out_of_frames()
 
     # ---- calls of parts
