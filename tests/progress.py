@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
+from perfagent.causes.investigator import Investigator
 from perfagent.hooks.selection.joint_step import JointStep
 from perfagent.hooks.selection.optimizers import OptimizerSelection
 from perfagent.measure.gradient_schedule import GradientSchedule
@@ -21,4 +23,5 @@ def new_progress(rows: deque[Any]) -> StepState:
     progress = StepState(rows, links)
     links.gradient_schedule = schedule = GradientSchedule(progress)
     progress.selection, links.joint_step = OptimizerSelection(progress), JointStep(progress, schedule)
+    links.investigator = Investigator(progress, SimpleNamespace(rows=rows), lambda: None)  # type: ignore[arg-type]
     return progress

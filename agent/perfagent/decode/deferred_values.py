@@ -48,5 +48,4 @@ def _add_witnessed(p: StepState, step: int, found: Witnessed) -> None:
     bad = [name for name, value in zip(found.names, largest, strict=False) if not math.isfinite(value)]
     highest = [(shown, 0.0 if reading is None else value_of(reading)) for shown, reading in found.inputs]
     inputs: list[BatchTensor] = [{**shown, "max": high} for shown, high in highest if not high < math.inf]
-    if (bad or inputs) and p.links.investigator is not None:
-        p.links.investigator.witnessed(step, bad, found.names, inputs)
+    p.links.investigator.witnessed(step, bad, found.names, inputs)

@@ -95,8 +95,7 @@ class GradientReport:
         if not found.nonfinite:
             return
         # not known in advance which parameters would be bad: count their numbers in the next step, once
-        investigator = p.links.investigator
-        is_known = bool(found.counts) or (investigator is not None and investigator.stays_bad(when[0]))
+        is_known = bool(found.counts) or p.links.investigator.stays_bad(when[0])
         if not is_known and any(place < found.own and names[place] not in self._counted for place in found.nonfinite):
             p.measured.suspects = found.nonfinite
             p.measure_at = min(p.measure_at, p.completed)

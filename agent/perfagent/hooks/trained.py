@@ -129,8 +129,7 @@ class Trained:
                 self._undo_forward = watched.take_off
                 self.finder = AuxiliaryModelFinder(self._progress, model, watched)
                 facts.watched_from = self._progress.completed
-                if self._progress.links.investigator is not None:
-                    self._progress.links.investigator.add(self.finder)
+                self._progress.links.investigator.add(self.finder)
         if optimizer is not None:
             self.watch_step(optimizer)
 

@@ -260,5 +260,5 @@ def resumed_after(steps: int) -> None:
     those that were made before the checkpoint.
     """
     p = state.current
-    if p is not None and p.last is None and steps > 0 and p.links.on_resumed is not None:
+    if p is not None and p.last is None and steps > 0:
         p.links.on_resumed(steps + 1)

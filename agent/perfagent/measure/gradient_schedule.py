@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["DEEPER", "GradientSchedule"]
 
 DEEPER = 16
-_MOST_OTHERS = 256
+_MOST_PLANS = 256
 _MOST_LAYERS = 256
 _WITHOUT_ROOM = 1000
 """Steps without a pass after the device had no memory for one: at each failed allocation torch frees its whole cache
@@ -49,17 +49,17 @@ class GradientSchedule:
     """The measurements of one run. deeper: every how many passes the deeper measurements run. passes: so far."""
 
     __slots__ = (
-        "_cost_ns", "_extra_ns", "_others", "_others_ns", "_plan", "_probe", "_progress", "_weights", "deeper", "passes",
+        "_cost_ns", "_extra_ns", "_plan", "_plans", "_probe", "_progress", "_weights", "deeper", "passes",
     )  # fmt: skip
 
     def __init__(self, progress: StepState) -> None:
         self._progress = progress
         self.deeper = DEEPER
-        self._plan: Plan | None = None
+        self._plans: dict[int, Plan] = {}  # by id of the optimizer
+        self._plan: Plan | None = None  # of the newest pass
         self._weights: Weights | None = None
-        self.passes = self._cost_ns = self._extra_ns = 0
-        self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
-        self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
+        self.passes = self._cost_ns = 0
+        self._extra_ns = 0  # cost of all but the pass itself, since the period was set
         self._probe: DeadUnits | None = None
 
     def measure(self, optimizer: Optimizer, *, after: bool = False) -> None:
@@ -75,9 +75,7 @@ class GradientSchedule:
     def _measure(self, optimizer: Optimizer, *, after: bool) -> None:
         p, started = self._progress, perf_counter_ns()
         parameters = parameters_of(optimizer)
-        plan = self._plan
-        if plan is None or not plan.fits(parameters):
-            plan = self._plan = Plan.of(optimizer, p.selection.model)
+        plan = self._plan = self._plan_of(optimizer, parameters)
         gradients = list(map(_gradient, parameters))
         begin = None if p.clock is None else p.clock.mark()
         p.gradients = found = norms(gradients, plan)
@@ -91,15 +89,14 @@ class GradientSchedule:
         if found is not None and p.clock is not None and begin is not None and end is not None:
             p.measured.deferred.append(PassTime(begin, end, cost))
         if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
-            self._weights = Weights(parameters, plan)
-            self._extra_ns = perf_counter_ns() - started - cost
+            self._weights = self._counted(perf_counter_ns(), Weights(parameters, plan))
         self.passes += 1
 
     def _is_news(self) -> bool:
         """Whether the loss is no number, and not for the same reason as before: only then are bad numbers counted, which
         takes several times as long as a pass."""
         p = self._progress
-        if p.links.investigator is not None and p.links.investigator.stays_bad(p.completed + 1):
+        if p.links.investigator.stays_bad(p.completed + 1):
             return False
         losses = (entry[3] for entry in entries_of(p.trace) if entry[0] == BACKWARD)
         return any(isinstance(loss, float) and not math.isfinite(loss) for loss in losses)
@@ -124,7 +121,7 @@ class GradientSchedule:
 
     def measure_other(self, optimizer: Optimizer) -> GradientNorms | None:
         started, parameters = perf_counter_ns(), parameters_of(optimizer)
-        return self._counted(started, norms(map(_gradient, parameters), self._plan_of_other(optimizer, parameters)))
+        return self._counted(started, norms(map(_gradient, parameters), self._plan_of(optimizer, parameters)))
 
     def compares(self) -> bool:
         """True if the weights are compared before and after the step in progress, if its gradients are measured."""
@@ -134,25 +131,25 @@ class GradientSchedule:
     def keep_other(self, optimizer: Optimizer) -> Weights:
         """Copies the weights that another optimizer is about to change."""
         started, parameters = perf_counter_ns(), parameters_of(optimizer)
-        return self._counted(started, Weights(parameters, self._plan_of_other(optimizer, parameters)))
+        return self._counted(started, Weights(parameters, self._plan_of(optimizer, parameters)))
 
     def compare_other(self, optimizer: Optimizer, kept: Weights) -> WeightChanges | None:
         """Measures how far another optimizer has moved its weights."""
         return self._counted(perf_counter_ns(), kept.compare(parameters_of(optimizer)))
 
-    def _plan_of_other(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Plan:
-        plan = self._others.get(id(optimizer))
+    def _plan_of(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Plan:
+        plan = self._plans.get(id(optimizer))
         if plan is None or not plan.fits(parameters):
-            if len(self._others) >= _MOST_OTHERS:  # optimizers that come and go
-                self._others.clear()
-            plan = self._others[id(optimizer)] = Plan.of(optimizer, self._progress.selection.model)
+            if len(self._plans) >= _MOST_PLANS:  # optimizers that come and go
+                self._plans.clear()
+            plan = self._plans[id(optimizer)] = Plan.of(optimizer, self._progress.selection.model)
         return plan
 
     def _counted(self, started: int, found: Found) -> Found:
         """Adds the time since then to the cost of the pass."""
         cost = perf_counter_ns() - started
         self._progress.costs.pass_ns += cost
-        self._others_ns += cost
+        self._extra_ns += cost
         return found
 
     # ---- between passes
@@ -170,9 +167,8 @@ class GradientSchedule:
                 p.measured.moved = kept.compare(parameters_of(optimizer))
             if model is not None:
                 self._probe_dead_units(model)
-            self._extra_ns += perf_counter_ns() - started
-            p.costs.pass_ns += self._extra_ns
-        extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
+            self._counted(started, None)
+        extra, self._extra_ns = self._extra_ns, 0
         reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)
         p.costs.report_ns += reporting
         p.measured.planned_ns = self._cost_ns + p.measured.beyond_ns + extra + reporting
@@ -181,8 +177,7 @@ class GradientSchedule:
 
     def found_model(self) -> None:
         """The trained model is known now: parameters measured without it get their names in the next pass."""
-        self._plan = None
-        self._others.clear()
+        self._plans.clear()
 
     def _probe_dead_units(self, model: nn.Module) -> None:
         p = self._progress

@@ -7,12 +7,11 @@ the model, or its last layer, was replaced after the optimizer was made, or grad
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from perfagent.boundary.gc_instances import instances_of
+from perfagent.hooks.selection.models import search
 from perfagent.measure.clearing import LEAST_SUMS
 from perfagent.measure.untrained import LEAST_STEPS, UntrainedParameters, owned_by
 from perfagent.step.gradients import WeightChanges
@@ -120,8 +119,7 @@ class UntrainedReport:
     ) -> None:
         if found and self._searches < _MOST_SEARCHES:  # optimizers may take turns
             self._searches += 1
-            optimizers = instances_of(sys.modules["torch"].optim.Optimizer)
-            self._owned.update(owned_by(one for one in optimizers if "param_groups" in vars(one)))
+            self._owned.update(owned_by(search(models=False)[1]))
         found = sorted((one for one in found if one[2] not in self._owned), key=lambda one: -one[1])
         numbers = sum(size for _, size, _ in found)
         values["params/unoptimized_share"] = share = numbers / look.trainable
@@ -131,7 +129,7 @@ class UntrainedReport:
     def _tell(self, look: UntrainedParameters, what: str, share: float, **facts: object) -> None:
         """Tells of something while it is so, and when it is over."""
         before, self._told[what] = self._told.get(what, False), share > 0
-        if (share > 0 or before) and self._progress.links.on_event is not None:
+        if share > 0 or before:
             self._progress.links.on_event("parameters", {"what": what, "share": share, **facts}, step=look.step)
 
 

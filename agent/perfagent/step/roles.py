@@ -92,13 +92,13 @@ class RunLinks:
     rank: int = 0
     gradient_schedule: GradientSchedule = field(init=False)
     joint_step: JointStep = field(init=False)
-    investigator: Investigator | None = None
-    on_late_loss: Callable[[], None] | None = None
-    on_first_step: Callable[[Optimizer], None] | None = None
-    on_resumed: Callable[[int], None] | None = None
-    on_next_model: Callable[[bool], None] | None = None
-    on_next_optimizer: Callable[[Optimizer], None] | None = None
-    on_event: Callable[..., None] | None = None
+    investigator: Investigator = field(init=False)
+    on_late_loss: Callable[[], None] = field(init=False)
+    on_first_step: Callable[[Optimizer], None] = field(init=False)
+    on_resumed: Callable[[int], None] = field(init=False)
+    on_next_model: Callable[[bool], None] = field(init=False)
+    on_next_optimizer: Callable[[Optimizer], None] = field(init=False)
+    on_event: Callable[..., None] = field(init=False)
     captured: list[Optimizer] | None = None
     pausing: bool = False
     ended: bool = False

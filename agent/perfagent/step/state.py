@@ -168,8 +168,6 @@ class StepState:
     def report_phase(self, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
         """Sends the event of a part of the loop, so that it is shown although not every step has it. always: False for
         phases that may be short and in every step; one event a second is then enough. Any thread."""
-        if self.links.on_event is None:
-            return
         if not always and duration_s < _LONG_S:
             at, (reported_s, in_step) = time.monotonic(), self.phases.reported.get(name, (-math.inf, 0))
             soon = at - reported_s < _EVENT_EVERY_S and step - in_step <= 1
