@@ -122,7 +122,7 @@ class UntrainedReport:
             self._owned.update(owned_by(search(models=False)[1]))
         found = sorted((one for one in found if one[2] not in self._owned), key=lambda one: -one[1])
         numbers = sum(size for _, size, _ in found)
-        values["params/unoptimized_share"] = share = numbers / look.trainable
+        values["params/unoptimized_share"] = share = numbers / (look.trainable or 1)
         names = [name for name, _, _ in found[:_MOST_NAMED]]
         self._tell(look, "unoptimized", share, names=names, count=len(found), numbers=numbers, steps=LEAST_STEPS)
 

@@ -1,5 +1,5 @@
 """The parts of a run that a step's state refers to, by what is asked of them: no import points to the rooms above. Each
-protocol is that of the class of its name in `hooks`, `measure`, `decode` or `causes`."""
+protocol is that of the class of its name in `hooks`, `measure` or `causes`."""
 
 from __future__ import annotations
 
