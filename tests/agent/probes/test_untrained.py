@@ -97,7 +97,16 @@ def one_that_waits(model):
     return {"optimizers": [sgd(model.encoder)], "waits": sgd(model.head)}
 
 
-@pytest.mark.parametrize("setup", [whole, frozen, two_optimizers, one_that_waits])
+def partly_by_hand(model):
+    @torch.no_grad()
+    def after(step):
+        model.encoder.weight.mul_(0.99)
+        model.encoder.bias.mul_(0.99)
+
+    return {"optimizers": [sgd(model.head)], "after": after}
+
+
+@pytest.mark.parametrize("setup", [whole, frozen, two_optimizers, one_that_waits, partly_by_hand])
 def test_a_model_that_is_trained_as_it_was_meant_is_silent(searching, setup):
     model = TwoParts()
     search, options = searching(model), setup(model)
@@ -183,6 +192,16 @@ def test_two_that_train_in_turn_clear_their_gradients(searching, in_place):
             optimizer.step()
         search.after_step()
     assert search.events("uncleared") == []
+
+
+def test_only_the_first_rank_tells_of_optimizers(searching):
+    model = TwoParts()
+    search = searching(model)
+    search.recorded.progress.links.rank = 1
+    train(model, sgd(model.head), search=search, clear="never")
+    assert set(search.shares("update/unmoved_share")) == {0.0}
+    assert not search.shares()
+    assert not search.events("unoptimized", "uncleared", "without_gradient")
 
 
 LARGE = torch.nn.Parameter(torch.zeros(2**20 + 1))
