@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real  # it asks git for its files
 DECISIONS = "docs/decisions.md"
 """It names what was rejected, too: commands and options that do not exist are right there."""
 
-FOREIGN_OPTIONS = {"--multirun"}
+FOREIGN_OPTIONS = {"--multirun", "--randomly-dont-reorganize"}
 """Options of other people's programs that documents name without the program."""
 
 USERS_FILES = {"train.py", "script.py", "job.py", "section.md", "rules.toml"}

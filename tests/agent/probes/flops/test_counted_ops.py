@@ -111,7 +111,7 @@ def test_convolutions_count_as_in_torchs_counter(record, kind):
         recorded.finish()
 
 
-def test_convolutions_in_compiled_code_count_as_in_torchs_counter(record):
+def test_compiled_convolutions_count_as_in_torchs_counter(record):
     """Autograd's graph has one node for all of them."""
     model, x = twins(frozen=False), torch.randn(2, 3, 16, 16)
     expected = by_torch(model, lambda m: m(x).square().mean())
