@@ -6,7 +6,7 @@ A real `perfagent up` takes frames over HTTP as agents send them: a rank makes t
 its sampler writes 25 series once a second, and a frame goes out every three seconds: 195 samples. The frames are sent as
 fast as the server acknowledges them, with times three seconds apart, so that hours of training pass in a minute; the
 server's own CPU time is counted, that of the sender is not. Then the runs end, and it is waited until all samples are in
-blocks: storing, judging by all rules and packing are all in the figures. --write puts the tables into docs/capacity.md.
+blocks: storing, judging by all rules and packing are all in the figures. --write puts the tables into docs/server/capacity.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from perfagent.delivery.transport import packed
 from perfagent.wire import PHASES, Event, Frame, Group, encode
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "capacity.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "server" / "capacity.md"
 PERIOD_S = 3.0
 STEPS, READINGS = 6, 3  # of a frame
 DEVICE = ("loss", "grad/norm", "lr", *(f"grad_norm/blocks.{number}.weight" for number in range(5)))  # float32
@@ -235,7 +235,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few frames: to see that it works, not to quote")
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--frames", type=int, default=2400, help="of each run: two hours of training")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/capacity.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/server/capacity.md")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-capacity-") as folder:
         found = measure(Path(folder), runs=arguments.runs, frames=100 if arguments.quick else arguments.frames)

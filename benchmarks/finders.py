@@ -5,7 +5,7 @@
 Exits with 1 when an estimate is more than 10 % off, or when 8 workers are not what is found for data of which each
 sample waits 10 ms. (How much faster an epoch over such data gets with 8 workers than with 2 is measured, and held to 4
 times, by `scripts/bench techniques`; between two batches 4 is the most there is.) --write puts the tables into
-docs/finders.md.
+docs/guides/finders.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perfagent_loop.estimates.memory import estimate_memory
 from perfagent_loop.search.workers import search_num_workers
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "finders.md"
+PAGE = ROOT / "docs" / "guides" / "finders.md"
 MOST_OFF, MOST_WORKERS = 0.10, 8
 WAIT_S, BATCH = 0.010, 16
 

@@ -5,7 +5,7 @@ and pairs of which one has a layer more, each second pair beside a busy loop.
 
 The bar: of 20 pairs without a difference none is found, of 20 slower ones 18 are, of 10 sick ones 9, each within 3 minutes; of 4
 pairs as many in proportion. Exits with 1 below it. The pairs with a layer more are reported only: by how much it makes a step
-longer is measured here and stands beside them. --write puts the table into docs/benchmarks.md.
+longer is measured here and stands beside them. --write puts the table into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Each file is read three times, each time in a fresh process; the time is that from before the import of the readers until
 the run is there, and the file is in the page cache. All steps, times and values are compared with those that were written.
 Exits with 1 where a reader takes more than 10 s for a million points: of processor time, since a reader has one thread and
-waits for nothing, so that more wall time is other programs'. --write puts the table into docs/benchmarks.md.
+waits for nothing, so that more wall time is other programs'. --write puts the table into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations

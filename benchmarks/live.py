@@ -178,9 +178,9 @@ def main() -> int:
         late = latencies(server, 30 if options.quick else 100)
         cores = core_share(server, seconds)
     text = (
-        f"{tables.machine()}. One page on a run of {steps / seconds:.0f} steps a second, all its series subscribed: "
-        f"{messages / seconds:.1f} WebSocket messages and {received / seconds / 1000:.1f} kB a second, "
-        f"{received / max(1, messages) / 1000:.2f} kB a message, {received / max(1, points):.1f} bytes a point (before "
+        f"{tables.machine()}. One page on a run of {steps / seconds:.0f} steps per second, all its series subscribed: "
+        f"{messages / seconds:.1f} WebSocket messages and {received / seconds / 1000:.1f} kB per second, "
+        f"{received / max(1, messages) / 1000:.2f} kB per message, {received / max(1, points):.1f} bytes per point (before "
         "the WebSocket's own compression). "
         "No figure is polled.\n\n"
         f"From sending a row of {len(SERIES)} series (`POST /log`, one every 0.1 to 0.6 s) to its step painted in Chromium, on "

@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks:tests python benchmarks/nan_latency.py [--runs 50] [--quick] [--write]
 
-Every delivery is verified with the `standardwebhooks` package. --write puts the result into docs/benchmarks.md.
+Every delivery is verified with the `standardwebhooks` package. --write puts the result into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md: each is written between two comments by the script that measured it, and by nothing
+"""Tables of docs/evidence/benchmarks.md: each is written between two comments by the script that measured it, and by nothing
 else."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["PAGE", "figure", "machine", "replace", "table"]
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "benchmarks.md"
 
 
 def replace(section: str, text: str, page: Path = PAGE) -> None:

@@ -1,5 +1,5 @@
 """Who may use which route: the decision of people, against which tests/server/security holds the server, and from which
-`scripts/authorization` writes docs/authorization.md."""
+`scripts/authorization` writes docs/reference/authorization.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/commands.md says that `--json` prints, and whether something is so."""
+"""What docs/reference/commands.md says that `--json` prints, and whether something is so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 def shapes() -> dict[str, Any]:
     """By command ("alerts ack"), and by name ("Run")."""
     found: dict[str, Any] = {}
-    for title, text in _HEADING.findall((ROOT / "docs" / "commands.md").read_text("utf-8")):
+    for title, text in _HEADING.findall((ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")):
         first, *others = title.removeprefix("perfagent ").split(", ")
         before = first.rpartition(" ")[0]
         for name in (first, *(f"{before} {one}" for one in others)):
@@ -54,7 +54,7 @@ def _of_fields(value: dict[str, Any], shape: dict[str, Any], place: str) -> Iter
         if name in allowed:
             yield from differences(item, allowed[name], f"{place}.{name}")
         else:
-            yield f"{place}.{name} is not in docs/commands.md"
+            yield f"{place}.{name} is not in docs/reference/commands.md"
 
 
 def whole(shape: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""docs/compatibility.md, put together of sections. Started by scripts/compatibility.
+"""docs/evidence/compatibility.md, put together of sections. Started by scripts/compatibility.
 
 A section is a function that gives its text, named in SECTIONS. What another script measures for a section of its own, it
 keeps in a file of docs/, so that every section can be written anew without measuring.
@@ -15,7 +15,7 @@ from versions.section import kept, written
 
 __all__ = ["PAGE", "document"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "compatibility.md"
 
 _TITLE = """\
 # Compatibility
@@ -86,7 +86,7 @@ that perfagent recorded none.
 """
 _ELSEWHERE = """\
 Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Another test
-compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/gpu.md),
+compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/evidence/gpu.md),
 DeepSpeed's pipeline engine, ZeRO offload, Megatron.
 """
 _GPUS = """\
@@ -175,10 +175,10 @@ Known limits:
 - **Parameters that stand still.** A table of embeddings that receives gradients does not count.
 - **The operator of a NaN on a GPU** is read from the graph of the step after it. It is named if the weights were kept good
   (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its
-  batch and parameters looked at in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
+  batch and parameters checked in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
   is called with by themselves, not in a dict, and 16 small parameters: dense ones of one type, no shards of FSDP2.
 - **The module of a NaN** that comes back is found by the outputs of the next three steps, unless something was compiled. What a module
-  gets by keyword is not looked at. A batch that holds NaN, which the loop leaves out, is named before an operator that makes one.
+  gets by keyword is not checked. A batch that holds NaN, which the loop leaves out, is named before an operator that makes one.
 - **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
   from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
 - **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the
@@ -197,7 +197,7 @@ Known limits:
 - **`wandb.restore`** gives None: perfagent has no store of files to restore from.
 - **Control groups of version 1 beside version 2**: pressure is the host's.
 - **Hosts with big-endian numbers** (s390x) are not supported: the agent writes the columns of a frame in the order of the host.
-- **An outage that fills 80 % of `max_spool_bytes`** (a week of random numbers at 100 points a second): the samples of the oldest minutes go first, but
+- **An outage that fills 80 % of `max_spool_bytes`** (a week of random numbers at 100 points per second): the samples of the oldest minutes go first, but
   for losses and gradients that are not finite; events go last. What goes is counted in `agent/dropped`.
 - **Files of the spool that somebody deletes** while the training runs: what is in memory is written anew. Minutes of an outage that
   were in deleted files are counted in `agent/dropped` when their turn comes.
@@ -277,7 +277,7 @@ Known limits:
   only after up to 64 steps, which have numbers and no rows. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
 - **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
-  `failed`. A script that catches what `sys.exit(1)` raises, and ends without going on for more than one step, is `failed`, too.
+  `failed`. A script that catches what `sys.exit(1)` raises, and ends without more than one step after it, is `failed`, too.
 """
 
 SECTIONS = (trainings, versions, devices, gpus, libraries, limits)

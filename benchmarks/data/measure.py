@@ -196,13 +196,13 @@ def main() -> int:
                 [[what, f"{100 * share:.2f} %", tables.figure(took) if took else "-"] for what, share, took in rows],
             ),
             "",
-            f"Data wait of a loader that sleeps {1000 * WAIT_S:.0f} ms a batch, as shown by the agent (median of {batches}): "
+            f"Data wait of a loader that sleeps {1000 * WAIT_S:.0f} ms per batch, as shown by the agent (median of {batches}): "
             + ", ".join(f"{1000 * wait:.1f} ms through {through}" for through, wait in waits.items())
             + ".",
             "",
             "A sample in random order, on one core: "
             + ", ".join(f"{tables.figure(took)} µs {what}" for what, took in figures.items())
-            + ". The cache's samples have 48 KiB and a checksum that is looked at each time.",
+            + ". The cache's samples have 48 KiB and a checksum that is checked each time.",
         ]
     )
     print(text)

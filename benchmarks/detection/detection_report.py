@@ -1,4 +1,4 @@
-"""docs/detection.md and the measured figures of the rules, from what was measured."""
+"""docs/evidence/detection.md and the measured figures of the rules, from what was measured."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ from perfagent_tools.demo import faults as demo_faults
 __all__ = ["plain", "sections", "summaries", "targets", "write"]
 
 Results = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "evidence" / "detection.md"
+KEPT = ROOT / "benchmarks" / "results"
+"""Where the results of the demo and of the sick programs lie."""
 DEMO_FAULTS = "demo_faults.json"
 _MOST_PER_100K = 1.0
 _RECORDED = "faults put into recorded runs"
@@ -158,14 +162,14 @@ def _counted(rule: Rule, alerts: Iterable[dict[str, Any]]) -> list[dict[str, Any
 # ---- documents
 
 
-def write(results: Results, docs: Path) -> None:
-    """docs/detection.md, and the figures of each rule for docs/rules.md."""
-    for section, text in sections(results, docs).items():
-        replace(section, text, docs / "detection.md")
-    MEASURED.write_text(json.dumps(plain(summaries(results), docs), indent=1) + "\n", "utf-8")
+def write(results: Results) -> None:
+    """docs/evidence/detection.md, and the figures of each rule for docs/reference/rules.md."""
+    for section, text in sections(results).items():
+        replace(section, text, PAGE)
+    MEASURED.write_text(json.dumps(plain(summaries(results)), indent=1) + "\n", "utf-8")
 
 
-def plain(found: dict[str, Summary], docs: Path) -> dict[str, Any]:
+def plain(found: dict[str, Summary], kept: Path = KEPT) -> dict[str, Any]:
     """As the handbook of the rules reads it."""
     figures: dict[str, Any] = {
         rule: {
@@ -174,15 +178,15 @@ def plain(found: dict[str, Summary], docs: Path) -> dict[str, Any]:
         }
         for rule, one in found.items()
     }  # fmt: skip
-    for rule, named in _named_in_demo(docs / DEMO_FAULTS).items():
+    for rule, named in _named_in_demo(kept / DEMO_FAULTS).items():
         figures.setdefault(rule, {})["demo"] = named
-    for rule, of in _of_programs(docs).items():
+    for rule, of in _of_programs(kept).items():
         figures.setdefault(rule, {})["programs"] = dataclasses.asdict(of)
     return figures
 
 
-def _of_programs(docs: Path) -> dict[str, by_rule.OfPrograms]:
-    return by_rule.by_rule(all_programs(), sick_results.read(docs / sick_results.RESULTS.name))
+def _of_programs(kept: Path) -> dict[str, by_rule.OfPrograms]:
+    return by_rule.by_rule(all_programs(), sick_results.read(kept / sick_results.RESULTS.name))
 
 
 def _named_in_demo(file: Path) -> dict[str, dict[str, Any]]:
@@ -195,26 +199,26 @@ def _named_in_demo(file: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def sections(results: Results, docs: Path) -> dict[str, str]:
-    """What stands between the marks of docs/detection.md."""
+def sections(results: Results, kept: Path = KEPT) -> dict[str, str]:
+    """What stands between the marks of docs/evidence/detection.md."""
     return {
         "targets": f"Measured on {results['day']}.\n\n{table(('target', 'measured', 'met'), targets(results))}",
-        "rules": _rules(results, docs),
+        "rules": _rules(results, kept),
         "healthy": _healthy(results),
         "faults": _faults(results),
         "incidents": _incidents(results),
         "traces": _traces(results),
         "gpu": _gpu_jobs(results),
-        "demo": _demo(docs / DEMO_FAULTS),
+        "demo": _demo(kept / DEMO_FAULTS),
     }
 
 
-def _rules(results: Results, docs: Path) -> str:
-    found, demo = summaries(results), _named_in_demo(docs / DEMO_FAULTS)
+def _rules(results: Results, kept: Path) -> str:
+    found, demo = summaries(results), _named_in_demo(kept / DEMO_FAULTS)
     on_healthy = Counter(
         rule.id for rule in all_rules() for run in results["healthy"] for _ in _counted(rule, run["alerts"])
     )
-    of_programs = _of_programs(docs)
+    of_programs = _of_programs(kept)
     rows = []
     for rule in all_rules():
         one = found.get(rule.id)
@@ -344,32 +348,19 @@ def _gpu_jobs(results: Results) -> str:
 
 
 def _demo(file: Path) -> str:
-    """A row a fault, a column a verdict."""
     if not file.exists():
         return "Not measured yet."
     found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
-    faults = list(dict.fromkeys(one["fault"] for one in found))
-    verdicts = list(dict.fromkeys(one["verdict"] for one in found))
-    counted = Counter((one["fault"], one["verdict"]) for one in found)
-    rows = []
-    for fault in faults:
-        cells = []
-        for verdict in verdicts:
-            number = str(counted[fault, verdict] or "")
-            wrong = number and verdict not in _expected(fault)
-            cells.append(f"**{number}**" if wrong else number)
-        rows.append((fault, *cells))
-    matrix = table(("fault", *(f"`{verdict}`" for verdict in verdicts)), rows)
-    times = [
-        (one["fault"], f"`{one['alert']}`", _number(one["steps_to_alert"]), _number(one["seconds_to_alert"]))
-        for one in found
-        if one["alert"]
-    ]
-    right = sum(one["verdict"] in _expected(one["fault"]) for one in found)
-    return (
-        f"{right} of {len(found)} runs ended in the right verdict; wrong ones are bold.\n\n{matrix}\n\n"
-        f"How long it took to the alert:\n\n{table(('fault', 'alert', 'steps', 'seconds'), times)}"
-    )
+    right = [one["verdict"] in _expected(one["fault"]) for one in found]
+    rows = [
+        (
+            one["fault"], f"`{one['verdict']}`" if is_right else f"**`{one['verdict']}`**",
+            f"`{one['alert']}`" if one["alert"] else "", _number(one["steps_to_alert"]), _number(one["seconds_to_alert"]),
+        )
+        for one, is_right in zip(found, right, strict=True)
+    ]  # fmt: skip
+    head = "fault", "verdict", "alert", "steps to it", "seconds to it"
+    return f"{sum(right)} of {len(found)} runs ended in the right verdict; wrong ones are bold.\n\n{table(head, rows)}"
 
 
 def _expected(fault: str) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
     scripts/detection [--quick] [--jobs N] [--report]
 
-Writes docs/detection.json with what was measured, docs/detection.md from it, and measured.json of the rules, from which
-docs/rules.md tells the figures of each rule. --report writes the documents again without measuring: of the newest
-docs/detection.json, and of docs/demo_faults.json where it is there. Ends with 1 when a target is missed.
+Writes benchmarks/results/detection.json with what was measured, docs/evidence/detection.md from it, and measured.json of
+the rules, from which docs/reference/rules.md has the figures of each rule. --report writes the documents again without
+measuring, from the newest benchmarks/results/detection.json and demo_faults.json. Ends with 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from perfagent_server.backtest.replay import replay
 from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.rules.plan import Plan
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-RESULTS = DOCS / "detection.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "detection.json"
 QUICK_DRAWS, QUICK_RUNS = 5, 4
 TRACES = ("AR", "SE")
 
@@ -49,14 +48,16 @@ def main() -> int:
     arguments.add_argument("--report", action="store_true", help="write the documents again without measuring")
     chosen = arguments.parse_args()
     if chosen.report and not RESULTS.exists():
-        sys.exit("scripts/detection: there is no docs/detection.json yet; measure first, without --report")
+        sys.exit(
+            "scripts/detection: there is no benchmarks/results/detection.json yet; measure first, without --report"
+        )
     found = json.loads(RESULTS.read_text("utf-8")) if chosen.report else measure(quick=chosen.quick, jobs=chosen.jobs)
     if chosen.quick:
-        for section, text in detection_report.sections(found, DOCS).items():
+        for section, text in detection_report.sections(found).items():
             print(f"## {section}\n\n{text}\n")
     else:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        detection_report.write(found, DOCS)
+        detection_report.write(found)
     missed = [target for target, _, met in detection_report.targets(found) if met == "no"]
     for target in missed:
         sys.stderr.write(f"missed: {target}\n")

@@ -143,7 +143,7 @@ def of_a_checkpoint(runs: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs: to see that it works, not to quote")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     arguments = parser.parse_args()
     lost, live = (1000, 100) if arguments.quick else (10_000, 1000)
     rows = [

@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--no-fleet", action="store_true", help="without the fleet page only")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     options = parser.parse_args()
     seconds = options.seconds or (10.0 if options.quick else 60.0)
     rows = [run(options.agents, seconds, with_page) for with_page in (() if options.no_fleet else (True,)) + (False,)]

@@ -78,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few steps: to see that it works, not to quote")
     parser.add_argument("--loads", default=",".join(LOADS), help="RUNSxRANKS, with commas between")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     arguments = parser.parse_args()
     loads = arguments.loads.split(",")
     figures: dict[str, float] = {}
@@ -92,7 +92,7 @@ def main() -> int:
         for load, cost in figures.items()
         for runs, ranks in [load.split("x")]
     ]
-    head = ["runs", "ranks of each", "CPU µs a frame", "to the first", "cores at a frame a second and rank"]
+    head = ["runs", "ranks of each", "CPU µs per frame", "to the first", "cores at one frame per second and rank"]
     table = tables.machine() + "\n\n" + tables.table(head, rows)
     print(table)
     if arguments.write:

@@ -27,7 +27,7 @@ from perfagent_tools.demo.faults import FAULTS, Fault, named
 
 __all__ = ["FAULTS", "demo_faults"]
 
-KEPT = Path(__file__).resolve().parents[2] / "docs" / "demo_faults.json"
+KEPT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "demo_faults.json"
 QUICK = ("none", "nan", "data-stall", "exception")
 HEALTHY_STEPS, QUICK_STEPS = 2000, 100
 _REMARKS = {rule.id for rule in all_rules() if rule.severities == ("info",)}
@@ -39,8 +39,8 @@ Fired = tuple[dict[str, Any], float]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the server said of one run. The first five fields are what docs/demo_faults.json keeps; wrong: what is not
-    as it should be, in words; beside: other rules with an alert at warning or above."""
+    """What the server said of one run. The first five fields are what benchmarks/results/demo_faults.json keeps;
+    wrong: what is not as it should be, in words; beside: other rules with an alert at warning or above."""
 
     fault: str
     verdict: str
@@ -199,7 +199,7 @@ def _words(one: Seen) -> str:
     return "\n    ".join([f"{one.fault}: {one.verdict}, {named_by}{more}", *one.wrong])
 
 
-# ---- docs/demo_faults.json
+# ---- benchmarks/results/demo_faults.json
 
 
 def read(file: Path = KEPT) -> list[dict[str, Any]]:

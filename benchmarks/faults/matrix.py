@@ -1,7 +1,7 @@
-"""Runs the rows, prints `survived/total` for each and writes the table of docs/faults.md. Started by scripts/faults.
+"""Runs the rows, prints `survived/total` for each and writes the table of docs/evidence/faults.md. Started by scripts/faults.
 
-What each loop came to is kept in docs/faults.json with its date, so that one loop can be run again without the others:
-the page is always made of the newest result of each.
+What each loop came to is kept in benchmarks/results/faults.json with its date, so that one loop can be run again without
+the others: the page is always made of the newest result of each.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ FAULTS = {
     "D01": "a training is sick, in each way that the demo knows",
 }
 """The rows of the table; what each must do is said by its tests."""
-KEPT = ROOT / "docs" / "faults.json"
+KEPT = ROOT / "benchmarks" / "results" / "faults.json"
 TESTED = (
     "tests/agent",
     "tests/faults",
@@ -250,7 +250,7 @@ def write(kept: dict[str, Any]) -> None:
     table = tables.table(
         ["row", "fault", "what was done, and what must hold", "survived/total", "figures", "last run"], lines
     )
-    tables.replace("faults", f"{head}\n\n{table}", ROOT / "docs" / "faults.md")
+    tables.replace("faults", f"{head}\n\n{table}", ROOT / "docs" / "evidence" / "faults.md")
 
 
 if __name__ == "__main__":

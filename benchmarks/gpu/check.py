@@ -1,4 +1,4 @@
-"""Checks the agent on a machine with an NVIDIA GPU. scripts/gpu_check starts it; docs/gpu.md says what for.
+"""Checks the agent on a machine with an NVIDIA GPU. scripts/gpu_check starts it; docs/evidence/gpu.md says what for.
 
     check.py [--out FOLDER] [--only NAME ...] [--docs PAGE]     on a machine with a GPU
     check.py --dry-run-cpu [--out FOLDER]                       whether the checks themselves work; says nothing about a GPU
@@ -51,7 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-check-results"), help="folder for results and recordings")
     parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
-    parser.add_argument("--docs", type=Path, help="page that gets the section, under its device and date (docs/gpu.md)")
+    parser.add_argument(
+        "--docs", type=Path, help="page that gets the section, under its device and date (docs/evidence/gpu.md)"
+    )
     parser.add_argument(
         "--join", nargs="+", type=Path, metavar="FOLDER", help="results to put together, all of one machine"
     )
@@ -216,7 +218,7 @@ def _said(*command: str) -> str:
 
 
 def put(page: Path, section: str) -> None:
-    """Puts a section between the marks of docs/gpu.md, in the place of an older one with the same heading."""
+    """Puts a section between the marks of docs/evidence/gpu.md, in the place of an older one with the same heading."""
     text = page.read_text("utf-8")
     begin, end = "<!-- results:begin -->\n", "<!-- results:end -->"
     before, _, rest = text.partition(begin)

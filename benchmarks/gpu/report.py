@@ -1,5 +1,5 @@
 """What a check found: expected beside measured; as a table for the terminal, as JSON, and as a section of
-docs/gpu.md."""
+docs/evidence/gpu.md."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def markdown(machine: dict[str, Any], results: Sequence[Result]) -> str:
-    """A section for docs/gpu.md: which machine, when, and the table."""
+    """A section for docs/evidence/gpu.md: which machine, when, and the table."""
     passed = sum(one.status == "pass" for one in results)
     failed = sum(one.status == "FAIL" for one in results)
     rest = len(results) - passed - failed

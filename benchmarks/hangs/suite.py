@@ -24,7 +24,7 @@ from hangs.job import FAULTS, PAUSES
 from tables import replace, table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "detection.md"
+PAGE = ROOT / "docs" / "evidence" / "detection.md"
 JOB = Path(__file__).with_name("job.py")
 RULES = ("hang", "rank_absent", "lost_contact", "process_crash")
 LEAST_LIMIT_S, LIMIT_TIMES = 15.0, 3.0
@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("--pauses", type=int, default=100, metavar="N", help="how many (default 100)")
     parser.add_argument("--kinds", nargs="*", default=[*FAULTS, *PAUSES], metavar="KIND", help="those alone")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many runs at a time (default 2)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/detection.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/detection.md")
     options = parser.parse_args()
     chosen = [
         *cases([kind for kind in FAULTS if kind in options.kinds] or [""], options.faults),

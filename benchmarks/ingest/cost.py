@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"with commas between: {', '.join(KINDS)}")
     parser.add_argument("--compare", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     options = parser.parse_args()
     rounds, seconds = options.rounds or (1 if options.quick else 5), 1.0 if options.quick else 3.0
     kinds = options.kinds.split(",")
@@ -186,8 +186,8 @@ def main() -> int:
                 for side in sides:
                     found.setdefault((kind, side.name), []).append(side.burst(kind, seconds))
     head = [
-        "request", "server", "event loop, CPU µs a request", "all threads, CPU µs a request", "requests a core-second",
-        "rows a core-second", "requests/s",
+        "request", "server", "event loop, CPU µs per request", "all threads, CPU µs per request", "requests per core-second",
+        "rows per core-second", "requests/s",
     ]  # fmt: skip
     rows = [row(side, KINDS[kind], costs) for (kind, side), costs in found.items()]
     text = (

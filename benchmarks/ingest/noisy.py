@@ -118,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds: to see that it works, not to quote")
     parser.add_argument("--agents", type=int, default=50)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     options = parser.parse_args()
     rounds, seconds = (1, 5.0) if options.quick else (2, 10.0)
     found: dict[str, list[tuple[Seen, Noise]]] = {name: [] for name in LOADS}
@@ -140,7 +140,7 @@ def main() -> int:
         "beside them", "ack p50 ms", "p90 ms", "p99 ms", "frames/s of the others", "samples/s of the noisy run", "its refusals/s"
     ]  # fmt: skip
     text = (
-        f"{tables.machine()}. {options.agents} agents, a frame of 63 series a second each; medians over {rounds} rounds of "
+        f"{tables.machine()}. {options.agents} agents, a frame of 63 series per second each; medians over {rounds} rounds of "
         f"{seconds:.0f} s.\n\n{tables.table(head, rows)}"
     )
     print(text)

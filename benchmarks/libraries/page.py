@@ -1,4 +1,4 @@
-"""What came of each library, and docs/libraries.md, which says it."""
+"""What came of each library, and docs/evidence/libraries.md, which says it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from libraries.comparing import COLUMNS
 
 __all__ = ["PAGE", "Result", "document"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "libraries.md"
 
 HEAD = """\
 # Libraries
@@ -52,7 +52,7 @@ class Result:
 
 
 def document(results: list[Result], before: str, day: str) -> str:
-    """docs/libraries.md. before: the page as it was."""
+    """docs/evidence/libraries.md. before: the page as it was."""
     kept = {
         line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ") and "|" in line[2:]
     }

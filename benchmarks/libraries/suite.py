@@ -1,6 +1,6 @@
 """Trains with each library, without the agent and with it, and prints what came of each. Started by scripts/libraries.
 
-What is compared is in comparing.py; --write puts the results into docs/libraries.md.
+What is compared is in comparing.py; --write puts the results into docs/evidence/libraries.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/libraries", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="libraries; all without a name")
     parser.add_argument("--list", action="store_true", help="say which there are, and train nothing")
-    parser.add_argument("--write", action="store_true", help="put the results into docs/libraries.md")
+    parser.add_argument("--write", action="store_true", help="put the results into docs/evidence/libraries.md")
     parser.add_argument(
         "--folder", type=Path, help="where virtual environments are made and kept; a temporary folder without it"
     )

@@ -330,8 +330,9 @@ def report(figures: dict[str, list[dict[str, float]]], rounds: int, machine: str
         if results
     ]
     head = [
-        "gradients", "added CPU ms a step, training thread", "to one bare pass", "% of the step",
-        "added CPU ms a step, other threads and processes", "ATen operations in a measured step", "host reads in a measured step",
+        "gradients", "added CPU ms per step, training thread", "to one bare pass", "% of the step",
+        "added CPU ms per step, other threads and processes", "ATen operations in a measured step",
+        "host reads in a measured step",
     ]  # fmt: skip
     return "\n".join(
         [

@@ -179,7 +179,12 @@ def report(figures: Figures) -> str:
                     f"{middle(results, 'peak_mib'):.0f}",
                 ]
             )
-    figures_of_a_side = ["page faults a step (least to most)", "CPU ms a step", "to bare", "peak MiB of the process"]
+    figures_of_a_side = [
+        "page faults per step (least to most)",
+        "CPU ms per step",
+        "to bare",
+        "peak MiB of the process",
+    ]
     head = ["workload", "side", "processes", *figures_of_a_side]
     library, version = os.confstr("CS_GNU_LIBC_VERSION").split() if hasattr(os, "confstr") else ("", "")
     return "\n".join(

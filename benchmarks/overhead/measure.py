@@ -5,7 +5,7 @@
         [--write]
 
 --workload: `mlp`, small steps in which every microsecond shows (the default), or `deep`, the steps of a transformer.
---write puts the table into docs/benchmarks.md, one for each workload. The environments are built once below --folder (a
+--write puts the table into docs/evidence/benchmarks.md, one for each workload. The environments are built once below --folder (a
 temporary one by default).
 """
 
@@ -34,7 +34,7 @@ from adapters import TRACKERS
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = {"mlp": "overhead", "deep": "overhead-deep"}
-"""Where in docs/benchmarks.md the table of a workload is."""
+"""Where in docs/evidence/benchmarks.md the table of a workload is."""
 
 
 def free_port() -> int:
@@ -226,8 +226,8 @@ def report(
     head = [
         "tracker",
         "log call, 10 scalars: CPU µs",
-        "automatic timing: CPU µs a step",
-        "background CPU µs a step",
+        "automatic timing: CPU µs per step",
+        "background CPU µs per step",
         "total CPU %",
         "import + init: CPU s, calling thread",
         "import + init: CPU s, whole process",
@@ -244,13 +244,13 @@ def report(
         "",
         tables.table(head, rows),
         "",
-        f"The clocks of the benchmark cost {clock_us:.1f} µs a call, which is taken off the log call and the total.",
+        f"The clocks of the benchmark cost {clock_us:.1f} µs per call, which is taken off the log call and the total.",
     ]
     if isolated:
         places = ("forward", "backward", "optimizer", "data")
         lines += [
             "",
-            f"Automatic timing, each hook round a body that does nothing: {middle(isolated, 'sum_us'):.1f} µs a step ("
+            f"Automatic timing, each hook round a body that does nothing: {middle(isolated, 'sum_us'):.1f} µs per step ("
             + ", ".join(f"{place} {middle(isolated, f'{place}_us'):.1f}" for place in places)
             + "); a bare clock read with an append at the same places: "
             + ", ".join(f"{place} {middle(isolated, f'{place}_stamp_us'):.1f}" for place in places[:3])
@@ -271,14 +271,14 @@ def report(
         floor, hooks = middle(timing, "floor_us"), middle(timing, "hooks_us")
         lines += [
             "",
-            f"In a loop, with the caches as a training step leaves them: {hooks:.1f} µs a step around an empty step (lower "
+            f"In a loop, with the caches as a training step leaves them: {hooks:.1f} µs per step around an empty step (lower "
             f"decile {middle(timing, 'hooks_low_us'):.1f}), {middle(timing, 'loader_us'):.1f} with a DataLoader, "
             f"{middle(timing, 'auto_us'):.1f} in a small real step. Bare clock reads at the same places cost {floor:.1f} µs in "
             f"the same processes (lower decile {middle(timing, 'floor_low_us'):.1f}): {hooks / floor:.2f} times that.",
         ]
     if server_us is not None:
         lines.append(
-            f"perfagent's server is a process of its own (usually on another machine): {server_us:.0f} µs CPU a step here."
+            f"perfagent's server is a process of its own (usually on another machine): {server_us:.0f} µs CPU per step here."
         )
     return "\n".join(lines)
 

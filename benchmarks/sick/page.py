@@ -1,4 +1,4 @@
-"""The section of docs/detection.md on the programs, from what is kept of them."""
+"""What docs/evidence/detection.md and sick-programs.md say of the programs, from what is kept of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from sick.batches import Program
 from sick.results import Kept
 from tables import replace, table
 
-__all__ = ["PAGE", "section", "write"]
+__all__ = ["first_tries", "program_tables", "section", "write"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "detection.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "evidence"
+UNSEEN = ("unseen_", "pairs_")
+"""How the batches begin whose programs were written without sight of the rules."""
 _HEAD = ("batch", "", "measured", "sick ones right", "healthy ones with a false alarm", "pairs right")
 _HEAD_OF_PROGRAMS = (
     "program",
@@ -27,22 +29,46 @@ _HEAD_OF_PROGRAMS = (
 
 
 def write(programs: Sequence[Program], kept: Kept) -> None:
-    replace("sick", section(programs, kept), PAGE)
+    replace("sick", section(programs, kept), PAGES / "detection.md")
+    replace("programs", program_tables(programs, kept), PAGES / "sick-programs.md")
 
 
 def section(programs: Sequence[Program], kept: Kept) -> str:
+    """Figures of each batch, and of all first tries."""
+    batches = _batches(programs, kept)
+    if not batches:
+        return "Not measured yet."
+    rows = [row for batch, those in batches.items() for row in _figures(batch, those, kept)]
+    known = [program for those in batches.values() for program in those]
+    unseen = [program for program in known if program.batch.startswith(UNSEEN)]
+    for name, those in (("all", known), ("all that were written without sight of the rules", unseen)):
+        rows.append((name, "first try", "", *first_tries(those, kept), ""))
+    return table(_HEAD, rows)
+
+
+def program_tables(programs: Sequence[Program], kept: Kept) -> str:
+    """A table of its programs for each batch."""
+    parts = [
+        f"## Batch {batch}\n\n{table(_HEAD_OF_PROGRAMS, [_cells(program, kept[program.key]) for program in those])}"
+        for batch, those in _batches(programs, kept).items()
+    ]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def _batches(programs: Sequence[Program], kept: Kept) -> dict[str, list[Program]]:
     batches: dict[str, list[Program]] = {}
     for program in programs:
         if program.key in kept:
             batches.setdefault(program.batch, []).append(program)
-    if not batches:
-        return "Not measured yet."
-    rows = [row for batch, those in batches.items() for row in _figures(batch, those, kept)]
-    parts = [table(_HEAD, rows)]
-    for batch, those in batches.items():
-        cells = [_cells(program, kept[program.key]) for program in those]
-        parts.append(f"### Batch {batch}\n\n{table(_HEAD_OF_PROGRAMS, cells)}")
-    return "\n\n".join(parts)
+    return batches
+
+
+def first_tries(programs: Sequence[Program], kept: Kept) -> tuple[str, str]:
+    """Sick ones right, and healthy ones with a false alarm."""
+    right = {one.key: bool(kept[one.key]["first"]["right"]) for one in programs}
+    false = {one.key: not kept[one.key]["first"]["silent"] for one in programs}
+    sick, healthy = ([one.key for one in programs if one.expected.healthy is is_so] for is_so in (False, True))
+    return _count(right, sick), _count(false, healthy)
 
 
 def _figures(batch: str, programs: Sequence[Program], kept: Kept) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""docs/sick.json: of each program its first try, which stays, and its newest results."""
+"""benchmarks/results/sick.json: of each program its first try, which stays, and its newest results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sick.judging import Judgment
 
 __all__ = ["RESULTS", "Kept", "keep", "outcome", "read", "write"]
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "sick.json"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "sick.json"
 
 Kept = dict[str, dict[str, Any]]
 """By batch/program. first: when, on which commit, and what came of it. newest: the same for the newest suite, and its

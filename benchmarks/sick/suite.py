@@ -38,7 +38,9 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="beside a busy loop on each core")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="so many times; right is right in each")
     parser.add_argument(
-        "--write", action="store_true", help="put the results into docs/sick.json and docs/detection.md"
+        "--write",
+        action="store_true",
+        help="put the results into benchmarks/results/sick.json and docs/evidence/detection.md",
     )
     parser.add_argument("--again", type=Path, metavar="FILE", help="judge a recorded suite again, and run nothing")
     parser.add_argument("--tool", type=Path, metavar="FILE.py", help="another tool: a subclass of sick.tools.Tool")

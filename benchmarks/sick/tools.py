@@ -16,7 +16,7 @@ from builders import ServerProcess
 __all__ = ["Finding", "Perfagent", "Said", "Tool", "tool_of"]
 
 Finding = Mapping[str, Any]
-"""rule: an id of docs/rules.md, or "healthy"; severity: info, warning or critical; message: words for people. Where the
+"""rule: an id of docs/reference/rules.md, or "healthy"; severity: info, warning or critical; message: words for people. Where the
 tool knows them: id, which tells two alerts of a rule apart, evidence, fix, ranks and since_step."""
 
 

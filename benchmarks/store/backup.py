@@ -3,7 +3,7 @@
     PYTHONPATH=benchmarks:tests python benchmarks/store/backup.py [--quick] [--write]
 
 PostgreSQL is a real server on the same machine, without fsync as in the tests: a slower disk makes its restore slower.
---write puts the table into docs/operations.md.
+--write puts the table into docs/server/operations.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perfagent_server.store.backup import back_up, restore
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.write.compaction import Compactor
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "server" / "operations.md"
 NAMES, STEPS = 20, 20_000
 
 
@@ -72,7 +72,7 @@ def measure(folder: Path, runs: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="little data: to see that it works, not to quote")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/operations.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/server/operations.md")
     arguments = parser.parse_args()
     stop = postgresql_server.start()
     try:

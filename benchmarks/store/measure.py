@@ -6,7 +6,7 @@ Every store has a process (peers: an environment) of its own and gets the same b
 each, and who begins changes from turn to turn. (With turns of one batch each store finds the caches full of the others'
 data every time, which a server with work to do does not; every store, the row table too, gains from turns.) Commits are
 waited for, compaction is counted. The peers are slower by two orders of magnitude and get the first batches only.
---write puts the table into docs/benchmarks.md.
+--write puts the table into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TURN = 16  # batches: as many as our compactor waits between two looks
 HERE = Path(__file__).resolve().parent
 PEERS = {"mlflow": ["mlflow==3.17.2"], "trackio": ["trackio==0.43.0", "numpy"]}
 TITLES = {
-    "rows": "SQLite, a row a point (synchronous=NORMAL)",
-    "rows-full": "SQLite, a row a point (synchronous=FULL)",
+    "rows": "SQLite, one row per point (synchronous=NORMAL)",
+    "rows-full": "SQLite, one row per point (synchronous=FULL)",
     "perfagent": "**perfagent** (synchronous=FULL, compaction included)",
     "perfagent-postgresql": "**perfagent** on PostgreSQL 18 (compaction included; CPU without PostgreSQL's own)",
     "perfagent-clickhouse": "**perfagent** with ClickHouse (compaction included; CPU without ClickHouse's own)",
@@ -85,7 +85,8 @@ def main() -> None:
     peer_batches = 2 if options.quick else 4
     pythons = {name: _python(options.folder, name) for name in options.engines.split(",")}
     names = [name for name, python in pythons.items() if python is not None]
-    sections = []
+    sections: list[str] = []
+    ratios: list[float] = []
     for case in options.cases.split(","):
         with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as folder:
             children = [_start(name, case, str(pythons[name]), Path(folder) / name) for name in names]
@@ -104,17 +105,29 @@ def main() -> None:
         text = table(head, rows)
         words = CASES[case].words
         print(f"\n{words}, {batches} batches\n{text}", flush=True)
-        sections.append(f"{words}, {batches} batches (peers: {peer_batches}):\n\n{text}")
+        if not sections:
+            sections.append(f"{words}, {batches} batches (peers: {peer_batches}):\n\n{text}")
+        else:
+            ratios += [float(row[2]) for row in rows if row[0] == TITLES["perfagent"]]
     if options.write:
         note = (
             f"{machine('sqlalchemy', 'numpy', 'zstandard')}. Every store got the same batches, {TURN} at a turn. samples/s: all "
             'samples by all time, compaction included. "to rows": ratio to the first line over the same batches, by time (which '
-            "holds the "
-            "waiting for a disk and two cores that others used as well) and by CPU. bytes/sample: pages in use. "
+            "includes waiting for a disk and two cores that other programs used too) and by CPU. bytes/sample: pages in use. "
             "The peers got the first batches only, so their last two columns are over far fewer samples. "
             f"Made by `PYTHONPATH=benchmarks python benchmarks/store/measure.py --batches {batches} --write`."
         )
-        replace("store", "\n\n".join([note, *sections]))
+        replace("store", "\n\n".join([note, *sections, *_others(ratios)]))
+
+
+def _others(ratios: list[float]) -> list[str]:
+    """The shapes of which no table is shown, in a sentence."""
+    if not ratios:
+        return []
+    return [
+        f"In {len(ratios)} other shapes of a frame (1 to 2000 names), perfagent stores {min(ratios):.1f} to {max(ratios):.1f} "
+        "times as many samples per second as rows."
+    ]
 
 
 def _case(children: list[Child], case: str, batches: int, peer_batches: int) -> list[list[str]]:

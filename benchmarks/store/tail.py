@@ -5,7 +5,7 @@
 Each rank sends a frame of 63 series and one row every second, for a minute that is compacted, then for `--seconds`
 seconds that stay in the tail. In the last line the job has started again, from a step of that minute, and has sent no
 rows yet. A figure is the median CPU time of the process over several tries. --write puts the table into
-docs/benchmarks.md.
+docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="32 ranks: to see that it works, not to quote")
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--seconds", default="0,30,120", help="lengths of the tail, rising, with commas between")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     arguments = parser.parse_args()
     ranks = arguments.ranks or (32 if arguments.quick else 512)
     lengths = sorted(map(int, arguments.seconds.split(",")))

@@ -6,7 +6,7 @@ Each run sends one frame a second: 63 series, one row. The writer stores 250 fra
 ledger's trim run on their own thread, as in the server. Halfway through, the benchmark deletes a run with a long
 history; at the end, retention deletes the samples of all runs. Python's garbage collector can run in the middle of a
 job; its time has a separate column. Other programs and waiting for the interpreter lengthen the wall time.
---write puts the table into docs/benchmarks.md.
+--write puts the table into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="100 runs for 12 s: to see that it works, not to quote")
     parser.add_argument("--runs", type=int)
     parser.add_argument("--seconds", type=int)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
     arguments = parser.parse_args()
     runs = arguments.runs or (100 if arguments.quick else 1000)
     seconds = arguments.seconds or (12 if arguments.quick else 100)

@@ -1,4 +1,4 @@
-"""Runs every `perfagent bench NAME` in a process of its own and writes docs/techniques.md from what was measured.
+"""Runs every `perfagent bench NAME` in a process of its own and writes docs/evidence/techniques.md from what was measured.
 
     PYTHONPATH=benchmarks python benchmarks/techniques/measure.py [--quick] [--device cpu|cuda] [--only NAME ...] [--write]
     PYTHONPATH=benchmarks python benchmarks/techniques/measure.py --render      only the page, from figures measured before
@@ -22,7 +22,7 @@ import tables
 from perfagent_tools.bench.command import BENCHMARKS
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "techniques.md"
+PAGE = HERE.parents[1] / "docs" / "evidence" / "techniques.md"
 LEAST = {"packing.fill": 99.0, "workers.speed": 4.0, "async-checkpoint.blocked": 3.0}
 """What perfagent promises: the script fails below it."""
 MOST_PACK_S = 1.0

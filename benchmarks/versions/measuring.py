@@ -45,7 +45,7 @@ def python_for(torch: str) -> str:
 
 
 def measured(torch: str, python: str, folder: Path, parts: Collection[str] = PARTS) -> dict[str, Any]:
-    """What docs/versions.json keeps of a torch on a Python. folder: where the environment is made."""
+    """What benchmarks/results/versions.json keeps of a torch on a Python. folder: where the environment is made."""
     place = folder / f"torch-{torch}-{Path(python).name}"
     program = place / "bin" / "python"
     _install(torch, python, place)

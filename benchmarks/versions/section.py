@@ -1,4 +1,4 @@
-"""The section of docs/compatibility.md about versions, and the results behind it, in docs/versions.json."""
+"""The section of docs/evidence/compatibility.md about versions, and its results: benchmarks/results/versions.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from versions.catalogue import ROOT, TRAININGS, numbers, trainings
 
 __all__ = ["KEPT", "in_words", "is_right", "keep", "kept", "written"]
 
-KEPT = ROOT / "docs" / "versions.json"
+KEPT = ROOT / "benchmarks" / "results" / "versions.json"
 
 _HEAD = """\
 ## Versions of torch and Python
@@ -122,7 +122,7 @@ def _failures(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def _failed_words(failed: dict[str, str]) -> str:
     if len(failed) > _MOST_NAMED:
-        return f"{len(failed)} fail, which docs/versions.json names"
+        return f"{len(failed)} fail, which benchmarks/results/versions.json names"
     parts = [name.partition("::") for name in failed]
     names = ", ".join(f"`{module.rpartition('.')[2]}::{test}`" for module, _, test in parts)
     return f"{names} {'fails' if len(failed) == 1 else 'fail'}"

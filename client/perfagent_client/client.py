@@ -257,7 +257,7 @@ class Client(_Asking):
         return parse(Timing, self._table(_run_path(run, "/timing"), steps=steps))
 
     def compare(self, runs: Sequence[str]) -> Comparison:
-        """Runs, or windows of runs (`RUN:FROM-TO`), with the first of them: docs/wire.md, Comparing runs."""
+        """Runs, or windows of runs (`RUN:FROM-TO`), with the first of them: docs/reference/wire.md, Comparing runs."""
         found = Comparison(self._table("/compare", runs=list(runs)))
         found.html = self._comparison_html
         return found

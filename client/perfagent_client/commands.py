@@ -43,7 +43,10 @@ def runs(parser: argparse.ArgumentParser) -> None:
     severity.completer = lambda **_: OUTCOMES  # type: ignore[attr-defined]
     parser.add_argument("--tag", help="only with this tag")
     parser.add_argument(
-        "--since", type=moment, metavar="WHEN", help="only runs heard of since then: 90m, 24h, 7d, 2026-03-01"
+        "--since",
+        type=moment,
+        metavar="WHEN",
+        help="only runs that sent something since then: 90m, 24h, 7d, 2026-03-01",
     )
     parser.add_argument(
         "--sort", metavar="BY",

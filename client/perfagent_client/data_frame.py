@@ -1,5 +1,5 @@
 """Columns as a data frame of whichever library the caller has: pandas or polars. Neither is a dependency, and neither is imported
-before it is asked for."""
+before it is asked for. No Arrow stream: pandas reads one by pyarrow alone."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The server refuses a wrong event alone: it stores the samples and the other events of the frame, and names the refused
 event in its answer. It ignores unknown fields and the data of an unknown kind, since a newer agent may send both.
-docs/wire.md describes the fields.
+docs/reference/wire.md describes the fields.
 """
 
 from __future__ import annotations

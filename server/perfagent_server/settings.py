@@ -1,7 +1,7 @@
 """The server's settings: one typed value, made once and passed in. The environment is read in one function, here.
 
 Every field is an option of `perfagent up` or an environment variable `PERFAGENT_<FIELD>`, and a row of
-docs/configuration.md.
+docs/reference/settings.md.
 """
 
 from __future__ import annotations

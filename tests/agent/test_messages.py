@@ -56,7 +56,7 @@ third = perfagent.init(name="third")
 
 SAID = (
     r"there is no setting PERFAGENT_PROT; did you mean PERFAGENT_PORT\?",
-    r"there is no setting PERFAGENT_XYZZY; docs/configuration.md lists those that there are",
+    r"there is no setting PERFAGENT_XYZZY; docs/reference/settings.md lists those that there are",
     r"log\(\) takes a dict of names and numbers, not 'loss'; left out\. Write log\(\{'loss': value\}\)",
     r"log\(\) takes a dict of names and numbers, not 0\.5; left out\.",
     r"the name 1 of log\(\) is stored as '1'; a name is printable text of 1 to 256 bytes",

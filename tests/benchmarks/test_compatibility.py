@@ -1,4 +1,4 @@
-"""docs/compatibility.md says what its sections say, the matrix above all."""
+"""docs/evidence/compatibility.md says what its sections say, the matrix above all."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from sick.batches import PROGRAMS, Program, all_programs, chosen
 from sick.by_rule import OfPrograms, by_rule
 from sick.expectations import Expectation, WrongExpectationError, expectation, read
 from sick.judging import Judgment, judged
-from sick.page import section
+from sick.page import program_tables, section
 from sick.results import Kept, keep
 
 SICK = expectation({"accept": {"loss_spike": "batch", "hang": ""}, "also": ["dead_units"], "names": "shuffl"}, "here")
@@ -141,8 +141,9 @@ def test_a_first_try_stays_beside_the_newest_runs() -> None:
         kept_of(kept, "2026-01-02", run, "well", silent)
     kept_of(kept, "2026-01-02", 2, "well", alarm)  # judged again
     kept_of(kept, "2026-01-01", 1, "well", silent)  # an older record again
-    text = section(programs, kept)
+    text = section(programs, kept) + program_tables(programs, kept)
     assert "| b | first try | 2026-01-01, c1 | 0 of 1 | 1 of 1 | 0 of 1 |" in text
+    assert "| all | first try |  | 0 of 1 | 1 of 1 |  |" in text
     assert "| b | newest | 2026-01-02, c2, 2 runs | 1 of 1 | 1 of 1 | 0 of 1 |" in text
     assert (
         "| sick | sick / so | `loss_spike` | no: not found; no alert of it | `healthy` | yes | 7.0 | not named |"

@@ -1,4 +1,4 @@
-"""Which versions scripts/versions measures, and what docs/compatibility.md says of the results."""
+"""Which versions scripts/versions measures, and what docs/evidence/compatibility.md says of the results."""
 
 from __future__ import annotations
 

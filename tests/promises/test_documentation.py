@@ -19,18 +19,18 @@ DOCS = ROOT / "docs"
 
 
 def test_every_setting_of_agent_and_server_is_documented() -> None:
-    text = (DOCS / "configuration.md").read_text()
+    text = (DOCS / "reference" / "settings.md").read_text()
     for settings in (AgentConfig, Settings):
         for item in dataclasses.fields(settings):
-            assert f"`{item.name}`" in text, f"{settings.__name__}.{item.name} is missing in docs/configuration.md"
+            assert f"`{item.name}`" in text, f"{settings.__name__}.{item.name} is missing in docs/reference/settings.md"
 
 
 def test_every_environment_variable_in_the_source_is_documented() -> None:
-    text = (DOCS / "configuration.md").read_text()
+    text = (DOCS / "reference" / "settings.md").read_text()
     for package in ("agent", "server", "client", "dashboard"):
         for path in (ROOT / package).rglob("*.py"):
             for name in set(re.findall(r"\"(PERFAGENT_[A-Z_]*[A-Z])\"", path.read_text())):
-                assert f"`{name}`" in text, f"{name} of {path.relative_to(ROOT)} is missing in docs/configuration.md"
+                assert f"`{name}`" in text, f"{name} of {path.relative_to(ROOT)} is missing in docs/reference/settings.md"
 
 
 def test_every_command_is_in_the_readme_or_quickstart() -> None:
@@ -45,8 +45,8 @@ def test_the_quickstart_lists_the_states_of_a_run_and_no_other() -> None:
 
 
 def test_document_of_the_rules_is_what_they_say_of_themselves() -> None:
-    again = "write it anew: python -m perfagent_server.rules.handbook > docs/rules.md"
-    assert (DOCS / "rules.md").read_text() == handbook(), again
+    again = "write it anew: python -m perfagent_server.rules.handbook > docs/reference/rules.md"
+    assert (DOCS / "reference" / "rules.md").read_text() == handbook(), again
 
 
 def test_the_readme_says_how_many_rules_were_tested_and_how() -> None:
@@ -54,9 +54,15 @@ def test_the_readme_says_how_many_rules_were_tested_and_how() -> None:
 
 
 def test_every_event_kind_is_documented() -> None:
-    text = (DOCS / "wire.md").read_text()
+    text = (DOCS / "reference" / "wire.md").read_text()
     for kind in perfagent.wire.EVENT_KINDS:
         assert f"`{kind}`" in text
+
+
+def test_decisions_are_at_most_40_of_half_a_page() -> None:
+    decisions = (DOCS / "internals" / "decisions.md").read_text().split("\n### ")[1:]
+    assert len(decisions) <= 40, "join a new decision to an old one, or replace one"
+    assert {text.partition("\n")[0] for text in decisions if len(text.split()) > 180} == set()
 
 
 def test_every_picture_is_shown_in_a_document() -> None:

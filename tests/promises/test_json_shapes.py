@@ -1,4 +1,4 @@
-"""What we promise about `--json`: docs/commands.md states it for each command, and so it is."""
+"""What we promise about `--json`: docs/reference/commands.md states it for each command, and so it is."""
 
 from __future__ import annotations
 

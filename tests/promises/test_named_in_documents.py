@@ -23,13 +23,13 @@ from perfagent_server.rules.catalogue import all_rules
 from perfagent_server.settings import Settings
 
 pytestmark = pytest.mark.real  # it asks git for its files
-DECISIONS = "docs/decisions.md"
+DECISIONS = "docs/internals/decisions.md"
 """It names what was rejected, too: commands and options that do not exist are right there."""
 
 FOREIGN_OPTIONS = {"--multirun", "--randomly-dont-reorganize"}
 """Options of other people's programs that documents name without the program."""
 
-USERS_FILES = {"train.py", "script.py", "job.py", "section.md", "rules.toml"}
+USERS_FILES = {"FILE.py", "train.py", "script.py", "job.py", "section.md", "rules.toml"}
 """A reader's own files, and what a command writes where the reader says."""
 
 OF_A_RUN = {"perfagent.config"}
@@ -103,7 +103,7 @@ def programs(text: str) -> Iterator[list[str]]:
 
 
 def wrong_words(words: list[str]) -> Iterator[str]:
-    named = [word.partition("=")[0].strip("[]") for word in words[1:] if word.strip("[").startswith("--")]
+    named = [word.partition("=")[0].strip("[])") for word in words[1:] if word.strip("[").startswith("--")]
     if words[0] != "perfagent":
         path = ROOT / words[0]
         known = script_options(path) if path.is_file() and path.suffix != ".md" else None

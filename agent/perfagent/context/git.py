@@ -104,7 +104,7 @@ class ChangedFiles:
     """Asks `git` whether tracked files differ from the commit: staged or not, and in submodules too.
 
     tell: gets the answer. There is no answer if git is not installed, if it takes more than a minute, or if it refuses a
-    repository that belongs to somebody else."""
+    repository of somebody else, which may name programs that git would run: safe.directory stays as it is."""
 
     def __init__(
         self, root: Path, tell: Callable[[bool], None], *, clock: Callable[[], float] = time.monotonic

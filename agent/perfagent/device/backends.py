@@ -3,7 +3,7 @@ names no kind.
 
 The modules of torch (torch.cuda, which is ROCm's too, torch.xpu, torch.npu, and whatever a PrivateUse1 backend brings)
 have most of this under the same names. What a module has not is absent, and so is everything of a kind without one
-(XLA): such a device is the null object. docs/compatibility.md has the table.
+(XLA): such a device is the null object. docs/evidence/compatibility.md has the table.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class Ending(NamedTuple):
 
 
 def truth(ending: Ending) -> tuple[str, Facts] | None:
-    """(state, reason) as docs/wire.md names them; None where nobody knows, and the server's own "lost" is the honest answer."""
+    """(state, reason) as docs/reference/wire.md names them; None where nobody knows, and the server's own "lost" is the
+    honest answer."""
     if ending.signal is None:
         return None if ending.code is None else of_exit_code(ending.code)
     try:

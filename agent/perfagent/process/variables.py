@@ -51,4 +51,4 @@ def _advice(name: str) -> str:
     import difflib  # not with the training: most environments have no such name
 
     near = difflib.get_close_matches(name.removeprefix(PREFIX), sorted((*_AGENT, *_SERVER)), 1)
-    return f"did you mean {PREFIX}{near[0]}?" if near else "docs/configuration.md lists those that there are"
+    return f"did you mean {PREFIX}{near[0]}?" if near else "docs/reference/settings.md lists those that there are"

@@ -1,7 +1,7 @@
 """CPU, memory, disks, network, load and pressure of a Linux host, read from /proc and /sys.
 
 What cannot be read is absent, never 0. Each part is read as rarely as its cost demands: /proc/stat alone takes milliseconds
-on a host with hundreds of cores. docs/architecture.md has what each costs.
+on a host with hundreds of cores. docs/internals/architecture.md has what each costs.
 
 One expression takes all numbers out of a file at once: psutil, which reads the same files, takes 2 to 6 times as long (in µs
 of CPU: processor time 32 and 17, memory 89 and 15, disks 172 and 38, network 88 and 33), and 40 ms to import.

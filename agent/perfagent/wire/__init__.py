@@ -1,4 +1,4 @@
-"""The schema between agent, server and client. Public, documented in docs/wire.md, and light: no torch, httpx or
+"""The schema between agent, server and client. Public, documented in docs/reference/wire.md, and light: no torch, httpx or
 pydantic.
 
 What the server answers (query.py) is loaded when one of its names is asked for: a training does not, and it takes 8 ms.

@@ -104,7 +104,7 @@ class Group(msgspec.Struct):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """Something that happened once. kind: one of EVENT_KINDS; time: Unix seconds; data: by kind (docs/wire.md)."""
+    """Something that happened once. kind: one of EVENT_KINDS; time: Unix seconds; data: by kind (docs/reference/wire.md)."""
 
     kind: str
     time: float

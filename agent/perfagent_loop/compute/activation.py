@@ -76,6 +76,7 @@ def checkpoint_activations(
     for _, block in chosen:
         own = vars(block).get("forward")
         block.__dict__[_SETTINGS] = _Settings(operators, own, preserve_rng)
+        # torch's checkpoint_wrapper renames parameters; with a closure a copied model would use the original's weights.
         block.__dict__["forward"] = types.MethodType(_forward, block)
     logger.info("perfagent: %d blocks compute their activations again in the backward pass", len(chosen))
 

@@ -82,7 +82,7 @@ def pack_stream(
 
     length: tokens of an item; without it len(item), or the length of its "input_ids". A window is packed, full rows go
     out, and what lies in the emptier ones is packed again with what comes next. A larger window fills better: see
-    docs/data.md. Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is
+    docs/guides/data-loading.md. Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is
     longer than the capacity, with its place in the stream.
     """
     check_count("window", window, "a number of items in hand")

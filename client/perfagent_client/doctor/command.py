@@ -81,7 +81,7 @@ def examine(address: str | None = None) -> Iterator[Check]:
 
 def _settings(config: AgentConfig | ConfigError) -> Check:
     if isinstance(config, ConfigError):
-        step = "mend that variable or option; docs/configuration.md has all of them"
+        step = "mend that variable or option; docs/reference/settings.md has all of them"
         return Check("settings", "problem", str(config), step)
     wrong = misspelt(os.environ)
     if wrong:

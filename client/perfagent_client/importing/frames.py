@@ -1,4 +1,4 @@
-"""Turns an old run into the frames of an import, as docs/wire.md has them."""
+"""Turns an old run into the frames of an import, as docs/reference/wire.md has them."""
 
 from __future__ import annotations
 

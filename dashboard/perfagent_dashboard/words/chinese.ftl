@@ -89,7 +89,7 @@ way_run_text = perfagent 会自己找到模型、优化器和数据加载器。
 way_attach = 在脚本里加一行
 way_attach_text = 放在创建模型和优化器的地方。
 way_demo = 只想看看？下面的命令会在本机训练一个小模型：
-way_import = 已有 TensorBoard、W&B、MLflow 或 trackio 的运行记录？把它们导入进来（docs/history.md 说明会带来哪些内容）：
+way_import = 已有 TensorBoard、W&B、MLflow 或 trackio 的运行记录？把它们导入进来（docs/guides/bring-your-history.md 说明会带来哪些内容）：
 
 ## 任务页：页首与诊断
 

@@ -96,7 +96,7 @@ way_run_text = perfagent finds model, optimizer and loader by itself.
 way_attach = With one line in the script
 way_attach_text = Put it where the model and the optimizer are made.
 way_demo = Only looking? This trains a small model on this machine:
-way_import = Do you have runs of TensorBoard, W&B, MLflow or trackio? Bring them along (docs/history.md says what comes with them):
+way_import = Do you have runs of TensorBoard, W&B, MLflow or trackio? Bring them along (docs/guides/bring-your-history.md says what comes with them):
 
 ## Run: head and verdict
 

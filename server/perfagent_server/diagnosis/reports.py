@@ -1,4 +1,4 @@
-"""Writes diagnoses as JSON (fields: docs/diagnose.md), as SARIF for code hosts, as JUnit for CI, and for an import."""
+"""Writes diagnoses as JSON (fields: docs/guides/diagnose.md), as SARIF for code hosts, as JUnit for CI, and for an import."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _readiness(services: Services) -> Response:
 
 @router.get("/metrics", dependencies=[Depends(require_everywhere("read"))], response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
-    """The server and the runs that go on, in Prometheus' text format, or as OpenMetrics where the Accept header asks for
+    """The server and the active runs, in Prometheus' text format, or as OpenMetrics where the Accept header asks for
     it."""
     monitoring: Monitoring = request.app.state.monitoring
     content, media_type = monitoring.exposition(request.headers.get("accept", ""))

@@ -98,7 +98,7 @@ class TakenBack:
 
 @router.put("/imports/{import_id}", status_code=204, response_class=Response)
 def begin(import_id: ImportId, new: NewImport, request: Request, services: ServicesDep, identity: Sender) -> Response:
-    """Begins an import, or goes on with one's own. Its id goes with the frames of each run, in `import` events."""
+    """Begins an import, or continues one's own. Its id goes with the frames of each run, in `import` events."""
     if new.project:
         check_sender(identity, (new.project,))
     who = identity.name or identity.who
@@ -118,7 +118,7 @@ def begin(import_id: ImportId, new: NewImport, request: Request, services: Servi
 
 @router.post("/imports/known", responses={200: {"model": Known}})
 def known(asked: Asked, services: ServicesDep, identity: Sender) -> Response:
-    """How far runs are imported, so that an import goes on where it was."""
+    """How far runs are imported, so that an import continues where it was."""
     with services.database.read() as connection:
         found = imported(connection, asked.runs)
     mine = {run: Here(how) for run, (project, how) in found.items() if identity.project in (None, project)}

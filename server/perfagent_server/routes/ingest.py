@@ -80,7 +80,7 @@ def receipt_reply(
 @router.post(
     "/ingest",
     summary="Store one frame of an agent",
-    description="A MessagePack frame (docs/wire.md), optionally deflated. The answer comes after the commit.",
+    description="A MessagePack frame (docs/reference/wire.md), optionally deflated. The answer comes after the commit.",
     openapi_extra={
         "requestBody": {
             "required": True,

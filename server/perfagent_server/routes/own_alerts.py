@@ -123,7 +123,7 @@ def list_own_alerts(services: ServicesDep, identity: Reader, project: ProjectAsk
 def create_own_alert(
     new: NewOwnAlert, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = ""
 ) -> Response:
-    """A new alert for runs of a project; of all projects without one. Runs that go on are judged at once. 100 at most."""
+    """A new alert for runs of a project; of all projects without one. Active runs are judged at once. 100 at most."""
     check_project(identity, "admin", project)
     alert = _alert(asdict(new) | {"project": project})
     audit = record(request, identity, "own_alert.create", alert.name, _detail(alert), project=project)

@@ -99,11 +99,11 @@ def list_runs(
     """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one. A page has
     fewer than `limit` runs where their configurations are large.
 
-    `severity` and `state`: one or several. A run's severity is that of its open alerts while it goes on, and that of its
+    `severity` and `state`: one or several. A run's severity is that of its open alerts while it is active, and that of its
     verdict once it has ended: critical, warning, info, healthy, or unknown where nothing was judged. `q`: words that must
     all be in name, project, tag, host or an open alert, and comparisons of settings and newest values (`config.lr = 1e-3`,
     `val/acc > 0.6`), or a regular expression between slashes; `attention`: only runs with an open critical or warning alert
-    that nobody acknowledged; `since` (RFC 3339): only runs that were heard of since.
+    that nobody acknowledged; `since` (RFC 3339): only runs that sent something since.
 
     With `with` (any of verdict, latest, timing, trend, config) it is a screen of a table: each run has these parts, `alerts` and
     `needs_attention`; `counts` says how many runs there are by state and severity, and `next` is the `offset` of the

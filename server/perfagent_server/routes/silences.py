@@ -93,7 +93,7 @@ def list_silences(services: ServicesDep, identity: Reader) -> Response:
 
 @router.post("/silences", status_code=201, responses={201: {"model": SilenceShown}})
 def create_silence(new: NewSilence, request: Request, services: ServicesDep, identity: Operator) -> Response:
-    """A new silence. Alerts that fire go on firing, and are told when it ends. An operator of some projects names one of
+    """A new silence. Alerts that fire stay open, and are sent when it ends. An operator of some projects names one of
     them, or a run in it."""
     now = time.time()
     starts, ends = _times(new, now)
@@ -127,7 +127,7 @@ def create_silence(new: NewSilence, request: Request, services: ServicesDep, ide
 
 @router.delete("/silences/{silence_id}", status_code=204, response_class=Response)
 def delete_silence(silence_id: str, request: Request, services: ServicesDep, identity: Operator) -> Response:
-    """Ends a silence: what fires is told now."""
+    """Ends a silence: what still fires is sent now."""
 
     def job(connection: Connection) -> None:
         query = select(silence.c.project).where(silence.c.id == silence_id)

@@ -1,6 +1,6 @@
-"""docs/rules.md, written from the rules: a heading a rule, with what it means, when it fires and what to do.
+"""docs/reference/rules.md, written from the rules: a heading a rule, with what it means, when it fires and what to do.
 
-python -m perfagent_server.rules.handbook > docs/rules.md
+python -m perfagent_server.rules.handbook > docs/reference/rules.md
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUESTIONS = {
     Question.ARE_ITS_NUMBERS_FINITE: "Are its numbers finite?",
     Question.DOES_IT_MOVE: "Does it move, and is it heard?",
     Question.DOES_IT_LEARN: "Does it learn?",
-    Question.WILL_IT_GO_ON: "Will it go on?",
+    Question.WILL_IT_GO_ON: "Will it continue?",
     Question.IS_IT_FAST: "Is it fast?",
 }
 
@@ -111,9 +111,9 @@ def measured(rule: Rule) -> str:
     said = [_of_programs(found["programs"])] if "programs" in found else []
     said += [seen_in_demo(found["demo"])] if "demo" in found else []
     if "total" in found:
-        said.append(f"{_shares(found)} ([detection.md](detection.md))")
+        said.append(f"{_shares(found)} ([detection.md](../evidence/detection.md))")
     elif _is_rated(found):
-        said[-1] += " ([detection.md](detection.md#sick-trainings))"
+        said[-1] += " ([detection.md](../evidence/detection.md#sick-trainings))"
     elif rule.needs_card:
         said.append("not yet seen on a card: tested on recorded and made-up series, without a claim of precision")
     else:

@@ -4,7 +4,7 @@ A rule is a frozen dataclass in a file of its own; its fields are its thresholds
 slots: they would make a second class of it.) The class declares what the rule reads. The engine builds the window of a
 run from what all rules declare, and judges a rule when something came that it wants to be judged on. Everything else
 that is known of a rule is derived from here: the catalogue, the order of verdicts, which alerts are one, the marks on
-charts, `GET /rules` and docs/rules.md.
+charts, `GET /rules` and docs/reference/rules.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Hours are those in which its processes ran, whether they used the hardware or not: a GPU for each rank that has one, and
 of each host the cores that the run may use. Two runs on one host each count all cores that they may use.
+Energy is read from the rows of the processes, not added up from the series of power: samples are thinned by age, and steps that a
+later attempt did again are out of sight, though their energy was spent.
 """
 
 from __future__ import annotations

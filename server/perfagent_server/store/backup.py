@@ -3,7 +3,7 @@ without which a restored server would know no key.
 
 A backup of SQLite is a copy of its pages by SQLite's online backup. One of PostgreSQL is a copy of its rows, all of one
 moment. Both are taken while the server writes. The files of the data folder lie in a table of their own, which exists in
-backups only.
+backups only. pg_dump is not used: it is often not on the server's machine, and must be as new as the database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The matrix of docs/compatibility.md: which loop is trained for each row, and what of it must be captured.
+"""The matrix of docs/evidence/compatibility.md: which loop is trained for each row, and what of it must be captured.
 
 test_matrix.py trains every row, and scripts/compatibility writes the table. This module knows no framework: it is data.
 """

@@ -1,4 +1,4 @@
-"""Every row of docs/compatibility.md, trained for real: without the agent, with it, and each cell compared with the
+"""Every row of docs/evidence/compatibility.md, trained for real: without the agent, with it, and each cell compared with the
 truth."""
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused(client: TestClient) -> None:
 
 @pytest.mark.real
 def test_the_commands_of_operations_md_set_list_and_take_back(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "server" / "operations.md").read_text(encoding="utf-8")
     commands = [line.split()[2:] for line in page.splitlines() if line.startswith("perfagent retention set ")]
     assert len(commands) == 4
     with server_process(tmp_path / "server") as server:

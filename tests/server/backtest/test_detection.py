@@ -121,13 +121,14 @@ def test_the_handbook_tells_what_was_measured_of_a_rule(monkeypatch: pytest.Monk
     handbook.MEASURED.write_text(json.dumps(figures))
     assert handbook.measured(LossSpike()) == (
         "precision 0.750 (3 of 4 alerts), recall 0.750 (3 of 4 faults, within 9 steps; median 4); 1 false alert; 1,000 "
-        "healthy steps: thresholds were chosen with a look at them ([detection.md](detection.md))."
+        "healthy steps: thresholds were chosen with a look at them ([detection.md](../evidence/detection.md))."
     )
     assert handbook.measured(Straggler()) == "no labeled data: tested on synthetic series."
     figures["straggler"] = {"programs": {"should": 3, "named": 2, "healthy": 9, "healthy_false": 0}}
     handbook.MEASURED.write_text(json.dumps(figures))
     assert handbook.measured(Straggler()) == (
-        "named in 2 of 3 sick programs; no false alarm in 9 healthy programs ([detection.md](detection.md#sick-trainings))."
+        "named in 2 of 3 sick programs; no false alarm in 9 healthy programs "
+        "([detection.md](../evidence/detection.md#sick-trainings))."
     )
     assert handbook.measured(Xid()).startswith("not yet seen on a card")
 

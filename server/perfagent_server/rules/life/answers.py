@@ -24,7 +24,7 @@ _PATIENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The newest look that an agent took by itself, as it tells it (docs/wire.md). came: when, by the window's clock;
+    """The newest look that an agent took by itself, as it tells it (docs/reference/wire.md). came: when, by the window's clock;
     waits_in: the kernel's function in which the training thread waits; others: other ranks on its machine."""
 
     number: int

@@ -1,0 +1,49 @@
+"""What we promise about the site of the documents: it builds without a warning or a network, and programs can read it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+from references import PAGES, REFERENCE
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = ["-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "website" / "mkdocs.yml"), "-d", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "SITE_URL": "https://docs.example/"}
+    built = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_has_a_twin_in_markdown(site: Path) -> None:
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    assert len(pages) > 30
+    assert [str(path) for path in pages if not path.with_suffix(".md").is_file()] == []
+
+
+def test_list_for_programs_names_pages_that_exist(site: Path) -> None:
+    links = re.findall(r"\]\(https://docs\.example/([^)]+)\)", (site / "llms.txt").read_text("utf-8"))
+    assert "reference/rules.md" in links
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
+def test_readers_browser_asks_nobody_but_the_site(site: Path) -> None:
+    asked = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(https?://[^\s\">]+)")
+    found = {address for page in site.rglob("*.html") for address in asked.findall(page.read_text("utf-8"))}
+    assert {address for address in found if not address.startswith("https://docs.example/")} == set()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_page_from_the_code_is_what_the_code_says(name: str) -> None:
+    assert (REFERENCE / name).read_text("utf-8") == PAGES[name](), "run scripts/references"
