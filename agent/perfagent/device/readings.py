@@ -42,6 +42,8 @@ class Reading:
         self, buffer: torch.Tensor, event: Event | None, pool: _Pool | None = None, size: int | None = None
     ) -> None:
         """size: of the numbers in the buffer, how many are of this value; all, if it is None."""
+        global _on_their_way
+        _on_their_way += pool is not None
         self._buffer, self._event, self._pool, self._size = buffer, event, pool, size
 
     @property
@@ -118,7 +120,6 @@ def read_all_later(values: dict[str, Any]) -> None:
 
 def read_later(tensor: torch.Tensor) -> Reading | None:
     """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change it afterward."""
-    global _on_their_way
     device = tensor.device
     kind = device.type
     tensor = tensor.detach()
@@ -149,7 +150,6 @@ def read_later(tensor: torch.Tensor) -> Reading | None:
     buffer, event = pool.pop()
     (buffer if room == size else buffer[:size]).copy_(tensor.reshape(-1), non_blocking=True)
     event.record(backend.current_stream(device))
-    _on_their_way += 1
     return Reading(buffer, event, pool, size)
 
 

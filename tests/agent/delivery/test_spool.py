@@ -145,6 +145,7 @@ def test_a16_cut_anywhere_what_is_whole_before_is_read(tmp_path: Path, kind: str
 @pytest.mark.parametrize("kind", ["ticks", "frames"])
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @example(flips=[(0.263671875, 0)], state=[])  # the length of the first frame: as if its end was never written
+@example(flips=[(0.25, 0), (0.022206455867320507, 0)], state=[])  # the number of the version, and the first record
 @given(
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=4),
     state=st.lists(st.tuples(st.integers(0, 127), st.integers(0, 7)), max_size=4),
