@@ -8,6 +8,7 @@ and llms.txt lists all of them (https://llmstxt.org).
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -148,4 +149,15 @@ def _text(path: Path) -> str:
     text = path.read_text("utf-8")
     if path.suffix == ".md":
         return text
+    if path.suffix == ".ipynb":
+        return "\n\n".join(part for cell in json.loads(text)["cells"] for part in _of_cell(cell)) + "\n"
     return f"# {path.relative_to(ROOT)}\n\n````{_LEXERS.get(path.suffix, 'text')}\n{text}````\n"
+
+
+def _of_cell(cell: dict[str, Any]) -> Iterator[str]:
+    """A cell of a notebook, and what it shows."""
+    source = "".join(cell["source"])
+    yield source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````"
+    for output in cell.get("outputs", []):
+        html = output.get("data", {}).get("text/html")
+        yield "".join(html) if html else f"````text\n{''.join(output.get('text', []))}````"
