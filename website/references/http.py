@@ -44,9 +44,8 @@ def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str
 
 def _route(method: str, path: str, route: dict[str, Any]) -> Iterator[str]:
     yield f"### `{method} {path}`\n"
-    text = re.sub(
-        r"\bdocs/(\w+)\.md\b", r"[\1](\1.md)", " ".join((route.get("description") or route["summary"]).split())
-    )
+    text = " ".join((route.get("description") or route["summary"]).split())
+    text = re.sub(r"\bdocs/reference/(\w+)\.md\b", r"[\1](\1.md)", text)
     yield text + "\n"
     rows = [
         (f"`{at['name']}`", at["in"], _type(at.get("schema", {})), "yes" if at.get("required") else "")
