@@ -33,7 +33,7 @@ __all__ = ["MemoryEstimate", "estimate_memory"]
 class MemoryEstimate:
     """The memory of a training step on one rank, in bytes.
 
-    Each part is at its own largest: the parts add up to more than the total.
+    Each part is counted at its own peak, so the parts add up to more than the total.
 
     Attributes:
         total_bytes: The largest sum of all that is in memory at once, in every step but the first.
