@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _HOMES = {ROOT / "README.md": "index.md", ROOT / "README.zh-CN.md": "zh/index.md"}
 _CHINESE = "zh/"
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?P<after>\))")
-_PERMALINK = re.compile(r'<a class="headerlink".*?</a>')
+_PERMALINK = re.compile(r'<a [^>]*class="headerlink".*?</a>')
+_ARGUMENT = re.compile(r"^(?P<name>\* \**`[^`\n]+`\**)\n(?:  \((?P<type>.*?)\)\n)?  –\n\n  ", re.MULTILINE | re.DOTALL)
 _LEXERS = {
     ".py": "python",
     ".sh": "sh",
@@ -92,11 +93,21 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, n
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Writes the page's twin in Markdown."""
     is_from_code = "\n::: " in (page.markdown or "")
-    text = markdownify(_PERMALINK.sub("", page.content or ""), heading_style="ATX") if is_from_code else page.markdown
+    text = _twin(page.content or "") if is_from_code else page.markdown
     twin = Path(config.site_dir, page.file.dest_uri).with_suffix(".md")
     twin.parent.mkdir(parents=True, exist_ok=True)
     twin.write_text(text or "", "utf-8")
     return output
+
+
+def _twin(content: str) -> str:
+    """A page from the code as Markdown, an argument a line."""
+    text = markdownify(_PERMALINK.sub("", content), heading_style="ATX", code_language="python")
+    return _ARGUMENT.sub(lambda found: f"{found['name']}{_in_brackets(found['type'])}: ", text)
+
+
+def _in_brackets(kind: str | None) -> str:
+    return f" ({' '.join(kind.split())})" if kind else ""
 
 
 def on_post_build(config: MkDocsConfig) -> None:

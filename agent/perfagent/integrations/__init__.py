@@ -22,7 +22,7 @@ from perfagent.errors import ResourceError
 if TYPE_CHECKING:
     from perfagent.integrations.functions import Patch, WhenImported
 
-__all__ = ["PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker", "install"]
+__all__ = ["PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker"]
 
 _ADAPTERS = {
     "bitsandbytes.backends.default.ops": "bitsandbytes",

@@ -23,9 +23,16 @@ _TrainerCallback: Any = importlib.import_module("transformers.trainer_callback")
 
 
 class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
-    """Begins the run with the training, on every rank, under the `run_name` of the arguments.
+    """For the Trainer of Transformers: `TrainingArguments(report_to="perfagent")` or
+    `Trainer(callbacks=[PerfagentCallback()])`.
 
-    options: of `attach`, such as project, tags and notes. Raises ConfigError as `attach` does, when the training begins.
+    Begins the run with the training, on every rank, under the `run_name` of the arguments.
+
+    Args:
+        **options: Options of `perfagent.attach`, such as `project`, `tags` and `notes`.
+
+    Raises:
+        ConfigError: An option cannot be used. Raised when the training begins.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -35,7 +42,7 @@ class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
         self._join(args, model)
 
     def on_log(self, args: Any, state: Any, *_: object, logs: Mapping[str, Any] | None = None, **__: object) -> None:
-        """Names and steps are those of the mirroring: `train/loss`, `eval/loss`."""
+        """Records what the trainer logs, such as `train/loss` and `eval/loss`, at the trainer's steps."""
         if current() is None:  # `evaluate()` without a training
             self._join(args, None)
         _record(state, logs or {})

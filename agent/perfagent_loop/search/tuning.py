@@ -112,14 +112,26 @@ def tune(
     compiling: bool | None = None,
     on_step: OnStep | None = None,
 ) -> TuningReport:
-    """Searches for a faster setting of a training; a minute for a small one.
+    """Searches for a faster setting of a training: one change at a time, measured in turns with the best so far.
 
-    In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with
-    2-d convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice,
-    four and eight times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how
-    many steps each side of a comparison makes, and how often they take turns. on_step: called after every step.
+    In this order: num_workers, pin_memory (CUDA), bf16, the fused optimizer, channels_last (2-d convolutions),
+    torch.compile, and batches of twice, four and eight times the size. Model, optimizer and random generators are
+    restored. A small training takes about a minute.
 
-    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob.
+    Args:
+        job: The training.
+        steps: Steps of each side of a comparison.
+        rounds: How often the two sides take turns.
+        largest_batch: The largest batch size; eight times the current one by default, on CUDA what fits.
+        compiling: Whether to try torch.compile, which takes a minute; on CUDA by default.
+        on_step: Called after every step.
+
+    Returns:
+        A report to print, with `setting`, the best that was found, `gain_pct`, and `samples_per_s` of the training as
+            it was given.
+
+    Raises:
+        ConfigError: `job` is no TuningJob.
     """
     if not isinstance(job, TuningJob):
         raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")

@@ -126,7 +126,7 @@ def alerts_of(services: Services, run: str) -> list[Alert]:
 
 @router.get("/alerts/{alert_id}", responses={200: {"model": AlertWithHistory}})
 def one_alert(alert_id: str, services: ServicesDep, identity: Reader) -> Response:
-    """An alert, and what happened to it. GET /deliveries?alert= has what was sent about it."""
+    """An alert and its history. `GET /deliveries?alert=` has what was sent about it."""
     found = spoken(_known(services, identity, alert_id))
     with services.database.read() as connection:
         happened = history.history_of(connection, alert_id)
@@ -142,7 +142,7 @@ def acknowledge(
     identity: Operator,
     asked: ActRequest | None = None,
 ) -> Response:
-    """Somebody has seen it and works on it: it is not repeated any more. Its state stays."""
+    """Acknowledges an alert: somebody has seen it and works on it. It is no longer repeated; its state stays."""
     note = asked.note if asked else ""
 
     def act(connection: Connection, ident: str, now: float) -> None:

@@ -127,7 +127,7 @@ def known(asked: Asked, services: ServicesDep, identity: Sender) -> Response:
 
 @router.get("/imports", responses={200: {"model": ImportList}})
 def list_imports(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """Imports with runs that one sees, newest first."""
+    """Imports with runs that the caller may see, newest first."""
     if project:
         check_project(identity, "read", project)
     seen = {project} if project else identity.seen_projects
@@ -147,7 +147,7 @@ def list_imports(services: ServicesDep, identity: Reader, project: ProjectAsked 
 
 @router.delete("/imports/{import_id}", responses={200: {"model": TakenBack}})
 def take_back(import_id: str, request: Request, services: ServicesDep, identity: Administrator) -> Response:
-    """Deletes the runs that an import began, with everything that belongs to them, some at each request."""
+    """Deletes the runs that an import began, and everything that belongs to them, some at each request."""
     with services.database.read() as connection:
         its = select(runs.c.id, runs.c.project).join(imported_run, imported_run.c.run == runs.c.id)
         left = connection.execute(its.where(imported_run.c.import_id == import_id)).all()

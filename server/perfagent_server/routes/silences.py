@@ -80,8 +80,9 @@ class SilenceList:
 
 @router.get("/silences", responses={200: {"model": SilenceList}})
 def list_silences(services: ServicesDep, identity: Reader) -> Response:
-    """Silences that are on, that are to come, and that ended in the last 30 days; newest first. Who sees some projects
-    only sees those of these projects. One that cannot be read silences nothing: GET /rules names it as ignored."""
+    """Active and coming silences, and those that ended in the last 30 days; newest first. A user of some projects sees
+    those of these projects. A silence that cannot be read has no effect: `GET /rules` lists it under `ignored`.
+    """
     now = time.time()
     query = select(silence).where((silence.c.repeats != "") | (silence.c.ends > now - _KEPT_S))
     if identity.seen_projects is not None:
