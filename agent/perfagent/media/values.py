@@ -152,8 +152,7 @@ class Audio(Media):
             integers. Or the bytes or the path of a WAV, MP3 or OGG file of at most 2 MiB.
         sample_rate_hz: Samples per second, such as 16000. A file has its own.
         caption: Text below the player.
-        sample_rate: W&B's name for `sample_rate_hz`.
-        **foreign: Arguments of other trackers. They are left out, with a message.
+        **foreign: Arguments of other trackers: `sample_rate` counts as `sample_rate_hz`, others are left out.
     """
 
     kind = "audio"
