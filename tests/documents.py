@@ -38,6 +38,14 @@ class Document:
     def name(self) -> str:
         return str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else self.path.name
 
+    @property
+    def twin(self) -> pathlib.Path | None:
+        """Of a Chinese page, the English one."""
+        if self.path.name == "README.zh-CN.md":
+            return ROOT / "README.md"
+        chinese = ROOT / "docs" / "zh"
+        return ROOT / "docs" / self.path.relative_to(chinese) if self.path.is_relative_to(chinese) else None
+
     def line(self, offset: int) -> int:
         return self.text.count("\n", 0, offset) + 1
 

@@ -24,6 +24,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 _HOMES = {ROOT / "README.md": "index.md", ROOT / "README.zh-CN.md": "zh/index.md"}
 _CHINESE = "zh/"
+_HOME = {"en": "index.html", "zh": "zh/index.html"}
+_PALETTES = {"en": ("Dark", "Light"), "zh": ("深色", "浅色")}
+"""What a click on the theme's button leads to."""
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?P<after>\))")
 _PERMALINK = re.compile(r'<a [^>]*class="headerlink".*?</a>')
 _ARGUMENT = re.compile(r"^(?P<name>\* \**`[^`\n]+`\**)\n(?:  \((?P<type>.*?)\)\n)?  –\n\n  ", re.MULTILINE | re.DOTALL)
@@ -72,21 +75,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     return _LINK.sub(replaced, markdown)
 
 
-def on_nav(nav: Navigation, config: MkDocsConfig, **_: Any) -> None:
-    """Keeps the order of the pages for llms.txt."""
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """Keeps the order of the pages for llms.txt, and their addresses for links between twins."""
     config.extra["nav"] = nav
+    config.extra["addresses"] = {file.src_uri: file.url for file in files.documentation_pages()}
 
 
-def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, nav: Navigation) -> dict[str, Any]:
+def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, **_: Any) -> dict[str, Any]:
     """Gives a page the words of its language, and the addresses of its twins."""
     address = page.file.src_uri
-    config.theme["language"] = "zh" if address.startswith(_CHINESE) else "en"
+    config.theme["language"] = own = "zh" if address.startswith(_CHINESE) else "en"
     twins = {"en": address.removeprefix(_CHINESE), "zh": _CHINESE + address.removeprefix(_CHINESE)}
-    pages = {other.file.src_uri: other.url for other in nav.pages}
+    config.extra["homepage"] = _HOME[own]
     config.extra["alternate"] = [
-        {"name": name, "lang": language, "link": pages.get(twins[language], home)}
-        for name, language, home in (("English", "en", "index.html"), ("中文", "zh", "zh/index.html"))
+        {"name": name, "lang": language, "link": config.extra["addresses"].get(twins[language], _HOME[language])}
+        for name, language in (("English", "en"), ("中文", "zh"))
     ]
+    for palette, name in zip(config.theme["palette"], _PALETTES[own], strict=True):
+        palette["toggle"]["name"] = name
     return context
 
 

@@ -25,6 +25,7 @@ from perfagent.endpoint.local_server import server_address, stopped_server
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Timing, plain
 from perfagent_client.data_frame import Library
+from perfagent_client.language import terminal_language
 from perfagent_client.models import Comparison, RunDetails, Series, parse
 from perfagent_client.samples import Samples, listed
 
@@ -64,7 +65,7 @@ class _Asking:
         self.api_key = api_key or os.environ.get("PERFAGENT_API_KEY") or None
         # A proxy of the environment is for the outside world; it could not reach this machine's own address.
         self.trust_env = not is_on_this_machine(self.server)
-        self._headers = {"Accept-Language": _language()}
+        self._headers = {"Accept-Language": terminal_language()}
         if isinstance(self.api_key, str):
             self._headers["Authorization"] = f"Bearer {self.api_key}"
 
@@ -86,14 +87,6 @@ class _Asking:
             f"the server {self.server} does not answer ({error or type(error).__name__}): "
             f"{stopped_server(self.server) or start}"
         )
-
-
-def _language() -> str:
-    """Of the terminal, as other programs see it: verdicts, alerts and remedies are said in it, where the server speaks it."""
-    locale = next((value for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (value := os.environ.get(name))), "")
-    language = locale.partition(".")[0].replace("_", "-")
-    is_one = language.isascii() and language.replace("-", "").isalnum() and language not in ("C", "POSIX")
-    return language if is_one else "en"
 
 
 def _run_path(run: str, rest: str = "") -> str:

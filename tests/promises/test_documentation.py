@@ -69,5 +69,5 @@ def test_decisions_are_at_most_40_of_half_a_page() -> None:
 
 
 def test_every_picture_is_shown_in_a_document() -> None:
-    texts = " ".join(path.read_text() for path in [ROOT / "README.md", *DOCS.rglob("*.md")])
+    texts = " ".join(path.read_text() for path in [*ROOT.glob("README*.md"), *DOCS.rglob("*.md")])
     assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in texts] == []

@@ -18,6 +18,7 @@ import httpx
 
 from perfagent.endpoint.local_server import LocalServer, found_server
 from perfagent.errors import PerfagentError, ResourceError
+from perfagent_client.language import terminal_language
 from perfagent_tools.demo.ranks import free_port
 
 __all__ = ["DemoServer"]
@@ -52,7 +53,7 @@ class DemoServer:
             url = _local(self._port)
         self.url = url
         key = os.environ.get("PERFAGENT_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Accept-Language": terminal_language()} | ({"Authorization": f"Bearer {key}"} if key else {})
         self.http = httpx.Client(base_url=self.url, timeout=10.0, trust_env=False, headers=headers)
 
     def __enter__(self) -> DemoServer:

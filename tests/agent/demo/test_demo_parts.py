@@ -116,3 +116,13 @@ def test_the_server_of_the_environment_is_used_and_no_other(tmp_path: Path, monk
     monkeypatch.setattr(server, "_is_ours", lambda url: False)
     with pytest.raises(PerfagentError, match="8999, which PERFAGENT_SERVER names"):
         server.DemoServer(log=tmp_path / "log")
+
+
+@pytest.mark.real
+def test_demo_asks_for_the_verdict_in_the_terminals_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LC_ALL", "LC_MESSAGES", "PERFAGENT_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    found = server.DemoServer(data=tmp_path, port=0, log=tmp_path / "log")
+    assert found.http.headers["Accept-Language"] == "zh-CN"
+    found.http.close()

@@ -1,0 +1,27 @@
+"""A classifier that counts its hits on whole batches, for a training accuracy."""
+
+import time
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+centers = torch.randn(10, 32)
+
+model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 10))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+criterion = nn.CrossEntropyLoss()
+
+began, hits = time.perf_counter(), 0
+for _ in range(1200):
+    y = torch.randint(0, 10, (1024,))
+    x = centers[y] + torch.randn(1024, 32)
+    outputs = model(x)
+    loss = criterion(outputs, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    predictions = outputs.argmax(dim=1)
+    hits += (predictions == y).sum()
+print(f"accuracy {hits / 1024 / 1200:.3f}, {1200 / (time.perf_counter() - began):.0f} steps per second")
