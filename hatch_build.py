@@ -33,7 +33,7 @@ class DescriptionHook(MetadataHookInterface):
         if repository:
             metadata["urls"] = {
                 "Repository": repository,
-                "Documentation": _address("docs/quickstart.md", repository),
+                "Documentation": _address("docs/symptoms/index.md", repository),
                 "Changelog": _address("CHANGELOG.md", repository),
             }
 

@@ -317,6 +317,7 @@ class RecordingSender:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         from perfagent.agent_config import AgentConfig
+        from perfagent.decode.step_decoder import StepReader
         from perfagent.identity import Identity
 
         self.config = AgentConfig(state_dir=folder / "state", **settings)
@@ -325,7 +326,8 @@ class RecordingSender:
         self.rows: deque[Any] = deque()
         self._events: list[tuple[str, Any, int | None]] = []
         self.counters: dict[str, int] = {}
-        self.logged, self.stepped = [0, 0, 0, 0], [0, 0]
+        self.reader = StepReader()
+        self.logged = [0, 0, 0, 0]
         self.progress: Any = None
         self.sources: list[Callable[[], None]] = []
         self.imports: list[str] = []
@@ -334,7 +336,7 @@ class RecordingSender:
         self.closing_at: float | None = None
         self.clock = time.monotonic
         self.closed = threading.Event()
-        self.spool = SimpleNamespace(backlog=False, read_drafts=lambda: None)
+        self.spool = SimpleNamespace(backlog=False)
         self.ended: dict[str, Any] | None = None
 
     def start(self) -> None: ...
@@ -368,9 +370,11 @@ class RecordingSender:
         while self.rows:
             head = self.rows[0]
             is_step = isinstance(head, StepRow)
-            if type(head) is not tuple and not (is_ready(self.progress, head) if is_step else head.ready()):
+            if type(head) is not tuple and not (
+                is_ready(self.progress, self.reader, head) if is_step else head.ready()
+            ):
                 break
             self.rows.popleft()
-            row = head if type(head) is tuple else row_of(self.progress, head) if is_step else head.row()
+            row = head if type(head) is tuple else row_of(self.progress, self.reader, head) if is_step else head.row()
             ready.append((row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))))
         return ready

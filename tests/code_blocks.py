@@ -3,8 +3,8 @@
     <!-- given: plain -->         the names of tests/given/plain.py; the page's next blocks continue there
     <!-- only compiled: REASON -->  the block is not run
 
-Without either, a block continues the one before it on its page, and the first begins with `plain`. A block of `text` right after a
-block of Python is what the latter prints; `...` stands for anything.
+Without either, a block continues the one before it on its page, and the first begins with `plain`. A block of `text` right
+after a block of Python is what the latter prints; `...` stands for anything.
 """
 
 from __future__ import annotations

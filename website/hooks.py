@@ -8,6 +8,7 @@ and llms.txt lists all of them (https://llmstxt.org).
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ _HOME = {"en": "index.html", "zh": "zh/index.html"}
 _PALETTES = {"en": ("Dark", "Light"), "zh": ("深色", "浅色")}
 """What a click on the theme's button leads to."""
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?P<after>\))")
-_PERMALINK = re.compile(r'<a class="headerlink".*?</a>')
+_PERMALINK = re.compile(r'<a [^>]*class="headerlink".*?</a>')
+_ARGUMENT = re.compile(r"^(?P<name>\* \**`[^`\n]+`\**)\n(?:  \((?P<type>.*?)\)\n)?  –\n\n  ", re.MULTILINE | re.DOTALL)
 _LEXERS = {
     ".py": "python",
     ".sh": "sh",
@@ -97,11 +99,21 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, *
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Writes the page's twin in Markdown."""
     is_from_code = "\n::: " in (page.markdown or "")
-    text = markdownify(_PERMALINK.sub("", page.content or ""), heading_style="ATX") if is_from_code else page.markdown
+    text = _twin(page.content or "") if is_from_code else page.markdown
     twin = Path(config.site_dir, page.file.dest_uri).with_suffix(".md")
     twin.parent.mkdir(parents=True, exist_ok=True)
     twin.write_text(text or "", "utf-8")
     return output
+
+
+def _twin(content: str) -> str:
+    """A page from the code as Markdown, an argument a line."""
+    text = markdownify(_PERMALINK.sub("", content), heading_style="ATX", code_language="python")
+    return _ARGUMENT.sub(lambda found: f"{found['name']}{_in_brackets(found['type'])}: ", text)
+
+
+def _in_brackets(kind: str | None) -> str:
+    return f" ({' '.join(kind.split())})" if kind else ""
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -154,4 +166,15 @@ def _text(path: Path) -> str:
     text = path.read_text("utf-8")
     if path.suffix == ".md":
         return text
+    if path.suffix == ".ipynb":
+        return "\n\n".join(part for cell in json.loads(text)["cells"] for part in _of_cell(cell)) + "\n"
     return f"# {path.relative_to(ROOT)}\n\n````{_LEXERS.get(path.suffix, 'text')}\n{text}````\n"
+
+
+def _of_cell(cell: dict[str, Any]) -> Iterator[str]:
+    """A cell of a notebook, and what it shows."""
+    source = "".join(cell["source"])
+    yield source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````"
+    for output in cell.get("outputs", []):
+        html = output.get("data", {}).get("text/html")
+        yield "".join(html) if html else f"````text\n{''.join(output.get('text', []))}````"

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class PerfagentError(Exception):
-    """Root of all errors raised by perfagent."""
+    """The base class of all errors that perfagent raises."""
 
     exit_code = 1
     """Exit code of the command that it ends."""
@@ -31,7 +31,7 @@ class PerfagentError(Exception):
 
 
 class ConfigError(PerfagentError, ValueError):
-    """An option, argument or environment variable has a value that cannot be used."""
+    """An option, argument or environment variable has a value that cannot be used. Also a ValueError."""
 
     exit_code = 2
 
@@ -44,9 +44,10 @@ class ResourceError(ConfigError):
 
 
 class CheckpointError(PerfagentError):
-    """A checkpoint could not be written (the disk is full, a file was refused, another rank failed) or does not fit.
+    """A checkpoint could not be written (the disk is full, a file was refused, another rank failed), or does not fit.
 
-    transient: the cause may pass by itself, so that it is worth another try.
+    Attributes:
+        transient: True if the cause may pass by itself, so that another try may succeed.
     """
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
@@ -55,17 +56,20 @@ class CheckpointError(PerfagentError):
 
 
 class WireError(PerfagentError, ValueError):
-    """Bytes or values on the wire are not what the schema says."""
+    """Bytes or values from the network do not fit the wire format. Also a ValueError."""
 
 
 class ServerUnreachable(PerfagentError):  # noqa: N818 - the name of the interface document
-    """The server refused the connection, timed out, or gave an answer that is not ours."""
+    """The server refused the connection, did not answer in time, or what answered is not a perfagent server."""
 
 
 class Stopped(SystemExit):
-    """The run was stopped from afar (`perfagent stop`, its page, a rule): raised by the optimizer's step at the end of
-    the step that all ranks agreed on, in a script that said attach(stoppable=True). `except Exception` lets it pass,
-    `finally` and `with` do their work, and the process ends with exit code 0: a launcher starts nothing anew."""
+    """The run was stopped from outside: by `perfagent stop`, on its page, or by a rule.
+
+    `optimizer.step()` raises it at the end of the step that all ranks agreed on, in a script that called
+    `attach(stoppable=True)`. It is a SystemExit with exit code 0: `except Exception` does not catch it, `finally` and
+    `with` do their work, and a launcher does not start the job again.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(0)

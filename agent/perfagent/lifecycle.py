@@ -21,7 +21,6 @@ from perfagent.causes.stacks import frames_of
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.environment import describe
-from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.user_messages import Messages
@@ -30,7 +29,6 @@ from perfagent.hooks.selection.joint_step import JointStep
 from perfagent.hooks.selection.optimizers import OptimizerSelection
 from perfagent.hooks.trained import Trained
 from perfagent.identity import Identity
-from perfagent.identity.naming import default_name
 from perfagent.measure.gradient_schedule import GradientSchedule
 from perfagent.measure.step_witness import StepWitness
 from perfagent.media.outbox import Outbox
@@ -40,7 +38,7 @@ from perfagent.probes.polling import Polling
 from perfagent.probes.unmeasured_lines import UnmeasuredLines
 from perfagent.process import host_allocator
 from perfagent.process import launch_options as launched
-from perfagent.process.exit_reason import Cause, cause, of_exit_code, text_of, unused_parameters
+from perfagent.process.exit_reason import Cause, Facts, cause, of_exit_code, text_of, unused_parameters
 from perfagent.samplers.cgroup import oom_kills_of_host
 from perfagent.samplers.process import count_started
 from perfagent.samplers.sampler import Sampler
@@ -89,18 +87,17 @@ class Lifecycle:
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         done = max(0, begin - 1)
         reader = StepReader()
-        links = RunLinks(governor, reader, reader.facts)
+        links = RunLinks(governor, reader.facts, self._identity.rank)
         self._progress = StepState(self._sender.rows, links, start_step=done)
         self._progress.selection = OptimizerSelection(self._progress)
-        links.joint_step = JointStep(self._progress)
-        links.gradient_schedule = GradientSchedule(self._progress, self._identity.rank)
+        links.gradient_schedule = schedule = GradientSchedule(self._progress)
+        links.joint_step = JointStep(self._progress, schedule)
         links.on_first_step, links.on_event, links.on_resumed = self._first_step, self._sender.event, self._goes_on_at
-        links.facts.evaluations = Evaluations()
         self._trained = Trained(self._progress, self._sender)
         self._investigator = links.investigator = Investigator(self._progress, self._sender, self._trained.model)
         reader.investigator = self._investigator
-        reader.gradients.on_nonfinite = self._investigator.gradients_bad
-        links.witness = StepWitness(self._progress, self._investigator.witnessed)
+        reader.gradients.on_nonfinite = self._investigator.witnessed
+        links.on_late_loss = StepWitness(self._progress).measure
         self._sender.reader, self._sender.progress = reader, self._progress
         self._progress.off = self._sender.disabled
         self._messages = Messages(self._sender)
@@ -109,7 +106,7 @@ class Lifecycle:
         self._given_step = -1
         self._given: tuple[str, ...] = ()
         """Step and names of the last log() that named its step."""
-        self._ending: tuple[str, str, dict[str, object]] | None = None
+        self._ending: tuple[str, str | Facts, dict[str, object]] | None = None
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
         self._compilations = Compilations(self._sender, self._progress)
@@ -133,7 +130,7 @@ class Lifecycle:
 
     @property
     def start_step(self) -> int | None:
-        """The number of its first step, where that was told: by the script, a checkpoint, or rank 0."""
+        """The number of its first step, where that was given: by the script, a checkpoint, or rank 0."""
         return self._identity.start_step
 
     @property
@@ -144,7 +141,7 @@ class Lifecycle:
     # ---- starting
 
     def start_at(self, start_step: int) -> None:
-        """The first step to come has that number: told by a training that was resumed before it made one."""
+        """The first step to come has that number: given by a training that was resumed before it made one."""
         p = self._progress
         p.completed = p.measure_at = max(0, start_step - 1)
         p.logs.early_step = max(p.logs.early_step, start_step)
@@ -270,24 +267,19 @@ class Lifecycle:
 
     def _placed(self) -> None:
         """On the sender's thread: it is known whose rank this is."""
-        self._progress.links.gradient_schedule.rank = self._identity.rank
+        self._progress.links.rank = self._identity.rank
         ended = self._identity.ended()
         to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
-        state, reason = "running" if self._progress.last else "starting", ""
-        more: dict[str, object] = {}
-        if ended and not to_be_told and self._ending is not None:
-            state, reason, more = self._ending  # it was told before, and is to remain the last word
+        # an end that was reported before is to remain the last word
+        ending = self._ending if ended and not to_be_told else None
+        state, reason, more = ending or ("running" if self._progress.last else "starting", "", {})
         name = self._name or self._default_name()
         self._tell_state(state, **more, reason=reason or None, config=self.config, name=name, **self._place())
         if to_be_told:
             self._sender.events.rotate(1)
 
     def _default_name(self) -> str | None:
-        """The default name of a run with a random id; None if the id was chosen. Only rank 0 sends it."""
-        run, drawn = self._identity.run, self.settings.run_id is None
-        if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
-            return None
-        return default_name(run)
+        return self._identity.default_name(self.settings.run_id)
 
     def take_up(
         self,
@@ -347,7 +339,7 @@ class Lifecycle:
     # ---- ending
 
     def at_exit(self, status: object, because: Cause | None = None) -> None:
-        """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled
+        """The process ends by itself. status: the argument of sys.exit. because: the exception that was being handled
         then. (As `_at_exit` in session.py.)"""
         if self._ending is not None and not self.inherited:
             self._close(*self._ending)  # Ctrl-C may have come into the end
@@ -361,12 +353,13 @@ class Lifecycle:
             self._end("finished")
         else:
             code = int(status) if isinstance(status, int) else 1
-            said = "" if isinstance(status, int) else f": {str(status)[:500]}"
+            said = "" if isinstance(status, int) else str(status)[:500]
             if because is None:
                 self._end(*of_exit_code(code, said))
             else:
-                ending, reason, exception, trace = because
-                self._end(ending, f"{reason} (exit code {code}{said})", exception=exception, traceback=trace)
+                ending, why, exception, trace = because
+                reason: Facts = {"key": "left_after", "why": why, "code": code, "said": said}
+                self._end(ending, reason, exception=exception, traceback=trace)
 
     def left_from(self, frame: FrameType, error: BaseException | None) -> Cause | None:
         """A function calls sys.exit with a status that tells of failure, where it handles this."""
@@ -402,20 +395,21 @@ class Lifecycle:
             more["oom_kills"] = max(0, kills - self._oom_kills)
         self._end(ending, reason, exception=exception, traceback=trace, **more)
 
-    def _end(self, ending: str, reason: str = "", **more: object) -> None:
+    def _end(self, ending: str, reason: str | Facts = "", **more: object) -> None:
         if self.ended or self.inherited:
             return
         self.ended = True
         stop = self._investigator.stop
         if ending == "finished" and stop.due:
-            reason = f"stopped after step {self._progress.completed:,}: {stop.why}"
+            reason = {"key": "stopped", "step": self._progress.completed, "why": stop.why}
         self._ending = ending, reason, more
         p = self._progress
         p.links.ended = True
         if p.awaits_optimizer():
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
-        self._polling.report_batches(at_end=True)
+        if p.contents is not None:
+            p.contents.report()
         self._tell_unseen()
         self._compilations.poll()
         p.contents = None
@@ -442,7 +436,7 @@ class Lifecycle:
             if number:
                 self._sender.event("alert", {"level": "info", "unrecorded": number})
 
-    def _close(self, ending: str, reason: str, more: dict[str, object]) -> None:
+    def _close(self, ending: str, reason: str | Facts, more: dict[str, object]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)
         self._context.ended()
         if self._sampler is not None:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent import integrations
+from perfagent.boundary import import_hooks
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
-from perfagent.boundary.import_hooks import Once, is_executing
 from perfagent.hooks import collectives, compile_time, grad_clipping, graph_replays, host_to_device
 from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
@@ -69,7 +69,6 @@ def install() -> bool:
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
     grad_clipping.install(_patch)
     graph_replays.install(_patch)
-    keep_out_of_frames()
     functions.install(_patch, when_imported)
     compile_time.install(when_imported)
     _undo.append(compile_time.remove)
@@ -111,6 +110,7 @@ def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> Non
     original, watched = _patch_of(getattr(owner, name), watch, traced=traced)
     inherited = name not in getattr(owner, "__dict__", (name,))  # a closure's cell has only its contents
     setattr(owner, name, watched)
+    keep_out_of_frames()
 
     def undo() -> None:
         if getattr(owner, name) is not watched:
@@ -150,17 +150,11 @@ def when_torch_is_imported(done: Callable[[], None]) -> None:
     """Calls `done` when the script's own `import torch` is complete, or at once if it already is."""
     if "torch" in sys.modules:
         done()
-    elif not any(isinstance(finder, Once) and finder.module == "torch" for finder in sys.meta_path):
-        sys.meta_path.insert(0, Once("torch", done))
+    elif not any(isinstance(finder, import_hooks.Once) and finder.module == "torch" for finder in sys.meta_path):
+        import_hooks.when_imported("torch", done)
 
 
 def when_imported(module: str, done: Callable[[], None]) -> None:
     """Does the same for a framework's module, until the hooks are removed. An exception from `done` does not
     leave this call."""
-    watched = guarded(done)
-    if module in sys.modules and not is_executing(module):
-        watched()
-        return
-    finder = Once(module, watched)
-    sys.meta_path.insert(0, finder)
-    _undo.append(finder.forget)
+    _undo.append(import_hooks.when_imported(module, guarded(done)))

@@ -52,7 +52,17 @@ _monotonic = time.monotonic
 
 
 class Run(Lifecycle):
-    """One training job as this process sees it. Made by `attach` or `init`; methods do nothing in a forked child."""
+    """One training job, as this process sees it. `attach` and `init` return it; `perfagent.run` is the current one.
+
+    As a context manager it ends with the block: `with perfagent.init() as run:`. In a forked child its methods do
+    nothing.
+
+    Attributes:
+        id: The run's id; None on a rank that has not yet received it from rank 0.
+        group: The name of the group, or None.
+        ended: Whether the run has ended in this process.
+        start_step: The number that `attach` was given, or None.
+    """
 
     # ---- copies of what holds it: a trainer, a module, a dataset
 
@@ -72,11 +82,12 @@ class Run(Lifecycle):
 
     @property
     def project(self) -> str:
+        """The project of the run."""
         return self.settings.project
 
     @property
     def name(self) -> str | None:
-        """Scripts may set it, as they may set notes and tags, which only grow."""
+        """The name of the run. A script may set it."""
         return self._name
 
     @name.setter
@@ -85,6 +96,7 @@ class Run(Lifecycle):
 
     @property
     def notes(self) -> str | None:
+        """Text for people. A script may set it."""
         return self._notes
 
     @notes.setter
@@ -93,6 +105,7 @@ class Run(Lifecycle):
 
     @property
     def tags(self) -> list[str]:
+        """The tags of the run. Setting them adds to those that are there."""
         return Tags(self._tags)
 
     @tags.setter
@@ -105,7 +118,7 @@ class Run(Lifecycle):
 
     @property
     def url(self) -> str | None:
-        """The run's page on the server; None where it sends nothing there."""
+        """The address of the run's page; None if the run is sent to no server."""
         sends = self.settings.record is None and not self.settings.disabled
         return f"{self._sender.config.server}/run/{self.id}" if self.id and sends else None
 
@@ -116,12 +129,20 @@ class Run(Lifecycle):
         commit: bool | None = None,
         **foreign: Any,
     ) -> None:
-        """Records numbers under names, and images, audio, tables and histograms (`perfagent.Image` ...), one or a list.
-        Without a step they belong to the step in progress. A dict among the values is a group: `{"val": {"loss": x}}` is
-        `val.loss`.
+        """Records numbers and media under names. Never waits for the device.
 
-        A value on a GPU is not waited for; what is none of these is left out and counted. commit=False: the next log() is
-        of the same step; it matters only if no optimizer ever steps. foreign: arguments of other trackers, left out.
+            run.log({"val": {"loss": loss, "accuracy": 0.93}, "samples": perfagent.Image(batch)})
+
+        A nested dict is a group: this records `val.loss` and `val.accuracy`. Anything that is neither a number nor
+        media is left out and counted.
+
+        Args:
+            metrics: Names and values: numbers, tensors with one element, `perfagent.Image`, `Audio`, `Table`,
+                `Histogram`, or a list of one of these four.
+            step: The step that the values belong to; the step in progress by default.
+            commit: False if the next call of `log` belongs to the same step. It matters only in scripts without an
+                optimizer.
+            **foreign: Arguments of other trackers. They are left out, with a message.
         """
         p = self._progress
         if foreign:
@@ -173,7 +194,14 @@ class Run(Lifecycle):
             p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
 
     def alert(self, title: str, text: str = "", level: str = "warning", **foreign: object) -> None:
-        """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted). foreign: as of log()."""
+        """Raises an alert, which goes to the channels of the server like the alert of a rule.
+
+        Args:
+            title: One line, at most 200 characters.
+            text: Details, at most 4,000 characters.
+            level: "info", "warning" or "critical"; "WARN" and "ERROR" mean "warning" and "critical".
+            **foreign: Arguments of other trackers. They are left out, with a message.
+        """
         say_unknown("alert", foreign)
         if self._sender.disabled:
             self._is_over("alert")
@@ -193,7 +221,16 @@ class Run(Lifecycle):
         )
 
     def phase(self, name: str) -> Span:
-        """Times a part of the loop: `with run.phase("checkpoint"): ...`. Its time is `phase/NAME_s`, not `other`."""
+        """Measures the time of a part of the loop: `with run.phase("checkpoint"): ...`.
+
+        The time is recorded as `phase/NAME_s`, in seconds per step, and no longer as `phase/other_s`.
+
+        Args:
+            name: 1 to 64 characters.
+
+        Raises:
+            ConfigError: The name is empty or too long.
+        """
         if not isinstance(name, str) or not name or len(name) > 64:
             raise ConfigError(
                 f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}"
@@ -201,27 +238,40 @@ class Run(Lifecycle):
         return Span(self._progress, name if name.isidentifier() else self._messages.phase_name(name))
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
-        """Yields the items and records the wait for each as data wait. For loops without a DataLoader."""
+        """Yields the items of an iterable, and records the wait for each as `phase/data_s`. For loops without a
+        DataLoader.
+        """
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
-        """What the server says about this run, also after its end; what was measured so far is sent before, in at most
-        1 s. None where nothing goes to a server (a recording, a forked child, PERFAGENT_DISABLED) and, with a warning,
-        when the server does not answer within 2 s, does not know the run yet, or the key may not read."""
+        """Asks the server what it says about this run. Works after the end of the run, too.
+
+        What was measured so far is sent first, in at most 1 s.
+
+        Returns:
+            The finding with the cause, the evidence and the fix. None if the run is sent to no server (a recording, a
+                forked child, PERFAGENT_DISABLED). None with a warning if the server does not answer within 2 s, does
+                not know the run yet, or the key may not read.
+        """
         if self.id is None or self.inherited or self.url is None:
             return None
         self._sender.flush(1.0)
         return verdict.ask(self.id, self._sender.config, self._sender.tell)
 
     def finish(self, status: str | int | None = None, *, exit_code: int | None = None, **_foreign: object) -> None:
-        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit
-        code. exit_code: the same, under the name that other trackers have for it; what else these take (`quiet`) says
-        nothing of the run."""
-        status, reason = exit_code if status is None else status, ""
-        if isinstance(status, int):
-            ending, reason = of_exit_code(int(status))
-        else:
-            ending = "finished" if status is None else status
+        """Ends the run, and sends what is left, in at most 1.5 s.
+
+        Args:
+            status: "finished" (default), "failed", "oom", "killed", "preempted", or an exit code.
+            exit_code: W&B's name for an exit code as `status`.
+            **_foreign: Arguments of other trackers, such as `quiet`. They are left out.
+
+        Raises:
+            ConfigError: There is no such status.
+        """
+        status = exit_code if status is None else status
+        given = "finished" if status is None else status
+        ending, reason = of_exit_code(int(given)) if isinstance(given, int) else (given, {})
         if ending not in END_STATES:
             raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
         self._end(ending, reason)
@@ -241,8 +291,13 @@ class Run(Lifecycle):
         return self._shown().html(*verdict.with_losses(self.id, self._sender.config))
 
     def show(self, every_s: float = 2.0) -> None:
-        """Shows the run in a notebook, and keeps that output up to date every `every_s` seconds until the run has ended, while
-        cells below it train. Elsewhere it is printed once."""
+        """Shows the run in a notebook, and updates the output until the run has ended, while the cells below it train.
+
+        Outside of a notebook the run is printed once.
+
+        Args:
+            every_s: Seconds between two updates.
+        """
         show_live(self, lambda: self.ended, every_s)
 
     def _shown(self) -> Shown:
@@ -270,13 +325,16 @@ class Run(Lifecycle):
 
     @property
     def steps_done(self) -> int:
+        """The number of optimizer steps that have ended."""
         return self._progress.completed
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run was stopped from afar, and this was its last step: for loops that end by themselves. Read it
-        after each step; all ranks get the same answer after the same step. Only a loop that reads it, or a script that
-        said attach(stoppable=True), may be stopped."""
+        """Whether the run was stopped from outside and this was its last step, for loops that end by themselves.
+
+        Read it after each step: all ranks get the same answer after the same step. Only a loop that reads it, or a
+        script that called `attach(stoppable=True)`, can be stopped.
+        """
         return self._investigator.stop.read()
 
     def allow_stop(self) -> None:
@@ -316,7 +374,7 @@ class Run(Lifecycle):
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
             p.losses.user_losses[step] = float(value) if is_number else math.nan
         else:  # steps counted in another way: two counts in one series would be nonsense
-            p.links.reader.loss_by_user = True
+            self._sender.reader.loss_by_user = True
 
     def _is_over(self, call: str) -> None:
         """A call that comes too late is left out, and that is said once."""

@@ -22,6 +22,7 @@ from perfagent.calls.arguments import as_dict, as_tags, check_arguments
 from perfagent.calls.other_trackers import options_of_init, say_once
 from perfagent.calls.wrong_calls import checked
 from perfagent.errors import ConfigError
+from perfagent.integrations.hydra import is_next_job
 from perfagent.integrations.process_pools import end_with_task
 from perfagent.process import launch_options as launched
 from perfagent.process.exit_reason import Leaving, cause, handled
@@ -40,8 +41,6 @@ _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain
 Python."""
 _resumed: tuple[str | None, int] | None = None
-_job: int | None = None
-"""The newest of Hydra's jobs that attached."""
 _leaving = Leaving(
     lambda: 0 if _current is None else max(_current._progress.done_at(), _current._given_step),
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
@@ -78,18 +77,35 @@ def attach(
     disabled: bool | None = None,
     stoppable: bool = False,
 ) -> Run:
-    """Monitors the training in this process from here on, and returns the run.
+    """Monitors the training in this process from now on, and returns the run. The training loop stays as it is.
 
-    model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace;
-    `run.config` may be added to later. notes: text for people. record: a folder to record into, without a server; where
-    a run is current and this or server means another place, that run ends and one begins there. tensorboard: a folder
-    for event files of TensorBoard besides. start_step: the number of the first step to come, when training is resumed.
-    tune_malloc: False leaves glibc's allocator as it is; else two of its thresholds are raised, so that a step on the
-    CPU keeps its memory. capture_logs: False leaves out what the script logs by other loggers (W&B, TensorBoard, a
-    trainer's own). disabled: True makes this run a silent no-op. stoppable: `perfagent stop`, the run's page or a rule
-    may end the training, after a step of all ranks: a trainer ends by its own flag, a loop that reads `run.should_stop`
-    by itself, any other by perfagent.Stopped. Raises ConfigError for an argument that cannot be used; never for trouble
-    of its own, such as a server that is away.
+    Trouble of perfagent's own, such as a server that does not answer, raises nothing. Call `attach` on every rank. A
+    second call with the same place and name continues the run; with others, it ends the run and begins a new one.
+
+    Args:
+        model: The module that is trained. Found by itself if it is not given.
+        optimizer: Its optimizer. Found by itself if it is not given.
+        project: The project of the run; "default" by default.
+        name: A name for people, at most 256 characters; the script and the first 4 characters of the id by default.
+        config: Hyperparameters: a dict, dataclass or namespace. `run.config` can be extended later.
+        tags: Labels to filter by. A run with the tag "keep" is never deleted by retention.
+        group: A name that several runs have in common, such as the runs of one sweep.
+        server: The address of the server; PERFAGENT_SERVER by default, else your server on this machine.
+        record: A folder to record into, without a server; `perfagent sync FOLDER` uploads it.
+        tensorboard: A folder that also gets TensorBoard event files.
+        run_id: The run's id; random by default. An id that exists begins a new attempt of that run.
+        start_step: The number of the first step, if the training is resumed.
+        notes: Text for people.
+        tune_malloc: False leaves glibc's allocator alone. By default two of its thresholds are raised, so that a step
+            on the CPU keeps its memory.
+        capture_logs: False leaves out what the script logs through other loggers (W&B, TensorBoard, a trainer's own).
+        disabled: True records, sends and prints nothing for this run.
+        stoppable: True lets `perfagent stop`, the run's page or a rule end the training, after the same step on all
+            ranks. A trainer ends by its own flag, a loop that reads `run.should_stop` by itself, and any other by
+            `perfagent.Stopped`.
+
+    Raises:
+        ConfigError: An argument cannot be used.
     """
     global _named
     check_arguments(
@@ -100,7 +116,7 @@ def attach(
     if silent_one is not None:
         return silent_one
     run = current()
-    job = _is_hydras_next_job(run_id)
+    job = is_next_job() and not _is_given(run_id)  # with an id that was given all jobs are that run
     run_id, start_step = _where_resumed(run_id, start_step)
     options = launched.current or launched.NONE  # what `perfagent run` was given stands where the script says nothing
     if (
@@ -150,10 +166,29 @@ def init(
     stoppable: bool = False,
     **foreign: object,
 ) -> Run:
-    """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found.
+    """Begins a run without a model: for scripts that log by themselves, and for loops whose model is found later.
 
-    foreign: options of W&B and trackio, for scripts that say `import perfagent as wandb`: taken where perfagent has the
-    same (id, mode, reinit, ...), else left out, with a line that says so.
+    Args:
+        project: The project of the run; "default" by default.
+        name: A name for people; the script and the first 4 characters of the id by default.
+        config: Hyperparameters: a dict, dataclass or namespace.
+        tags: Labels to filter by.
+        group: A name that several runs have in common.
+        server: The address of the server.
+        record: A folder to record into, without a server.
+        tensorboard: A folder that also gets TensorBoard event files.
+        run_id: The run's id; random by default.
+        start_step: The number of the first step, if the training is resumed.
+        notes: Text for people.
+        tune_malloc: False leaves glibc's allocator alone.
+        capture_logs: False leaves out what the script logs through other loggers.
+        disabled: True records, sends and prints nothing for this run.
+        stoppable: True lets the run be stopped from outside; see `attach`.
+        **foreign: Options of W&B and trackio, for scripts that say `import perfagent as wandb`. Used where perfagent
+            has the same (`id`, `mode`, `reinit` ...), else left out, with a message.
+
+    Raises:
+        ConfigError: An argument cannot be used.
     """
     own = {name: value for name, value in locals().items() if name != "foreign"}
     own["tags"] = as_tags(() if tags is None else tags)
@@ -170,7 +205,15 @@ def init(
 def log(
     metrics: Mapping[str, Any] | None = None, step: int | None = None, commit: bool | None = None, **foreign: object
 ) -> None:
-    """`Run.log` of the current run."""
+    """Records numbers and media in the current run: `Run.log`.
+
+    Args:
+        metrics: Names and values: numbers, tensors with one element, `perfagent.Image`, `Audio`, `Table` or
+            `Histogram`.
+        step: The step that the values belong to; the step in progress by default.
+        commit: False if the next call of `log` belongs to the same step.
+        **foreign: Arguments of other trackers. They are left out, with a message.
+    """
     if _current is not None:
         _current.log(metrics, step, commit, **foreign)
     else:
@@ -178,7 +221,14 @@ def log(
 
 
 def alert(title: str, text: str = "", level: str = "warning", **foreign: object) -> None:
-    """`Run.alert` of the current run."""
+    """Raises an alert in the current run: `Run.alert`.
+
+    Args:
+        title: One line, at most 200 characters.
+        text: Details, at most 4,000 characters.
+        level: "info", "warning" or "critical".
+        **foreign: Arguments of other trackers. They are left out, with a message.
+    """
     if _current is not None:
         _current.alert(title, text, level, **foreign)
     else:
@@ -186,7 +236,13 @@ def alert(title: str, text: str = "", level: str = "warning", **foreign: object)
 
 
 def finish(status: str | int | None = None, *, exit_code: int | None = None, **foreign: object) -> None:
-    """`Run.finish` of the current run; nothing when there is none."""
+    """Ends the current run: `Run.finish`. Does nothing if there is none.
+
+    Args:
+        status: "finished" (default), "failed", "oom", "killed", "preempted", or an exit code.
+        exit_code: W&B's name for an exit code as `status`.
+        **foreign: Arguments of other trackers. They are left out.
+    """
     if _current is not None:
         _current.finish(status, exit_code=exit_code, **foreign)
 
@@ -262,18 +318,8 @@ def silent(config: dict[str, Any], tags: list[str]) -> Run:
     return Run(settings, name=None, config=config, tags=tags, group=None, start_step=None)
 
 
-def _is_hydras_next_job(run_id: str | None) -> bool:
-    """True if Hydra's --multirun has begun its next job in this process. With an id that was given all are that run."""
-    global _job
-    before = _job
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    if hydra is None:
-        return False
-    with contextlib.suppress(Exception):  # outside of a job, where there is one only, or in another version
-        _job = int(hydra.HydraConfig.get().job.num)
-    launch = launched.current
-    given = run_id or os.environ.get("PERFAGENT_RUN_ID") or (launch is not None and launch.run_id)
-    return not given and None not in (before, _job) and before != _job
+def _is_given(run_id: str | None) -> bool:
+    return bool(run_id or os.environ.get("PERFAGENT_RUN_ID") or (launched.current or launched.NONE).run_id)
 
 
 def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:

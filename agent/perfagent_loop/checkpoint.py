@@ -48,17 +48,25 @@ ARRIVE_S = 10.0
 
 
 class Checkpoint:
-    """Checkpoints of one training in one folder.
+    """Saves a training into a folder: every so many steps, at SIGTERM, and at an uncaught exception.
 
-    folder: seen by every rank, and of this training alone. every: optimizer steps between saves; None saves only when
-    asked and in an emergency. keep: how many of the newest stay; two or more leave one to fall back to. best: "min" or
-    "max" keeps the one of the best metric too. asynchronous: the training waits only while the state is copied to host
-    memory, once more its size; one save at a time is under way. (An engine of DeepSpeed saves itself, and is waited
-    for.) emergency: saves at SIGTERM and at an uncaught exception too; handlers are installed at the loop's first step
-    and call those that were there. grace_s: how long a signal waits for the end of the step. tries: of a save, when an
-    error may pass. tolerate: failed saves in a row that training survives (each is an alert); the next one raises.
+    Every rank makes one and calls its methods: saving and loading are collectives.
 
-    Used on every rank: saving and loading are collectives. Raises ConfigError for values that cannot be used.
+    Args:
+        folder: The folder. All ranks must see it, and no other training may use it.
+        every: Optimizer steps between two saves. None saves only when asked, and in an emergency.
+        keep: How many of the newest checkpoints stay. With two or more there is one to fall back to.
+        best: "min" or "max" also keeps the checkpoint with the best metric.
+        asynchronous: True lets the training wait only while the state is copied to host memory, which needs as much
+            memory again. One save at a time. A DeepSpeed engine always saves synchronously.
+        emergency: True also saves at SIGTERM and at an uncaught exception. The handlers are installed at the first step
+            of the loop, and call the handlers that were there.
+        grace_s: How many seconds a signal waits for the end of the step.
+        tries: How often a save is tried, if the error may pass by itself.
+        tolerate: How many failed saves in a row the training survives. Each is an alert; the next one raises.
+
+    Raises:
+        ConfigError: A value cannot be used.
     """
 
     def __init__(
@@ -109,14 +117,20 @@ class Checkpoint:
     def save(
         self, step: int, state: State, *, metric: float | None = None, engine: Engine = None, reason: str = "asked"
     ) -> None:
-        """Saves a state under a step; every rank calls it. Waits for the save before.
+        """Saves a state under a step. Waits for the save before it.
 
-        state: tensors, numbers, text and containers of them; "rng", "sampler" and "loop" are each rank's own, sharded
-        tensors (DTensor) below "model" and "optimizer" are saved in pieces, all else is rank 0's. metric: what `best`
-        compares. engine: a DeepSpeed engine, which saves its own model and optimizer.
+        Args:
+            step: The number of optimizer steps so far.
+            state: Tensors, numbers, text, and containers of them. "rng", "sampler" and "loop" are each rank's own;
+                sharded tensors (DTensor) below "model" and "optimizer" are saved in pieces; everything else is rank
+                0's.
+            metric: The value that `best` compares.
+            engine: A DeepSpeed engine, which saves its own model and optimizer.
+            reason: A word that is recorded with the checkpoint.
 
-        Raises ConfigError for a state that could not be loaded again, CheckpointError when this save (or the one
-        before, if that went on beside the training) failed.
+        Raises:
+            ConfigError: The state could not be loaded again.
+            CheckpointError: This save failed, or an asynchronous one before it.
         """
         check_count("step", step, least=0)
         check_loadable(state)
@@ -143,7 +157,11 @@ class Checkpoint:
         self._last_step = step
 
     def wait(self) -> None:
-        """Until no save is under way. Raises what that save failed with, once."""
+        """Waits until no save is in progress.
+
+        Raises:
+            CheckpointError: The save failed. Raised once.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -152,11 +170,15 @@ class Checkpoint:
             raise failure
 
     def rate(self, metric: float) -> None:
-        """The metric (of an evaluation, say) that belongs to the next checkpoint, for `best`."""
+        """Gives the next checkpoint its metric, such as the loss of an evaluation, for `best`."""
         self._metric = float(metric)
 
     def close(self) -> None:
-        """Waits for the save under way and takes the handlers out. Raises what that save failed with."""
+        """Waits for the save in progress, and removes the handlers.
+
+        Raises:
+            CheckpointError: The save failed.
+        """
         if self._emergency is not None:
             self._save_for_late_signal(self._emergency)
             self._emergency.remove()
@@ -179,15 +201,21 @@ class Checkpoint:
         self.close()
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole, every file of it verified; every rank calls it."""
+        """The folder of the newest complete checkpoint, every file of which is verified; None without one. A
+        collective.
+        """
         found = newest_whole(self._folder, self._ranks)
         return None if found is None else found[0]
 
     def load_latest(self, into: State | None = None, *, engine: Engine = None) -> tuple[int, State] | None:
-        """Step and state of the newest whole checkpoint, tensors on the CPU; None without one. A collective.
+        """Loads the newest complete checkpoint. A collective. Loading never runs code from a file (`weights_only`).
 
-        into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed
-        engine that takes its part itself. Loading never runs code from a file (weights_only).
+        Args:
+            into: For a sharded checkpoint, a state of the same shape, whose tensors are overwritten.
+            engine: A DeepSpeed engine, which loads its own part.
+
+        Returns:
+            The step and the state, with tensors on the CPU. None if there is no checkpoint.
         """
         found = self._load(into, engine, None)
         return None if found is None else (found[0].step, found[1])
@@ -206,7 +234,7 @@ class Checkpoint:
         return self._load(loop.state_dict() if kind == "sharded" else None, loop.strategy.engine, kind)
 
     def after_step(self, loop: Loop) -> None:
-        """After each optimizer step of a loop: saves when it is time, or urgent."""
+        """Saves if it is time. A loop calls this after each optimizer step."""
         if self._loop is None:
             self._begin(loop)
         emergency, asked = self._emergency, 0
@@ -220,15 +248,20 @@ class Checkpoint:
             self.save_loop(loop, reason="every")
 
     def save_loop(self, loop: Loop, *, metric: float | None = None, reason: str = "asked") -> None:
-        """Saves a loop between two steps. A collective. A failure is an alert; after `tolerate` in a row it raises."""
+        """Saves a loop between two steps. A collective. A failure is an alert; after `tolerate` failures in a row it
+        raises.
+        """
         with self._tolerated():
             self.wait()  # the save before, which went on beside the training
         with self._tolerated():
             self.save(loop.step_count, loop.state_dict(), metric=metric, engine=loop.strategy.engine, reason=reason)
 
     def save_at_stop(self, loop: Loop) -> None:
-        """The run is stopped from afar: saves what the last step left, never as the best; every rank calls it after the
-        same step. Weights that hold NaN are not saved, so that the checkpoint before stays the newest."""
+        """Saves what the last step left, when the run is stopped from outside. A collective.
+
+        It is never the best checkpoint. Weights that contain NaN are not saved, so that the checkpoint before stays the
+        newest.
+        """
         self._metric = None
         self._settle(loop, "stopped")
 
@@ -240,7 +273,11 @@ class Checkpoint:
             self.wait()
 
     def resume(self, loop: Loop) -> int | None:
-        """Loads the newest whole checkpoint into a loop; returns its step, or None without one. A collective."""
+        """Loads the newest complete checkpoint into a loop. A collective.
+
+        Returns:
+            The step of the checkpoint, or None if there is none.
+        """
         with unwatched():  # loading a sharded optimizer steps it once without effect (torch's get_state_dict)
             found = self._load_for(loop)
             if found is None:
@@ -267,9 +304,11 @@ class Checkpoint:
         return manifest.step
 
     def roll_back(self, loop: Loop) -> int | None:
-        """Loads weights, optimizer, scheduler and scaler of the newest whole checkpoint; data and step count go on.
+        """Loads weights, optimizer, scheduler and scaler of the newest complete checkpoint. Data and step count
+        continue.
 
-        Returns the step of that checkpoint, or None without one. A collective.
+        Returns:
+            The step of the checkpoint, or None if there is none. A collective.
         """
         with phase("checkpoint"), unwatched():
             found = self._load_for(loop)
@@ -353,7 +392,7 @@ class Checkpoint:
             self._asynchronous = asynchronous
 
     def _used_beside(self, *, begins: bool) -> bool:
-        """Whether another process trains in the folder: the user is told once, and the training goes on all the same.
+        """Whether another process trains in the folder: the user is warned once, and the training goes on all the same.
         begins: this one trains in it from here on."""
         use = folder_use(self._folder.path, begins=begins)
         if begins:

@@ -35,12 +35,23 @@ def ddp(
     hook: Hook | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> DistributedDataParallel:
-    """The model, replicated on every rank; each holds it on its own device already.
+    """DistributedDataParallel with the options that matter for speed and memory.
 
-    bucket_mb: MiB of gradients that travel together: larger for a slow network (50, 100), smaller to start earlier
-    (10). gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and the memory of all gradients.
-    static_graph: the same parameters get gradients in the same order in every step; needed for checkpointing the same
-    layer twice, and then find_unused_parameters has nothing to do. hook: compression, as of `comm_hook`.
+    Args:
+        model: The model, already on the device of this rank.
+        bucket_mb: MiB of gradients that are sent together. Larger for a slow network (50, 100), smaller to start
+            earlier (10).
+        gradient_as_bucket_view: True stores gradients in the buckets, which saves a copy and the memory of all
+            gradients.
+        static_graph: True if the same parameters get gradients in the same order in every step. Needed to checkpoint a
+            layer twice; `find_unused_parameters` then has no effect.
+        find_unused_parameters: True if parameters may get no gradient in a step. Costs time.
+        broadcast_buffers: True sends rank 0's buffers, such as running statistics, before each forward pass.
+        hook: Compression of gradients, as in `comm_hook`.
+        process_group: The ranks; all by default.
+
+    Returns:
+        The wrapped model.
     """
     need_group()
     if isinstance(model, DistributedDataParallel):
@@ -77,11 +88,23 @@ def comm_hook(
     min_compression_rate: float = 2.0,
     seed: int = 0,
 ) -> None:
-    """Has the gradients of a DistributedDataParallel model compressed on their way.
+    """Compresses the gradients of a DistributedDataParallel model on the network. One hook a model, before the
+    training.
 
-    hook: fp16 and bf16 halve the traffic by rounding; powersgd sends factors of that rank with error feedback (Vogels
-    et al., "PowerSGD", 2019) from step start_iter on, batched_powersgd those of whole buckets, fp16_powersgd rounds the
-    factors too. One hook a model, before training. Raises ConfigError where a hook cannot work.
+    Args:
+        model: The DistributedDataParallel model.
+        hook: "fp16" and "bf16" halve the traffic by rounding. "powersgd" sends low-rank factors with error feedback.
+            "batched_powersgd" does so for whole buckets. "fp16_powersgd" also rounds the factors.
+        rank: The rank of the factors of PowerSGD.
+        start_iter: The step from which PowerSGD compresses.
+        min_compression_rate: PowerSGD leaves a gradient alone that it would compress less than this.
+        seed: The seed of PowerSGD's random start.
+
+    Raises:
+        ConfigError: The hook cannot work here, such as PowerSGD over gloo.
+
+    Source: Vogels et al., [PowerSGD](https://arxiv.org/abs/1905.13727), 2019;
+    `torch.distributed.algorithms.ddp_comm_hooks`.
     """
     inner: Any = getattr(model, "_orig_mod", model)
     if not isinstance(inner, DistributedDataParallel):

@@ -44,16 +44,32 @@ def zero_config(
     device: str | None = None,
     overrides: Config | None = None,
 ) -> State:
-    """A configuration for `deepspeed.initialize(model=..., optimizer=..., config=...)`.
+    """Makes a configuration for `deepspeed.initialize(model=..., optimizer=..., config=...)`, and checks it for
+    conflicts.
 
-    stage: what is divided over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. micro_batch:
-    samples of a micro-step on one rank. precision: of weights and computation, with fp32 masters. autocast: keep the
-    weights in fp32 and let torch's autocast run products in that precision instead. offload: the optimizer's state, or
-    parameters too ("all", stage 3), to host memory. optimizer, scheduler: DeepSpeed's own, as {"type", "params"}; None
-    where a torch optimizer is passed to initialize. communication: of gradients. bucket_elements: numbers that travel
-    together. device: cuda or cpu, found when left out. overrides: laid over the result, key by key.
+    Args:
+        stage: What is divided over the ranks. 0: nothing. 1: optimizer state. 2: gradients, too. 3: parameters, too.
+        micro_batch: Samples of a micro-step on one rank.
+        precision: Of weights and computation, with fp32 master weights.
+        grad_accum: Micro-steps of a step.
+        clip_norm: The largest norm of all gradients.
+        offload: "optimizer" moves the optimizer state to host memory, "all" the parameters, too (stage 3).
+        autocast: True keeps the weights in fp32, and lets torch's autocast run products in `precision`.
+        optimizer: DeepSpeed's own optimizer, as {"type", "params"}. None if a torch optimizer is passed to
+            `initialize`.
+        scheduler: DeepSpeed's own scheduler, as {"type", "params"}.
+        communication: The precision in which gradients are sent.
+        bucket_elements: Numbers that are sent together.
+        device: "cuda" or "cpu"; found if it is not given.
+        overrides: Entries that replace those of the result, key by key.
 
-    Raises ConfigError with every conflict that `zero_conflicts` finds.
+    Returns:
+        The configuration, a dict.
+
+    Raises:
+        ConfigError: Options contradict each other. The message lists every conflict.
+
+    Source: [DeepSpeed configuration](https://www.deepspeed.ai/docs/config-json/).
     """
     checked_precision(precision)
     if type(stage) is not int or stage not in (0, 1, 2, 3):

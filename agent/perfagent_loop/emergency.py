@@ -111,4 +111,4 @@ def _end_run(*, interrupting: bool) -> None:
     run = current()
     if run is not None:
         with contextlib.suppress(Exception):  # the signal ends the process, whatever becomes of the run
-            (run._sender.close if interrupting else run._end)("preempted", "terminated by SIGTERM")
+            (run._sender.close if interrupting else run._end)("preempted", {"key": "terminated"})

@@ -31,13 +31,20 @@ def fsdp(
     reshard_after_forward: bool = True,
     offload: bool = False,
 ) -> nn.Module:
-    """The same model, sharded over all ranks by torch's `fully_shard`. Make the optimizer afterwards.
+    """Shards the model over all ranks with FSDP2 (`fully_shard`), block by block. Make the optimizer afterwards.
 
-    precision: of gathered parameters and of the computation; the shards and the optimizer stay in fp32. reduce: in
-    which gradients are averaged. blocks: classes of modules that are shards of their own; by default the items of every
-    list of like modules. mesh: a DeviceMesh; by default all ranks in one dimension, two dimensions give hybrid
-    sharding. reshard_after_forward: False keeps gathered parameters for the backward pass: faster, more memory (ZeRO-2
-    rather than 3). offload: shards live in host memory.
+    Args:
+        model: The model.
+        precision: Of gathered parameters and of the computation. Shards and optimizer stay in fp32.
+        reduce: The precision in which gradients are averaged.
+        blocks: Classes of modules that are sharded on their own; the items of every list of like modules by default.
+        mesh: A DeviceMesh. All ranks in one dimension by default; two dimensions mean hybrid sharding.
+        reshard_after_forward: False keeps gathered parameters for the backward pass: faster, with more memory (like
+            ZeRO-2).
+        offload: True keeps shards in host memory.
+
+    Returns:
+        The same model.
     """
     need_group()
     from torch.distributed.device_mesh import init_device_mesh

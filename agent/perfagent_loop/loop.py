@@ -51,19 +51,36 @@ class Checkpointing(Protocol):
 
 
 class Loop:
-    """A loop that trains this model; see the module's text for its use. `perfagent.loop` is its name.
+    """The training loop: precision, accumulation, clipping, schedule, checkpoints, and the place in the data.
 
-    model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
-    `deepspeed.initialize`: how ranks communicate follows from its type (`strategy`). optimizer: over the parameters of
-    that model; an engine of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer
-    step that was not skipped; a ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an
-    evaluation. precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum:
-    micro-steps of a window. clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a
-    mode of torch.compile, or its arguments. scaler: a GradScaler with settings of yours, for fp16.
+        loop = perfagent.loop(model, optimizer, scheduler, precision="bf16", grad_accum=8, clip_norm=1.0)
+        loop.resume()
+        for batch in loop.batches(loader, epochs=3):
+            with loop.forward():
+                loss = model(**batch).loss
+            loop.backward(loss)
+            loop.step()
 
-    step_count: optimizer steps so far, those that the scaler skipped included; restored by resume().
+    `perfagent.loop` is another name of this class. Nothing waits for the device, except GradScaler.
 
-    Raises ConfigError for values that contradict each other or the way in which the model is wrapped.
+    Args:
+        model: A module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`)
+            or `deepspeed.initialize`. Its type decides how ranks communicate.
+        optimizer: The optimizer of that model's parameters. A DeepSpeed engine has its own.
+        scheduler: Any object with `step()`, called after each optimizer step that was not skipped. A ReduceLROnPlateau
+            is saved and resumed, and you call its `step(metric)` after an evaluation.
+        precision: "fp32" (default), "bf16" or "fp16" of the forward pass. A DeepSpeed engine has its own.
+        grad_accum: Micro-steps of an optimizer step.
+        clip_norm: The largest norm of all gradients. Clipped after unscaling.
+        compile: True, a mode of torch.compile, or its arguments.
+        checkpoint: A `perfagent.Checkpoint`.
+        scaler: A GradScaler with your own settings, for fp16.
+
+    Attributes:
+        step_count: Optimizer steps so far, with those that the scaler skipped. `resume()` restores it.
+
+    Raises:
+        ConfigError: Values contradict each other, or do not fit the way in which the model is wrapped.
     """
 
     def __init__(
@@ -119,11 +136,17 @@ class Loop:
         *,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """The loader's batches on the model's device, from where resume() left off.
+        """Yields the loader's batches on the model's device, from where `resume()` left off.
 
-        epochs: how often the loader is read; None without end. items: says how many items a batch holds (what num_items
-        would say); then a whole window is fetched before it begins, and num_items is not needed. steps: ends when
-        step_count is there. Ranks whose loaders would make unequal numbers of steps are refused.
+        Args:
+            loader: A DataLoader, or another iterable of batches.
+            epochs: How often the loader is read. None means without end.
+            items: Returns how many items a batch has. All batches of a step are then fetched before it begins, and
+                `num_items` is not needed.
+            steps: Ends when `step_count` is this number.
+
+        Raises:
+            ConfigError: The loop would never end, or the loaders of the ranks give different numbers of steps.
         """
         check_count("epochs", epochs, least=0, or_none=True)
         if epochs is None and steps is None:
@@ -134,18 +157,22 @@ class Loop:
         return self._batches.read(unwrapped(loader), epochs, items, self)  # the copies overlap here too
 
     def forward(self, *, last: bool | None = None) -> _Forward:
-        """What the forward pass of one micro-step runs in: autocast, and communication only in a window's last one.
+        """The context of the forward pass: autocast, and communication only in the last micro-step.
 
-        last: ends the window with this micro-step, for loops that do not go through batches().
+        Args:
+            last: True ends the accumulation with this micro-step, for loops that do not use `batches()`.
         """
         if last is not None:
             self._window.will_end(self._window.done + 1 if last else max(self._window.size, self._window.done + 2))
         return self._forward
 
     def backward(self, loss: Tensor, num_items: Count | None = None) -> None:
-        """The backward pass of one micro-step. loss: the mean over num_items items (tokens, samples; default 1).
+        """The backward pass of one micro-step.
 
-        num_items may be a tensor on the device. All micro-steps of a run give it, or none.
+        Args:
+            loss: The mean over `num_items` items.
+            num_items: How many items (tokens, samples) the loss is the mean of; a number, or a tensor on the device.
+                All micro-steps of a run give it, or none.
         """
         window = self._window
         if not window.trivial or num_items is not None:
@@ -156,7 +183,9 @@ class Loop:
         window.done += 1
 
     def step(self) -> StepResult:
-        """At the end of a window: unscale, clip, step, update the scale, clear the gradients, schedule."""
+        """Ends a micro-step. In the last one of a step: unscale, clip, step, update the scale, clear the gradients,
+        schedule.
+        """
         window = self._window
         if window.done < window.end:
             if not window.done:
@@ -189,26 +218,31 @@ class Loop:
             save(self)
 
     def resume(self) -> Any:
-        """Loads the newest checkpoint that verifies; without one, or without a `checkpoint`, training begins afresh."""
+        """Loads the newest checkpoint that can be verified. Without one, or without a `checkpoint`, the training begins
+        anew.
+
+        Returns:
+            The step of the checkpoint, or None.
+        """
         return None if self.checkpoint is None else self.checkpoint.resume(self)
 
     def discard_window(self) -> None:
-        """Throws away the micro-steps since the last optimizer step, after an error that the loop is to survive."""
+        """Discards the micro-steps since the last optimizer step, after an error that the loop survives."""
         self._update.clear()
         self._window.clear()
 
     def pass_over_window(self) -> None:
-        """Throws away the window at hand for good: a checkpoint goes on after its batches."""
+        """Discards the current micro-steps for good: a checkpoint continues after their batches."""
         self.discard_window()
         self._batches.reached()
 
     def goes_on(self) -> bool:
-        """Whether batches() shall begin another window."""
+        """Whether `batches()` will begin another step."""
         return not self._stopped and (self._until is None or self.step_count < self._until)
 
     @property
     def epoch(self) -> int:
-        """How many epochs were completed."""
+        """The number of completed epochs."""
         return self._batches.epoch
 
     @property
@@ -222,9 +256,9 @@ class Loop:
         return self._window.done
 
     def state_dict(self) -> State:
-        """All that the next step depends on, as of the last optimizer step; "rng" and "sampler" are this rank's.
+        """The state that the next step depends on, as of the last optimizer step. "rng" and "sampler" are this rank's.
 
-        Under FSDP2 model and optimizer hold this rank's pieces as DTensors, for torch.distributed.checkpoint; under
+        Under FSDP2, model and optimizer are this rank's pieces as DTensors, for torch.distributed.checkpoint. Under
         DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.
         """
         deepspeed = isinstance(self.strategy, DeepSpeed)
@@ -243,7 +277,7 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts back what state_dict() gave; the next batches() goes on from there."""
+        """Restores what `state_dict()` returned. The next `batches()` continues from there."""
         wanted = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "loop")
         if missing := [name for name in wanted if name not in state]:
             raise ConfigError(f"this is no state of a loop: it has no {', '.join(missing)}")

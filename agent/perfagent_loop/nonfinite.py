@@ -34,15 +34,22 @@ class NonFiniteGradients(PerfagentError):  # noqa: N818 - it says what was found
 
 
 class NanPolicy:
-    """Steps a loop unless its gradients hold NaN or Inf: call `policy.step(loop)` instead of `loop.step()`.
+    """Protects the weights from gradients with NaN or Inf: call `policy.step(loop)` instead of `loop.step()`.
 
-    action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by
-    `factor`; "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole
-    checkpoint. most: how many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of
-    them, as reason "nan", though not again within the next SAVED_ONCE_IN steps.
+    Reads one number from the device in each step. A loop with a checkpoint saves at the first such step, at most once
+    in 100 steps.
 
-    One number is read from the device in each step. Raises ConfigError for fp16, whose scaler leaves such steps out by
-    itself, and under DeepSpeed, which steps its own way.
+    Args:
+        action: "skip" discards the gradients of the step. "lower_lr" also multiplies every learning rate by `factor`.
+            "rollback" also loads weights, optimizer, scheduler and scaler of the newest complete checkpoint.
+        most: How many steps in a row may be discarded before an error is raised.
+        factor: The factor of "lower_lr".
+
+    Raises:
+        ConfigError: The loop uses fp16, whose scaler skips such steps by itself, or DeepSpeed.
+
+    Source: skipping the batches after a rollback, as in Chowdhery et al., [PaLM](https://arxiv.org/abs/2204.02311),
+    2022, section 5.1.
     """
 
     def __init__(self, action: Action = "skip", *, most: int = 5, factor: float = 0.5) -> None:
@@ -57,7 +64,7 @@ class NanPolicy:
         """Windows thrown away so far."""
 
     def step(self, loop: Loop) -> StepResult:
-        """`loop.step()`, or what was chosen instead; then the result says that nothing was stepped."""
+        """`loop.step()`, or the chosen action. Then the result says that nothing was stepped."""
         self._check(loop)
         window = loop._window
         if not window.done or window.done < window.end:

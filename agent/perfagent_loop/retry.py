@@ -57,9 +57,22 @@ def retry(
     pause: Callable[[float], None] = time.sleep,
     seeded: random.Random | None = None,
 ) -> T:
-    """The result of `call`, after at most so many tries; what is not transient is raised at once.
+    """Calls a function again if it fails with an error that may pass by itself. Other errors are raised at once.
 
-    what: named in the run's events. pause: waits so many seconds.
+    Such errors are: an interrupted call, a network file server that answers late, a refused connection. A full disk is
+    none.
+
+    Args:
+        call: The function, without arguments.
+        tries: How many calls at most.
+        first_s: Seconds before the second call. Each pause is twice as long as the one before.
+        longest_s: The longest pause, in seconds.
+        what: A name for the run's events.
+        pause: Waits for a number of seconds.
+        seeded: A random generator, for ranks that must pause alike.
+
+    Returns:
+        The result of the call.
     """
     check_count("tries", tries)
     for number, wait_s in enumerate(pauses(tries, first_s=first_s, longest_s=longest_s, seeded=seeded), 1):

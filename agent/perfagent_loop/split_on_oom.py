@@ -33,20 +33,27 @@ _AT_ONCE_BYTES = 32 * 2**20
 
 
 class SplitOnOom:
-    """Forward and backward pass of a whole batch for a loop, in as many pieces as memory demands.
+    """Splits a batch into halves when it does not fit into the memory of the GPU, until it does. For `perfagent.loop`.
 
         split = perfagent.SplitOnOom(loop)
         for batch in loop.batches(loader):
             split.backward(batch, lambda piece: model(**piece).loss)
             loop.step()
 
-    loop: of `perfagent.loop` with grad_accum=1, over a plain or DistributedDataParallel model. most: pieces of a batch
-    at most. items: how many items a piece holds, over which its loss is the mean; then the gradient is that of the mean
-    over the items of all ranks. Without it the first dimension is counted, and every rank weighs alike. pieces: into
-    how many the next batch will be cut; it stays where it was found.
+    All ranks split together.
 
-    Raises ConfigError under FSDP2 and DeepSpeed: their forward pass itself communicates, so that a rank which fails in
-    it cannot be waited for; find the batch size beforehand there (find_batch_size).
+    Args:
+        loop: A loop with `grad_accum=1`, over a plain or DistributedDataParallel model.
+        most: The most pieces of a batch.
+        items: Returns how many items the loss of a piece is the mean of. The gradient is then that of the mean over the
+            items of all ranks. By default the first dimension is counted, and all ranks count alike.
+
+    Attributes:
+        pieces: How many pieces the next batch is split into. It stays where it was found.
+
+    Raises:
+        ConfigError: The model uses FSDP2 or DeepSpeed, which communicate in the forward pass. Use `find_batch_size`
+            before the training.
     """
 
     def __init__(self, loop: Loop, *, most: int = 64, items: Callable[[Any], float] | None = None) -> None:
@@ -60,9 +67,17 @@ class SplitOnOom:
         self.pieces = 1
 
     def backward(self, batch: Batch, compute: Callable[[Any], Tensor]) -> Tensor:
-        """Fills the gradients for one batch; returns its mean loss on this rank. compute: the mean loss of a piece.
+        """Computes the gradients of one batch.
 
-        Raises the out-of-memory error of this rank, or RuntimeError for another's, when `most` pieces do not fit.
+        Args:
+            batch: The batch.
+            compute: Returns the mean loss of a piece of it.
+
+        Returns:
+            The mean loss of the batch on this rank.
+
+        Raises:
+            OutOfMemoryError: `most` pieces do not fit on this rank. RuntimeError if they do not fit on another rank.
         """
         share = self._share(batch)
         while True:

@@ -21,10 +21,12 @@ __all__ = ["OptimizerStep", "StepResult", "moved_by_windows"]
 
 
 class StepResult:
-    """What step() did.
+    """What `loop.step()` and `policy.step()` return.
 
-    stepped: the window was over, and `step_count` went up. grad_norm: norm of all gradients before clipping, a tensor
-    that nobody has read (`float(result.grad_norm)` waits for the device); None where nothing is clipped.
+    Attributes:
+        stepped: True if the optimizer stepped and `step_count` increased; False in the other micro-steps.
+        grad_norm: The norm of all gradients before clipping: a tensor, so that `float(result.grad_norm)` waits for the
+            device. None if nothing is clipped.
     """
 
     __slots__ = ("_found_inf", "grad_norm", "stepped")
@@ -36,7 +38,9 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """The scaler left the weights as they are: gradients were not finite. With a fused optimizer, this waits."""
+        """True if the scaler skipped the step because gradients were not finite. Waits for the device if the optimizer
+        is fused.
+        """
         return bool(self._found_inf)
 
     def __repr__(self) -> str:

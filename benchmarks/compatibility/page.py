@@ -117,10 +117,10 @@ are made from the kernel's documentation (tests/kernel_trees.py names each sourc
 | use by other processes; errors as events (Xid) | yes | no | no |
 
 - Which board is a rank's: by the UUID or the PCI address that torch tells of its device. Where torch tells neither, the board is known
-  if it is the machine's only one. Otherwise its figures are told as `node_gpu<i>/*`.
+  if it is the machine's only one. Otherwise its figures are reported as `node_gpu<i>/*`.
 - A board in partitions (MI300 as DPX or CPX), or one of whose tiles each is a device (Data Center GPU Max), is no single rank's: it is
-  told as `node_gpu<i>/*`.
-- On a machine with an NVIDIA driver, boards of other vendors are not looked for. Graphics that are part of an Intel processor are told
+  reported as `node_gpu<i>/*`.
+- On a machine with an NVIDIA driver, boards of other vendors are not looked for. Graphics that are part of an Intel processor are reported
   only where a rank computes on them.
 
 """
@@ -166,19 +166,19 @@ Known limits:
   `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
 - **Steps captured in a graph.** A replay of a whole step (`torch.cuda.CUDAGraph`) is a step with its time. Its phases are unknown, its
   gradients are measured only if they outlive the step, and its loss is what the script logs: `run.log({"loss": static_loss})`.
-- **FLOPs.** There is no count, so no `flops_per_s` and no `mfu`, if a frozen convolution is called as a function or is compiled, if two
-  frozen or compiled convolutions of the same sizes differ in their stride alone, and after `backward(create_graph=True)`. Attention that
-  is not one fused kernel (dropout on the CPU, a model's own products) counts in full where it is causal, too.
+- **FLOPs.** There is no count, so no `flops_per_s` and no `mfu`, if a frozen convolution is called as a function or is compiled, and
+  after `backward(create_graph=True)`. Attention that is not one fused kernel (dropout on the CPU, a model's own products) counts in
+  full where it is causal, too.
 - **Dead units.** The units of an activation module that is called several times in one call of the model are those of its first call.
 - **Batches.** Nested tensors have no samples and no tokens. Padding is known from `attention_mask`, a `padding_mask`, `lengths`, or
   the model's padding token; masks and lengths of other names, or without one, are not read.
 - **Parameters that stand still.** A table of embeddings that receives gradients does not count.
 - **The operator of a NaN on a GPU** is read from the graph of the step after it. It is named if the weights were kept good
   (GradScaler, a guard of the loop), or if only one operator can make NaN. A loss that arrives before the update of its step has its
-  batch and parameters looked at in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
+  batch and parameters checked in full. One that arrives later, as with torch.compile in long steps, has those inputs that the model
   is called with by themselves, not in a dict, and 16 small parameters: dense ones of one type, no shards of FSDP2.
 - **The module of a NaN** that comes back is found by the outputs of the next three steps, unless something was compiled. What a module
-  gets by keyword is not looked at. A batch that holds NaN, which the loop leaves out, is named before an operator that makes one.
+  gets by keyword is not checked. A batch that holds NaN, which the loop leaves out, is named before an operator that makes one.
 - **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
   from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
 - **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the
@@ -197,7 +197,7 @@ Known limits:
 - **`wandb.restore`** gives None: perfagent has no store of files to restore from.
 - **Control groups of version 1 beside version 2**: pressure is the host's.
 - **Hosts with big-endian numbers** (s390x) are not supported: the agent writes the columns of a frame in the order of the host.
-- **An outage that fills 80 % of `max_spool_bytes`** (a week of random numbers at 100 points a second): the samples of the oldest minutes go first, but
+- **An outage that fills 80 % of `max_spool_bytes`** (a week of random numbers at 100 points per second): the samples of the oldest minutes go first, but
   for losses and gradients that are not finite; events go last. What goes is counted in `agent/dropped`.
 - **Files of the spool that somebody deletes** while the training runs: what is in memory is written anew. Minutes of an outage that
   were in deleted files are counted in `agent/dropped` when their turn comes.
@@ -219,8 +219,8 @@ Known limits:
   numbers is up to 0.5 % low.
 - **Xid errors** come from NVML's events. Where the driver offers none (some containers, vGPU), a lost board is reported without its
   Xid: `dmesg` on the host has it.
-- **macOS** (and other systems without /proc) has no figures of disks and network, of pressure and I/O wait, of limits of control
-  groups, and of the training thread.
+- **macOS** (and other systems without /proc) has no figures of the host and of the process, but for the load, the number of cores
+  and the process's CPU time.
 - **Embeddings with `sparse=True`**: the table of memory counts their gradients as large as the table of the embedding.
 - **Log calls before the first step.** A `log()` call without `step=` waits until the first step is known, or for 5 s. If `kill -9` ends
   the process meanwhile, the call is lost.
@@ -277,7 +277,7 @@ Known limits:
   only after up to 64 steps, which have numbers and no rows. It recognizes a second training of the same
   size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
 - **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
-  `failed`. A script that catches what `sys.exit(1)` raises, and ends without going on for more than one step, is `failed`, too.
+  `failed`. A script that catches what `sys.exit(1)` raises, and ends without more than one step after it, is `failed`, too.
 """
 
 SECTIONS = (trainings, versions, devices, gpus, libraries, limits)

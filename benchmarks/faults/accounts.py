@@ -103,7 +103,7 @@ class Accounts:
         waiting = sum(frame.samples for frame in left)
         gone = lost(sender)
         handed = sender.counters["samples"]
-        assert handed <= kept + waiting + sum(gone.values()), (  # what waits as a draft is not counted in samples yet
+        assert handed <= kept + waiting + sum(gone.values()), (
             f"I5: {handed} samples were taken; {kept} are stored, {waiting} wait, and counters tell of {gone}"
         )
         assert bytes_in(spool.folder) <= sender.config.max_spool_bytes, "I6: the spool is larger than its cap"

@@ -275,7 +275,7 @@ def flapping_and_restarts(folder: Path, *, seconds: float, restarts: int) -> lis
         time.sleep(2.0)
         firing, over = (_told(receiver, kind, "stays") for kind in ("alert.firing", "alert.resolved"))
     stays = Outcome(
-        "W03", "server killed and started again while an alert fires: told once, and resolved once",
+        "W03", "server killed and started again while an alert fires: reported once, and resolved once",
         int(len(firing) == len(over) == 1), 1, f"{restarts} kills: {len(firing)} firing, {len(over)} resolved",
     )  # fmt: skip
     return [flapped, stays]
@@ -352,7 +352,7 @@ def silent_agent(folder: Path) -> Outcome:
         rules = [one.json["data"]["alert"]["rule"] for one in receiver.of_type("alert.firing")]
     good = rules == ["lost_contact"] and state == "running" and lost_after_s <= 60.0
     figures = f"lost after {lost_after_s:.0f} s; {len(rules)} notification; {state} again"
-    return Outcome("W05", "an agent that falls silent is lost, told once, and found again", int(good), 1, figures)
+    return Outcome("W05", "an agent that falls silent is lost, reported once, and found again", int(good), 1, figures)
 
 
 # ---- what the rows share

@@ -170,7 +170,7 @@ def damaged(folder: Path, kind: str) -> Path:
         group = Group(
             step=steps, time=[float(s) for s in steps], monotonic=[float(s) for s in steps], values={"x": [0.1] * 3}
         )
-        kept.append(tick_of([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})]), now=0.0)
+        kept.append(*tick_of([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})]), now=0.0)
         if kind == "frames":
             kept.hold(now=0.0, force=True)
     kept.abandon()
@@ -225,7 +225,7 @@ def orphan(state: Path, name: str, server: str) -> None:
     kept = Spool(state / "spool" / name, Header(source=name, project="p", rank=0, server=server, run="dead", attempt=1))
     for step in range(5):
         column = [float(step)]
-        kept.append(tick_of([Group(step=[step], time=column, monotonic=column, values={"loss": column})]), now=0.0)
+        kept.append(*tick_of([Group(step=[step], time=column, monotonic=column, values={"loss": column})]), now=0.0)
     kept.abandon()
 
 

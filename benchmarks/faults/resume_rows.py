@@ -31,7 +31,7 @@ def killed_and_resumed(folder: Path, kind: str, *, trials: int, seed: int = 11) 
     if done.returncode or not lines:
         return Outcome("T01", _WORDS[kind], 0, trials, f"exit code {done.returncode}: {done.stderr[-1500:]}")
     found = json.loads(lines[-1])
-    figures = f"{found['resumed']} went on from a checkpoint, {found['torn']} were killed while one was written"
+    figures = f"{found['resumed']} continued from a checkpoint, {found['torn']} were killed while one was written"
     if found["problems"]:
         figures += f"; {os.linesep.join(found['problems'])[:3000]}"
     return Outcome("T01", f"{_WORDS[kind]}: losses to the last bit", found["equal"], trials, figures)

@@ -39,8 +39,14 @@ _PAGE = 500  # runs
 
 
 class ApiError(PerfagentError):
-    """The server answered with an error. status: HTTP status; code: one word for programs; field: which input, if one
-    is."""
+    """The server answered with an error.
+
+    Attributes:
+        status: The HTTP status.
+        code: One word for programs, such as "not_found".
+        message: One sentence for people.
+        field: The name of the input that is wrong, or None.
+    """
 
     def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -146,9 +152,23 @@ def _no_run(run: str) -> ApiError:
 
 
 class Client(_Asking):
-    """Everything blocks; one kept connection. Use it as a context manager, or close() it.
+    """Reads runs from a server, and changes them. Every call blocks.
 
-    Raises ApiError for an answer that is an error, ServerUnreachable for none, WireError for one that is not ours.
+        with Client() as client:
+            for run in client.runs(state="running"):
+                print(run.name, client.verdict(run.run).message)
+
+    RUN is an id for all methods but `find`, `show` and `frame`, which also accept a name.
+
+    Args:
+        server: The address of the server; PERFAGENT_SERVER by default, else your server on this machine.
+        api_key: A key with the scope read; PERFAGENT_API_KEY by default.
+        transport: A transport of httpx, for tests.
+
+    Raises:
+        ApiError: The server answered with an error.
+        ServerUnreachable: It did not answer, or what answered is not a perfagent server.
+        WireError: Its answer does not fit the wire format.
     """
 
     def __init__(
@@ -170,7 +190,11 @@ class Client(_Asking):
         body: Any = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """The JSON below /api/v1, None for an empty answer: for what has no method here."""
+        """Sends any request below /api/v1, for routes that have no method here.
+
+        Returns:
+            The JSON of the answer; None if it is empty.
+        """
         try:
             answer = self.http.request(method, self._url(path), params=params, json=body, headers=headers)
         except httpx.TransportError as error:
@@ -193,7 +217,15 @@ class Client(_Asking):
         tag: str | None = None,
         limit: int | None = None,
     ) -> Iterator[RunSummary]:
-        """Runs, newest first; further pages are fetched as they are asked for. limit: at most so many."""
+        """Yields runs, newest first. Further pages are fetched when they are needed.
+
+        Args:
+            project: Only this project.
+            name: Only runs of this name.
+            state: Only runs in this state, such as "running".
+            tag: Only runs with this tag.
+            limit: At most this many.
+        """
         asked = _query(project=project, name=name, state=state, tag=tag, limit=min(limit or _PAGE, _PAGE))
         return islice(self._pages_of_runs(asked), limit)
 
@@ -206,7 +238,11 @@ class Client(_Asking):
             asked = {**asked, "cursor": page["next"]}
 
     def find(self, run: str) -> RunDetails:
-        """A run by its id, else the newest one of that name. Raises ApiError 404."""
+        """The run with this id, else the newest run of this name.
+
+        Raises:
+            ApiError: There is none (404).
+        """
         try:
             return self.run(run)
         except ApiError as error:
@@ -217,6 +253,11 @@ class Client(_Asking):
         raise _no_run(run)
 
     def run(self, run: str) -> RunDetails:
+        """The run with this id.
+
+        Raises:
+            ApiError: There is none (404).
+        """
         return parse(RunDetails, self._table(_run_path(run))).shown_as(self._run_html)
 
     def _run_html(self, run: RunDetails) -> str:
@@ -225,8 +266,17 @@ class Client(_Asking):
         return run_html(run, self)
 
     def show(self, run: str, every_s: float = 2.0) -> None:
-        """Shows a run (id or name) in a notebook, and keeps that output up to date every `every_s` seconds until the run has
-        ended, while cells below it run. Elsewhere it is printed once. Raises ApiError 404."""
+        """Shows a run in a notebook, and updates the output until the run has ended, while the cells below it run.
+
+        Outside of a notebook the run is printed once.
+
+        Args:
+            run: The id or name.
+            every_s: Seconds between two updates.
+
+        Raises:
+            ApiError: There is no such run (404).
+        """
         from perfagent_client.notebook import LiveRun
 
         show_live(live := LiveRun(self.find(run), self), live.has_ended, every_s)
@@ -234,23 +284,31 @@ class Client(_Asking):
     def change(
         self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
     ) -> RunDetails:
-        """Changes what is given."""
+        """Changes the name, tags or notes of a run. What is not given stays."""
         return parse(RunDetails, self.request("PATCH", _run_path(run), body=_query(name=name, tags=tags, notes=notes)))
 
     def delete(self, run: str) -> None:
-        """Removes a run with everything that belongs to it; needs an administrator."""
+        """Deletes a run and everything that belongs to it. Needs an administrator."""
         self.request("DELETE", _run_path(run))
 
     def latest(self, run: str) -> dict[str, Latest]:
+        """The newest value of each series of a run, by name."""
         return {name: parse(Latest, item) for name, item in self._table(_run_path(run, "/latest")).items()}
 
     def timing(self, run: str, *, steps: int | None = None) -> Timing:
-        """Step time, throughput and shares, as every page shows them: of the newest 100 steps, or of the whole run when
-        it has ended. steps: of the newest so many instead."""
+        """Step time (seconds), throughput and shares of the phases, as every page shows them.
+
+        Args:
+            run: The id.
+            steps: Of the newest so many steps; the newest 100 by default, or the whole run if it has ended.
+        """
         return parse(Timing, self._table(_run_path(run, "/timing"), steps=steps))
 
     def compare(self, runs: Sequence[str]) -> Comparison:
-        """Runs, or windows of runs (`RUN:FROM-TO`), with the first of them: docs/reference/wire.md, Comparing runs."""
+        """Compares runs, or windows of runs (`RUN:FROM-TO`), with the first of them, as `perfagent compare` does.
+
+        The fields are in docs/reference/wire.md, "Comparing runs".
+        """
         found = Comparison(self._table("/compare", runs=list(runs)))
         found.html = self._comparison_html
         return found
@@ -261,12 +319,20 @@ class Client(_Asking):
         return comparison_html(found, self)
 
     def names(self, run: str) -> list[str]:
+        """The names of the series of a run."""
         return self._list(_run_path(run, "/names"), "names")
 
     def events(
         self, run: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """The newest events, oldest of them first; kind="log" is the console."""
+        """The newest events of a run; of those, the oldest comes first.
+
+        Args:
+            run: The id.
+            kind: Only this kind; "log" is the console.
+            rank: Only this rank.
+            limit: At most this many.
+        """
         return self._list(_run_path(run, "/events"), "events", kind=kind, rank=rank, limit=limit)
 
     def series(
@@ -279,7 +345,23 @@ class Client(_Asking):
         to_step: int | None = None,
         points: int = 1000,
     ) -> Series:
-        """Raises ApiError 404 for a name that the run has not sent, while it has sent others."""
+        """One series of a run, such as "loss", in at most `points` buckets of steps.
+
+        Args:
+            run: The id.
+            name: The name of the series; `names` lists them.
+            rank: One rank, or "all" for all of them put together.
+            from_step: The first step.
+            to_step: The last step.
+            points: The most buckets. For exact samples use `frame` or `export`.
+
+        Returns:
+            Lists of equal length: `step`, and `mean`, `min`, `max` of the finite values, `count` and `nonfinite`, in
+                `unit`. `to_frame()` makes a DataFrame.
+
+        Raises:
+            ApiError: The run has other series, and none of this name (404).
+        """
         query = {"name": name, "rank": rank, "from": from_step, "to": to_step, "points": points}
         found = parse(Series, self._table(_run_path(run, "/series"), **query))
         if not found.step:
@@ -289,25 +371,52 @@ class Client(_Asking):
     def ranks(
         self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
     ) -> RankMatrix:
+        """One series of a run as a matrix of ranks × buckets of steps.
+
+        Args:
+            run: The id.
+            name: The name of the series.
+            from_step: The first step.
+            to_step: The last step.
+            points: The most buckets.
+        """
         query = {"name": name, "from": from_step, "to": to_step, "points": points}
         return parse(RankMatrix, self._table(_run_path(run, "/ranks"), **query))
 
     def verdict(self, run: str) -> Finding:
+        """The most important finding about a run, with its cause, evidence and fix."""
         return parse(Finding, self._table(_run_path(run, "/verdict")))
 
     def findings(self, run: str) -> list[Finding]:
+        """All findings about a run, the most important first."""
         return _each(Finding, self._table(_run_path(run, "/findings")), "findings")
 
     def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
+        """Alerts, newest first.
+
+        Args:
+            run: Only of the run with this id.
+            state: "pending", "firing" or "resolved".
+            severity: "info", "warning" or "critical".
+        """
         return _each(Alert, self._table("/alerts", run=run, state=state, severity=severity), "alerts")
 
     def history(self, alert: str) -> list[dict[str, str]]:
-        """What happened to an alert, oldest first: each with time, event, who and note."""
+        """What happened to an alert, oldest first: dicts with `time`, `event`, `who` and `note`."""
         return self._list(f"/alerts/{quote(alert, safe='')}", "history")
 
     def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
-        """Asks the run's processes for a "profile", "stacks", other "sampling", a "flush" or the end ("stop"); the command
-        as it stands then."""
+        """Asks the processes of a run for something. They answer later: see `commands`.
+
+        Args:
+            run: The id.
+            kind: "profile", "stacks", "sampling" (other intervals), "flush", or "stop" (end the training).
+            ranks: Only these ranks.
+            **params: Parameters of the kind: docs/reference/wire.md, "Commands".
+
+        Returns:
+            The command as it is now.
+        """
         body = {"kind": kind, **_query(ranks=ranks), **params}
         order: dict[str, Any] = self.request("POST", _run_path(run, "/commands"), body=body)
         return order
@@ -317,7 +426,7 @@ class Client(_Asking):
         return self._list(_run_path(run, "/commands"), "commands")
 
     def profiles(self, run: str) -> list[dict[str, Any]]:
-        """Profiles, newest first, with the largest operators of each."""
+        """The profiles of a run, newest first, with the operators that take most time."""
         return self._list(_run_path(run, "/profiles"), "profiles")
 
     def operators(self, run: str, profile: str) -> dict[str, Any]:
@@ -325,34 +434,48 @@ class Client(_Asking):
         return self._table(_run_path(run, f"/profiles/{quote(profile, safe='')}/operators"))
 
     def trace(self, run: str, profile: str) -> Iterator[bytes]:
-        """The gzip file of a profile's trace, in pieces."""
+        """Yields the gzip file of a profile's trace, in pieces."""
         with self._stream(_run_path(run, f"/profiles/{quote(profile, safe='')}")) as answer:
             yield from answer.iter_raw()
 
     def stacks(self, run: str, *, command: str | None = None) -> dict[str, Any]:
-        """{"stacks": one a rank, "groups": ranks at the same place}: the newest, or those of one command."""
+        """The newest stacks of a run, or those of one command: {"stacks": one for each rank, "groups": ranks at the
+        same place}.
+        """
         return self._table(_run_path(run, "/stacks"), command=command)
 
     def export(self, run: str) -> Iterator[LogRow]:
-        """Every sample of a run, streamed; floats are exactly those that were logged."""
+        """Yields every sample of a run. Floats are exactly those that were logged."""
         with self._stream(_run_path(run, "/export"), format="jsonl") as answer:
             for line in answer.iter_lines():
                 yield parse(LogRow, json.loads(line))
 
     def export_bytes(self, run: str, format: str = "jsonl") -> Iterator[bytes]:  # noqa: A002 - its name in the API
-        """The export as the server writes it, in pieces: "jsonl", "csv" or "parquet"."""
+        """Yields the export as the server writes it, in pieces.
+
+        Args:
+            run: The id.
+            format: "jsonl", "csv" or "parquet".
+        """
         with self._stream(_run_path(run, "/export"), format=format) as answer:
             yield from answer.iter_bytes()
 
     def frame(
         self, runs: str | Sequence[str], names: str | Sequence[str] | None = None, *, library: Library | None = None
     ) -> Any:
-        """Every sample of runs (ids or names), or those of some series, as a pandas or polars DataFrame with a row a sample: run,
-        run_name, name, rank, step, time (UTC), value, exactly as it was logged. library: "pandas" or "polars"; None for pandas
-        where it is installed, else polars. A column a series: `frame.pivot(index="step", columns="name", values="value")` in
-        pandas, for one run and rank.
+        """Every sample of runs, exactly as it was logged, as a pandas or polars DataFrame with one row for each sample.
 
-        Raises ApiError 404 for a name that none of the runs has, ResourceError where the library is not installed.
+        The columns are `run`, `run_name`, `name`, `rank`, `step`, `time` (UTC) and `value`. For one column for each
+        series, of one run and rank, in pandas: `frame.pivot(index="step", columns="name", values="value")`.
+
+        Args:
+            runs: One or more ids or names.
+            names: Only these series.
+            library: "pandas" or "polars"; by default pandas if it is installed, else polars.
+
+        Raises:
+            ApiError: None of the runs has a series of this name (404).
+            ResourceError: The library is not installed.
         """
         samples, found = Samples(listed(names)), [self.find(word) for word in listed(runs)]
         for run in found:
@@ -382,13 +505,24 @@ class Client(_Asking):
         self, run: str, metrics: dict[str, float], *, step: int | None = None, project: str = "default", rank: int = 0,
         time: float | None = None, idempotency_key: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Sends one row of samples to the run of that name; without a step, one more than the last."""
+        """Sends one row of samples to a run, which begins if it does not exist. For programs that are no training.
+
+        Args:
+            run: The name of the run.
+            metrics: Names and values.
+            step: The step; one more than the last by default.
+            project: The project of the run.
+            rank: The rank.
+            time: Seconds since 1970; now by default.
+            idempotency_key: A second request with the same key is not stored again.
+        """
         body = _query(project=project, run=run, step=step, metrics=plain(metrics), rank=rank, time=time)
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else None
         reply: dict[str, Any] = self.request("POST", "/log", body=body, headers=headers)
         return reply
 
     def close(self) -> None:
+        """Closes the connection."""
         self.http.close()
 
     def __enter__(self) -> Client:
@@ -399,7 +533,17 @@ class Client(_Asking):
 
 
 class AsyncClient(_Asking):
-    """The reading half of Client for asyncio programs."""
+    """The reading methods of Client, for asyncio programs.
+
+        async with AsyncClient() as client:
+            async for run in client.runs():
+                print(run.name)
+
+    Args:
+        server: The address of the server, as for Client.
+        api_key: A key with the scope read, as for Client.
+        transport: A transport of httpx, for tests.
+    """
 
     def __init__(
         self,
@@ -417,6 +561,7 @@ class AsyncClient(_Asking):
         return {"Authorization": key.header("GET", target)} if isinstance(key, AdminProof) else self._headers
 
     async def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
+        """As Client.request."""
         try:
             answer = await self.http.request(method, self._url(path), params=params, json=body)
         except httpx.TransportError as error:
@@ -429,7 +574,7 @@ class AsyncClient(_Asking):
     async def runs(
         self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None
     ) -> AsyncIterator[RunSummary]:
-        """Runs, newest first."""
+        """Yields runs, newest first, as Client.runs."""
         asked = _query(project=project, name=name, state=state, tag=tag, limit=_PAGE)
         while True:
             page = await self.request("GET", "/runs", params=asked)
@@ -440,10 +585,11 @@ class AsyncClient(_Asking):
             asked["cursor"] = page["next"]
 
     async def run(self, run: str) -> RunDetails:
+        """As Client.run."""
         return parse(RunDetails, await self._get(_run_path(run)))
 
     async def find(self, run: str) -> RunDetails:
-        """A run by its id, else the newest one of that name. Raises ApiError 404."""
+        """As Client.find."""
         try:
             return await self.run(run)
         except ApiError as error:
@@ -454,9 +600,11 @@ class AsyncClient(_Asking):
         raise _no_run(run)
 
     async def latest(self, run: str) -> dict[str, Latest]:
+        """As Client.latest."""
         return {name: parse(Latest, item) for name, item in (await self._get(_run_path(run, "/latest"))).items()}
 
     async def timing(self, run: str, *, steps: int | None = None) -> Timing:
+        """As Client.timing."""
         return parse(Timing, await self._get(_run_path(run, "/timing"), steps=steps))
 
     async def series(
@@ -469,6 +617,7 @@ class AsyncClient(_Asking):
         to_step: int | None = None,
         points: int = 1000,
     ) -> Series:
+        """As Client.series."""
         query = {"name": name, "rank": rank, "from": from_step, "to": to_step, "points": points}
         found = parse(Series, await self._get(_run_path(run, "/series"), **query))
         if not found.step:
@@ -496,17 +645,21 @@ class AsyncClient(_Asking):
         return samples.frame(library)
 
     async def names(self, run: str) -> list[str]:
+        """As Client.names."""
         return list((await self._get(_run_path(run, "/names")))["names"])
 
     async def verdict(self, run: str) -> Finding:
+        """As Client.verdict."""
         return parse(Finding, await self._get(_run_path(run, "/verdict")))
 
     async def alerts(
         self, run: str | None = None, *, state: str | None = None, severity: str | None = None
     ) -> list[Alert]:
+        """As Client.alerts."""
         return _each(Alert, await self._get("/alerts", run=run, state=state, severity=severity), "alerts")
 
     async def aclose(self) -> None:
+        """Closes the connection."""
         await self.http.aclose()
 
     async def __aenter__(self) -> AsyncClient:

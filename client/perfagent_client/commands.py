@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from perfagent.command_line.option_types import moment, positive
+from perfagent.command_line.option_types import positive
 from perfagent.command_line.terminal_output import Screen, Table, agreed, somebody_can_answer
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.wire import OUTCOMES, STATES, from_json
@@ -23,7 +24,7 @@ from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, administrator, found, print_json, reader
 from perfagent_client.models import RunDetails
 
-__all__ = ["delete", "export", "output", "runs"]
+__all__ = ["delete", "export", "moment", "output", "runs"]
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,10 @@ def runs(parser: argparse.ArgumentParser) -> None:
     severity.completer = lambda **_: OUTCOMES  # type: ignore[attr-defined]
     parser.add_argument("--tag", help="only with this tag")
     parser.add_argument(
-        "--since", type=moment, metavar="WHEN", help="only runs heard of since then: 90m, 24h, 7d, 2026-03-01"
+        "--since",
+        type=moment,
+        metavar="WHEN",
+        help="only runs that sent something since then: 90m, 24h, 7d, 2026-03-01",
     )
     parser.add_argument(
         "--sort", metavar="BY",
@@ -51,6 +55,20 @@ def runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most so many (default 50)")
     add_options(parser)
     parser.set_defaults(run=_runs)
+
+
+def moment(text: str) -> str:
+    """A moment as RFC 3339: so long ago (`30s`, `90m` or `90min`, `24h`, `7d`), or a local date with or without a time."""
+    ago = re.fullmatch(r"(\d{1,6})\s*(s|m|min|h|d)", text.strip())
+    try:
+        if ago:
+            length = timedelta(seconds=int(ago[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[ago[2]])
+            return (datetime.now(UTC) - length).isoformat()
+        return datetime.fromisoformat(text.strip()).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; allowed are 30s, 90m, 24h, 7d, and a date such as 2026-03-01 or 2026-03-01T18:00"
+        ) from None
 
 
 def export(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,8 @@ _WHOLE_RUN = {
 }  # fmt: skip
 """Figures of all steps, beside those of the newest steps that a rule looks at."""
 _ELSEWHERE = (
-    "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number",
-    "remedies", "where", "world_size", "ranks", "on_rank", "memory", "troubles", "open_alerts",
+    "wall_time_rank", "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "reason_facts", "state",
+    "number", "remedies", "where", "world_size", "ranks", "on_rank", "memory", "troubles", "open_alerts",
     "at_risk", "doubt", "trend", "when",
     "functions", "gave_up_on", "more_given_up", "compiling_pct", "more_slow", "stage_number", "meanwhile", "own_phase",
     "bound_by", "bound_share_pct", "why", "began_step", "gradient_step",
@@ -105,7 +105,7 @@ def _profile(cause: Mapping[str, Any]) -> Iterator[str]:
 
 def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
     """The batch, and a line for each of its tensors."""
-    origin = f", {batch['from']}" if batch.get("from") else ""
+    origin = f", {_origin(batch['from'])}" if batch.get("from") else ""
     yield f"{what} of step {batch.get('step')}: fingerprint {batch.get('hash')}{origin}"
     for tensor in sorted(
         _tables(batch.get("tensors")), key=lambda tensor: not tensor.get("nonfinite")
@@ -115,6 +115,14 @@ def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
         if "min" in tensor and "max" in tensor:
             facts.append(f"range {_value('', tensor['min'])} to {_value('', tensor['max'])}")
         yield f"  {tensor.get('name')} {kind}: {', '.join([*facts, 'fingerprint ' + str(tensor.get('hash'))])}"
+
+
+def _origin(found: Any) -> str:
+    """Where the batch was found."""
+    if isinstance(found, Mapping) and found.get("key") == "local_variables":
+        return f"local variables of {found.get('function')} ({found.get('line')})"
+    is_called = isinstance(found, Mapping) and found.get("key") == "called_with"
+    return "what the model was called with" if is_called else str(found)
 
 
 def _tensors(found: Mapping[str, Any]) -> str:

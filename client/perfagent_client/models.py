@@ -21,16 +21,36 @@ T = TypeVar("T")
 
 
 class Series(wire.Series):
-    """One series as in GET /api/v1/runs/{run}/series."""
+    """One series of a run, in buckets of steps. All lists have the same length; empty buckets are left out.
+
+    Attributes:
+        name: The name.
+        rank: A rank, or "all".
+        unit: The unit.
+        exact: True if each bucket is one sample.
+        step: The first step of each bucket.
+        min: The smallest finite value; NaN without one.
+        max: The largest finite value.
+        mean: The mean of the finite values.
+        count: Samples.
+        nonfinite: How many of them are NaN or infinite.
+        time: When the last sample was measured, in seconds since 1970.
+        bucket_steps: The steps of a bucket.
+        ranks: How many ranks have sent this series.
+    """
 
     __slots__ = ()
 
     def to_frame(self, library: Library | None = None) -> Any:
-        """A pandas or polars DataFrame (`library`; None for pandas where it is installed, else polars) with a row a bucket:
-        step, time (UTC, of its last sample; missing from a server that does not say it), mean, min, max, count, nonfinite. Exact
-        samples, with the infinities that means leave out, are in `Client.frame`.
+        """A DataFrame with one row for each bucket: step, time (UTC), mean, min, max, count, nonfinite.
 
-        Raises ResourceError where neither is installed.
+        Means leave infinities out. For exact samples use `Client.frame`.
+
+        Args:
+            library: "pandas" or "polars"; by default pandas if it is installed, else polars.
+
+        Raises:
+            ResourceError: The library is not installed.
         """
         kinds: dict[str, Kind] = {
             "step": "int", "time": "time", "mean": "float", "min": "float", "max": "float", "count": "int", "nonfinite": "int",
@@ -46,8 +66,31 @@ class _Details(RunSummary):
 
 
 class RunDetails(_Details):
-    """One run as in GET /api/v1/runs/{run}: the summary, what people wrote about it, and what it has taken. In a notebook it
-    shows its verdict and curves as they are then."""
+    """One run with its notes and its cost. In a notebook it shows its verdict and curves.
+
+    Attributes:
+        run: The id.
+        project: The project.
+        name: The name.
+        state: "starting", "running", "lost", "finished", "failed", "oom", "killed" or "preempted".
+        step: The last completed step.
+        started: RFC 3339, UTC.
+        updated: When the server last received something from it, RFC 3339, UTC.
+        ended: RFC 3339, UTC; None while it runs.
+        reason: Why it ended, such as the exception.
+        world_size: The number of ranks.
+        attempts: How often it was started.
+        tags: Its tags.
+        group: Its group, or None.
+        host: The host of rank 0.
+        config: Hyperparameters.
+        meta: Environment: versions, git, hardware, launcher.
+        rules_off: Rules that do not judge it.
+        left_out: Names of metrics and tags above the server's limits, counted.
+        severity: That of its verdict: "healthy", "unknown", "info", "warning" or "critical".
+        notes: Text for people.
+        spent: Hours, GPU hours, energy in kWh, and money where the project has a price.
+    """
 
     __slots__ = ("_html",)
 

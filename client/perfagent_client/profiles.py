@@ -60,6 +60,8 @@ def show(found: dict[str, Any]) -> None:
     screen.line(f"rank {found['rank']}, {steps}" + (f", {what} {idle:.0f} % of the time" if idle is not None else ""))
     if found.get("alert"):
         screen.line(f"taken because of {reason(found)}")
+    if found.get("cut_short"):
+        screen.line(found["cut_short"])
     for line in (*found.get("says", ()), *_gaps(found["gaps"])):
         screen.line(f"  {line}")
     screen.line("")
@@ -76,7 +78,7 @@ def show(found: dict[str, Any]) -> None:
 def _gaps(gaps: dict[str, Any]) -> list[str]:
     """The longest times in which nothing ran, with what ran before and after."""
     longest = [
-        f"{1000 * gap['s']:.3g} ms after {gap['after'][:40]}, before {gap['before'][:40]}"
+        f"{1000 * gap['s']:.3g} ms after {gap['after'][:40] or 'the beginning'}, before {gap['before'][:40] or 'the end'}"
         for gap in gaps.get("longest", ())[:_GAPS]
     ]
     where = "on the device" if gaps.get("of") == "device" else "between operators"

@@ -109,7 +109,7 @@ def _profile_or_list(arguments: argparse.Namespace) -> int:
             return 0
         found = profiles.find(client, run, arguments.show)
         _save(client, run, found, arguments.output)
-    _tell(arguments, found, "")
+    _tell(arguments, found)
     return 0
 
 
@@ -130,8 +130,7 @@ def _profile(arguments: argparse.Namespace) -> int:
             )
         found = client.operators(run, found["id"])
         _save(client, run, found, arguments.output)
-    cut_short = next((one["message"] for one in order["sources"] if one["state"] == "done" and one["message"]), "")
-    _tell(arguments, found, cut_short)
+    _tell(arguments, found)
     return 0
 
 
@@ -142,13 +141,11 @@ def _save(client: Client, run: str, found: dict[str, Any], file: Path | None) ->
                 trace.write(piece)
 
 
-def _tell(arguments: argparse.Namespace, found: dict[str, Any], cut_short: str) -> None:
+def _tell(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     if arguments.json:
-        print_json({**found, "cut_short": cut_short} if cut_short else found)
+        print_json(found)
         return
     profiles.show(found)
-    if cut_short:
-        print(f"\n{cut_short}")
     if arguments.output is not None:
         print(f"\ntrace: {arguments.output} (open it at https://ui.perfetto.dev)")
     elif found["note"]:

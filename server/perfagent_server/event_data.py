@@ -119,7 +119,6 @@ class ProfileData(Struct):
     shares: dict[str, float] | None = None
     says: list[str] | None = None
     sha256: str | None = None
-    cut_short: str | None = None
     trace_left_out: str | None = None
     cut: _REASON | None = None
     no_trace: _REASON | None = None
@@ -198,8 +197,8 @@ def media_type_of(what: media.MediaKind, payload: bytes) -> str | None:
 
 EVENT_DATA: Mapping[str, type[Struct]] = {
     "state": _data(
-        {"state": State}, **_DESCRIBED, pipeline_stage=Whole, stage=Whole, pid=Count, heartbeat=bool, started=float, reason=str,
-        exception=str, traceback=str, unused=str, oom_kills=Count,
+        {"state": State}, **_DESCRIBED, pipeline_stage=Whole, stage=Whole, pid=Count, heartbeat=bool, started=float,
+        reason=str | _REASON, exception=str, traceback=str, unused=str, oom_kills=Count,
     ),
     "context": _data(**_DESCRIBED, git=Table, environment=Table, packages=Table),
     "alert": _data(title=str, text=str, level=str, unrecorded=Count),

@@ -11,6 +11,8 @@ import pytest
 from builders import RecordingSender
 from fake_streams import Devices, fake_devices
 
+import perfagent
+
 
 class Recorded:
     """A run under test: train with it, `finish()` it, and look at what it handed to the sender."""
@@ -81,6 +83,12 @@ class Recorded:
         """The same, after it has taken the rows that are ready."""
         self.rows += self.sender.drain()
         self.poll()
+
+
+@pytest.fixture(autouse=True)
+def no_run_left() -> Iterator[None]:
+    yield
+    perfagent.finish()
 
 
 @pytest.fixture

@@ -7,28 +7,23 @@ from collections.abc import Callable
 from importlib import metadata
 
 import pytest
+from command_line import command
 
 from perfagent import cli
 from perfagent.errors import ConfigError, ResourceError, ServerUnreachable
 
 
-def ended(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        cli.main(words)
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
 def test_help_lists_every_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("--help") == 0
-    lines = capsys.readouterr().out.splitlines()
+    ended = command(capsys, "--help")
+    assert ended.code == 0
+    lines = ended.out.splitlines()
     names = {entry.name for entry in metadata.entry_points(group="perfagent.commands")}
     for name in names:
         (line,) = (line for line in lines if line.split()[:1] == [name])
         assert len(line.split()) > 2
     assert cli.SUMMARIES.keys() == names
     assert [line.rstrip(":") for line in lines if line.endswith(":") and not line.startswith(" ")] == list(cli.GROUPS)
-    assert ended() == 2
+    assert command(capsys).code == 2
 
 
 LIGHT = """
@@ -55,8 +50,9 @@ def test_package_that_some_commands_need_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.delitem(sys.modules, "perfagent_client.watch.app", raising=False)
-    assert ended("watch") == 1
-    assert capsys.readouterr().err == "perfagent watch: textual is missing; in the checkout: pip install '.[cli]'\n"
+    ended = command(capsys, "watch")
+    assert ended.code == 1
+    assert ended.error == "perfagent watch: textual is missing; in the checkout: pip install '.[cli]'"
 
 
 class Command:
@@ -90,5 +86,5 @@ def test_error_of_ours_is_one_line_with_a_code_for_its_kind(
     error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Command(error)])
-    assert ended("up") == code
-    assert capsys.readouterr().err == f"perfagent up: {said}\n"
+    ended = command(capsys, "up")
+    assert (ended.code, ended.error) == (code, f"perfagent up: {said}")

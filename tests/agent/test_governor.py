@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from clocks import Clock
 
 from perfagent.step.costs import report_ns
 from perfagent.step.governor import Governor
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -33,20 +27,20 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(governor):
 
 
 def test_what_the_threads_take_is_not_there_for_gradients(governor, clock):
-    clock.now = 0.9
+    clock.at = 0.9
     assert governor.report(1, 0, 0.0) is None, "a report covers at least a second"
     before = governor.period(1_000_000, 100_000_000)
-    clock.now = 10.0
+    clock.at = 10.0
     assert governor.report(own_ns=10_000_000, pass_ns=0, threads_s=0.03) == pytest.approx(0.4)
     assert governor.period(1_000_000, 100_000_000) > before
-    clock.now = 20.0
+    clock.at = 20.0
     assert governor.report(own_ns=500_000_000, pass_ns=0, threads_s=0.5) == pytest.approx(9.6)
     assert governor.period(pass_ns=400_000, step_ns=6_400_000) == 125, "a tenth of the budget is left in any case"
 
 
 def test_passes_count_as_overhead_but_not_against_themselves(governor, clock):
     before = governor.period(1_000_000, 100_000_000)
-    for clock.now, own_ns, pass_ns, share in ((2.0, 1e8, 1e8, 5.0), (4.0, 0.0, 1e12, 0.0)):
+    for clock.at, own_ns, pass_ns, share in ((2.0, 1e8, 1e8, 5.0), (4.0, 0.0, 1e12, 0.0)):
         assert governor.report(own_ns=own_ns, pass_ns=pass_ns, threads_s=0.0) == pytest.approx(share)
         assert governor.period(1_000_000, 100_000_000) == before
     few, many = report_ns(7), report_ns(306)  # reporting a pass is charged to it by its layers
@@ -56,6 +50,6 @@ def test_passes_count_as_overhead_but_not_against_themselves(governor, clock):
 
 def test_length_of_steps_is_known_from_one_report_to_the_next(governor, clock):
     reports = ((10.0, 500, 0.0), (12.0, 504, 0.5), (14.0, 504, 0.5), (18.0, 506, 3.0), (19.0, 506, 3.0))
-    for clock.now, completed, step_s in reports:
+    for clock.at, completed, step_s in reports:
         governor.report(0.0, 0.0, 0.0, completed)
         assert governor.step_ns == step_s * 1e9

@@ -45,7 +45,7 @@ INIT = """
     told["before"], environment = faults(), childs_environment()
     run = perfagent.init() if sys.argv[1] == "init" else perfagent.attach(tune_malloc=False)
     told["after"], told["environment kept"] = faults(), childs_environment() == environment
-    sys.modules["perfagent.run"].EXIT_S = 60.0  # its end waits until all is written
+    sys.modules["perfagent.lifecycle"].EXIT_S = 60.0  # its end waits until all is written
     run.finish()
     perfagent.init(tune_malloc=sys.argv[1] != "init", record=os.environ["PERFAGENT_RECORD"] + "-second").finish()
     told["second"] = faults()

@@ -6,29 +6,19 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import textwrap
 from pathlib import Path
 
-import preloaded
 import pytest
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import free_port, job_environment
+from builders import free_port
 from preloaded import Ended
-from whole_end import IN_A_SCRIPT
 
 import perfagent
 from perfagent.process import variables
 from perfagent_server.settings import Settings
 
 pytestmark = pytest.mark.real
-
-
-def run(folder: Path, body: str, *words: str, **environment: str) -> Ended:
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(body))
-    given = {"PERFAGENT_RECORD": str(folder / "record"), "OMP_NUM_THREADS": "1"} | environment
-    [ended] = preloaded.run([str(script), *words], folder, [job_environment(folder, **given)])
-    return ended
 
 
 def ours(done: Ended) -> list[str]:
@@ -82,7 +72,7 @@ SAID = (
 
 
 def test_each_misuse_is_said_once_and_what_can_be_is_stored(tmp_path: Path) -> None:
-    done = run(tmp_path, IN_A_SCRIPT + WRONG, PERFAGENT_PROT="1", PERFAGENT_XYZZY="1", PERFAGENT_TEST_FOLDER=".")
+    done = run_script(tmp_path, WRONG, PERFAGENT_PROT="1", PERFAGENT_XYZZY="1", PERFAGENT_TEST_FOLDER=".")
     assert done.returncode == 0, done.stderr
     for said in SAID:
         assert len([line for line in ours(done) if re.match(said, line)]) == 1, f"{said}: {done.stderr}"
@@ -95,7 +85,7 @@ def test_each_misuse_is_said_once_and_what_can_be_is_stored(tmp_path: Path) -> N
 
 def test_disabled_every_call_is_silent(tmp_path: Path) -> None:
     body = "import perfagent\nperfagent.log({'x': 1})\n" + WRONG + "perfagent.finish()\nperfagent.log({'x': 1})\n"
-    done = run(tmp_path, body, PERFAGENT_DISABLED="1", PERFAGENT_PROT="1")
+    done = run_script(tmp_path, body, PERFAGENT_DISABLED="1", PERFAGENT_PROT="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -167,7 +157,7 @@ NAN = r"the loss is NaN(?: or infinite)? in step 11\. Cause: batch \('batch'\)\.
 def test_nan_full_memory_and_crash_are_a_line_with_cause_each(
     tmp_path: Path, words: list[str], expected: list[str]
 ) -> None:
-    done = run(tmp_path, IN_A_SCRIPT + TRAINING, *words)
+    done = run_script(tmp_path, TRAINING, *words)
     said = ours(done)
     assert len(said) == len(expected), done.stderr
     for line, pattern in zip(said, expected, strict=True):
@@ -179,7 +169,7 @@ def test_nan_full_memory_and_crash_are_a_line_with_cause_each(
 
 def test_line_has_the_address_of_the_run(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = run(tmp_path, IN_A_SCRIPT + TRAINING, "nan", PERFAGENT_RECORD="", PERFAGENT_SERVER=url)
+    done = run_script(tmp_path, TRAINING, "nan", PERFAGENT_RECORD="", PERFAGENT_SERVER=url)
     (nan,) = [line for line in ours(done) if line.startswith("the loss")]
     assert nan.endswith(f"See {url}/run/job")
-    assert run(tmp_path, TRAINING, "nan", "crash", PERFAGENT_DISABLED="1").stderr.count("perfagent:") == 0
+    assert run_script(tmp_path, TRAINING, "nan", "crash", PERFAGENT_DISABLED="1").stderr.count("perfagent:") == 0

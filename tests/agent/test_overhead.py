@@ -3,13 +3,9 @@ clocks."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import job_environment
 
 SCRIPT = """
     import statistics, time, torch, perfagent
@@ -62,9 +58,7 @@ SCRIPT = """
 def test_the_overhead_that_the_agent_reports_is_what_it_costs(tmp_path):
     """Within a factor of 2 of what the CPU clocks say: where others use the machine, caches are colder than the price list
     of the hooks assumes. In quiet moments both agree to a few percent."""
-    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = run_script(tmp_path, SCRIPT, fresh=True)
     assert done.returncode == 0, done.stderr[-3000:]
     measured = float(done.stdout.splitlines()[-1])
     reported = [value for _, value in Recording(tmp_path / "record").series("agent/overhead_pct")][-6:]

@@ -7,30 +7,21 @@ import copy
 import gc
 import math
 import pickle
-import subprocess
 import sys
-import textwrap
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import job_environment
 from torch import nn
-from whole_end import IN_A_SCRIPT, whole_end
+from whole_end import whole_end
 
 import perfagent
 from perfagent import session
 from perfagent.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def no_run_left():
-    yield
-    perfagent.finish()
 
 
 def test_an_exit_code_other_than_0_is_a_failure(tmp_path, monkeypatch):
@@ -43,7 +34,10 @@ def test_an_exit_code_other_than_0_is_a_failure(tmp_path, monkeypatch):
         perfagent.finish("perfect")
     perfagent.finish(exit_code=3)
     assert Recording(tmp_path).series("loss") == Recording(tmp_path).series("accuracy") == [(0, 0.0), (1, 1.0)]
-    assert Recording(tmp_path).events("state")[-1].items() >= {"state": "failed", "reason": "exit code 3"}.items()
+    assert (
+        Recording(tmp_path).events("state")[-1].items()
+        >= {"state": "failed", "reason": {"key": "exit_code", "code": 3, "said": ""}}.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,12 +53,21 @@ def test_an_exit_code_other_than_0_is_a_failure(tmp_path, monkeypatch):
         ({"start_step": -1}, "start_step"),
         ({"start_step": True}, "start_step"),
         ({"server": "ftp://x"}, "http"),
+        ({"record": 3}, "record"),
+        ({"project": "a\nb"}, "project"),
+        ({"project": ""}, "project"),
     ],
 )
-def test_wrong_argument_is_refused_at_once(options, word):
+def test_wrong_argument_is_refused_at_once(options, word, tmp_path):
+    """And a run that there is stays as it was."""
     with pytest.raises(ConfigError, match=word):
         perfagent.attach(**options)
     assert session.current() is None
+    run = perfagent.init(record=tmp_path)
+    with pytest.raises(ConfigError, match=word):
+        perfagent.attach(**{"config": {"a": 1}} | options)
+    assert session.current() is run
+    assert run.config == {}
 
 
 def test_a_second_attach_continues_a_run_of_no_other_name(tmp_path, monkeypatch):
@@ -85,15 +88,6 @@ def test_a_second_attach_continues_a_run_of_no_other_name(tmp_path, monkeypatch)
     assert (second.ended, third.settings.record, third.settings.server) == (True, None, server)
     assert perfagent.init(server=server + "/") is perfagent.init() is third
     assert perfagent.init(record=tmp_path, name="another") is not third
-
-
-@pytest.mark.parametrize("wrong", [{"server": "ftp://x"}, {"record": 3}, {"project": "a\nb"}, {"project": ""}])
-def test_what_a_second_attach_refuses_leaves_the_run_as_it_was(tmp_path, wrong):
-    run = perfagent.init(record=tmp_path)
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        perfagent.init(config={"a": 1}, **wrong)
-    assert session.current() is run
-    assert run.config == {}
 
 
 def test_a_copy_of_what_holds_the_run_holds_the_same_run(tmp_path):
@@ -181,13 +175,6 @@ def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):
 # ---- whole processes
 
 
-def run_script(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"
-    script.write_text(IN_A_SCRIPT + textwrap.dedent(body), encoding="utf-8")
-    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), PYTHONPATH=str(folder))
-    return subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.real
 def test_torch_may_be_imported_after_init(tmp_path):
     done = run_script(
@@ -208,6 +195,7 @@ def test_torch_may_be_imported_after_init(tmp_path):
         assert run.steps_done == 1
         assert {s: signal.getsignal(s) for s in signal.valid_signals()} == before
         """,
+        fresh=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -298,7 +286,6 @@ def test_each_job_of_hydras_multirun_is_a_run(tmp_path, monkeypatch):
     """Its basic launcher does them one after the other in one process."""
     hydra = SimpleNamespace(HydraConfig=SimpleNamespace())  # as much of Hydra as there is to ask
     monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", hydra)
-    monkeypatch.setattr(session, "_job", None)
     ids = []
     for job in ("???", 0, 0, 1, "???", 2):
         hydra.HydraConfig.get = lambda job=job: SimpleNamespace(job=SimpleNamespace(num=job))

@@ -14,9 +14,10 @@ import pytest
 from builders import ServerProcess, free_port, server_process, web
 from websockets.sync.client import connect
 
-from perfagent.endpoint.admin_proof import AdminProof, ProofCheck
+from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import LocalServer
 from perfagent_client.client import AsyncClient, Client
+from perfagent_server.security.proof_check import ProofCheck
 
 pytestmark = pytest.mark.real
 

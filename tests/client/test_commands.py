@@ -14,7 +14,7 @@ from builders import free_port, web
 from preloaded import Ended
 from pyarrow import parquet
 
-from perfagent.command_line.option_types import moment
+from perfagent_client.commands import moment
 
 pytestmark = pytest.mark.real
 

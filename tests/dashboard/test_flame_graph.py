@@ -40,7 +40,8 @@ def profiled(site: ServerProcess, run: str) -> int:
     ]  # fmt: skip
     trace = gzip.compress(json.dumps({"traceEvents": blocks}).encode())
     about = {"profile": "ab12", "parts": 1}
-    summary = {**about, "command": "cm_1", "first_step": 4, "last_step": 4}
+    cut = {"key": "cut_short_evaluation", "whole": 1, "of": 50}
+    summary = {**about, "command": "cm_1", "first_step": 4, "last_step": 4, "cut": cut}
     events = [
         Event(kind="profile", time=time.time(), step=4, data=data)
         for data in (summary, {**about, "part": 1, "payload": trace})
@@ -60,6 +61,7 @@ def test_a_flame_graph_has_names_times_and_threads(site: ServerProcess, tab: Ope
     assert found["labels"] == ["ProfilerStep", "aten::linear", "aten::addmm"]
     assert found["parents"] == ["", "0", "1"]
     assert found["told"][2] == ["400 µs", "40", "1"]
+    assert "cut short before an evaluation: 1 of 50 steps" in page.page.locator(".profile").inner_text()
     page.page.get_by_label("Thread").select_option("1")
     page.wait(f"() => {drawn}.labels[0] === 'gemm‹float›'")
 

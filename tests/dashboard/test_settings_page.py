@@ -42,7 +42,7 @@ def test_a_channel_is_added_tested_and_removed(fresh: ServerProcess, receiver_of
     page.wait("() => document.body.textContent.includes('The test arrived.')")
     assert receiver_of_tests.of_type("channel.test")
     page.page.get_by_role("button", name="Remove").click()
-    page.wait("() => document.body.textContent.includes('nobody is told of an alert')")
+    page.wait("() => document.body.textContent.includes('nobody is notified of an alert')")
     assert fresh.admin("GET", "/channels")["channels"] == []
 
 

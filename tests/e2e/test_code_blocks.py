@@ -53,8 +53,12 @@ def test_every_block_is_in_the_language_that_it_names() -> None:
 @pytest.fixture(scope="module")
 def known(shared_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     """A server that has the run of examples/nan.py."""
-    environment = job_environment(tmp_path_factory.mktemp("nan"), PERFAGENT_SERVER=shared_server.url, PERFAGENT_RUN_ID="nan")
-    subprocess.run([sys.executable, str(ROOT / "examples" / "nan.py")], env=environment, check=True, capture_output=True)
+    environment = job_environment(
+        tmp_path_factory.mktemp("nan"), PERFAGENT_SERVER=shared_server.url, PERFAGENT_RUN_ID="nan"
+    )
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "nan.py")], env=environment, check=True, capture_output=True
+    )
     shared_server.wait_for_state("nan", "finished")
     return shared_server
 
@@ -64,7 +68,9 @@ ALL = [script for page in documents() if not page.twin for script in scripts(pag
 
 
 @pytest.mark.parametrize("script", ALL, ids=[script.name for script in ALL])
-def test_the_python_of_a_page_runs_and_prints_what_it_says(script: Script, known: ServerProcess, tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs_and_prints_what_it_says(
+    script: Script, known: ServerProcess, tmp_path: Path
+) -> None:
     written = tmp_path / "script.py"
     parts = [(GIVEN / f"{script.given}.py").read_text("utf-8"), *(block.text for block in script.blocks)]
     written.write_text(f"\nprint({BETWEEN!r}, end='', flush=True)\n".join(parts), "utf-8")
@@ -74,4 +80,6 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(script: Script, known
     printed = done.stdout.split(BETWEEN)[1:]
     check = doctest.OutputChecker()
     for place, expected in script.printed.items():
-        assert check.check_output(expected, printed[place], doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), printed[place]
+        assert check.check_output(expected, printed[place], doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), printed[
+            place
+        ]

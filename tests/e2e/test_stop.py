@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,27 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ServerProcess, free_port, job_environment, until
+from builders import ServerProcess, job_environment, until
 from e2e.launching import JOBS
-from preloaded import run
+from two_ranks import of_two_ranks
 
 import perfagent
 
 pytestmark = pytest.mark.real
-TESTS = str(Path(__file__).resolve().parents[1])
 
 
 def ranks(server: ServerProcess, folder: Path, way: str) -> list[dict[str, Any]]:
     """What both ranks wrote down."""
-    path = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
-    common = {
-        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": path,
-        "PERFAGENT_SERVER": server.url, "PERFAGENT_RUN_ID": "job",
-    }  # fmt: skip
-    environments = [job_environment(folder / rank, RANK=rank, LOCAL_RANK=rank, **common) for rank in ("0", "1")]
-    ended = run([str(JOBS / "stopped.py"), str(folder), way], folder, environments)
-    assert [one.returncode for one in ended] == [0, 0], ended
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    place = {"PERFAGENT_SERVER": server.url, "PERFAGENT_RUN_ID": "job"}
+    return of_two_ranks(JOBS / "stopped.py", folder, way, **place)
 
 
 @pytest.mark.parametrize("way", ["plain", "loop"])

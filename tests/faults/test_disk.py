@@ -163,7 +163,7 @@ def test_a17_orphan_is_sent_if_young_and_for_this_server(tmp_path: Path, case: s
     folder = tmp_path / "state" / "spool" / "orphan"
     if case == "no run":
         spool = Spool(folder, Header(source="orphan", project="p", rank=1, server=HERE))
-        spool.append(tick_of([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})]), now=0.0)
+        spool.append(*tick_of([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})]), now=0.0)
         spool.abandon()
     else:
         loops.orphan(tmp_path / "state", "orphan", "http://127.0.0.1:8" if case == "elsewhere" else HERE)

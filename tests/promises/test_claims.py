@@ -60,7 +60,7 @@ def test_first_tries_on_unseen_programs_are_those_of_the_results() -> None:
     assert f"({100 * right / of:.0f} %)" in text(INDEX)
 
 
-def test_healthy_steps_and_faults_put_in_are_those_of_the_results() -> None:
+def test_healthy_steps_and_put_in_faults_are_those_measured() -> None:
     measured = result("detection")
     healthy = [run for run in measured["healthy"] if run["kind"] != "scaled"]
     steps = f"{sum(run['steps'] for run in healthy):,}"

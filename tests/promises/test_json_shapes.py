@@ -58,7 +58,7 @@ def fields_of(kind: Any) -> set[str]:
 
 
 def test_parts_of_long_commands_have_their_fields() -> None:
-    assert {*shapes()["profile"]} == fields_of(StoredProfile) | {"cut_short?"}
+    assert {*shapes()["profile"]} == fields_of(StoredProfile)
     assert {*shapes()["bench NAME"]["figures"]["*"]} == fields_of(Figure)
     assert {*shapes()["tune"]["setting"]} == fields_of(Setting)
     assert {*shapes()["tune"]["steps"][0]} == fields_of(TuningStep) | {"gain_pct"}

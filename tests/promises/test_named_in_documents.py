@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real  # it asks git for its files
 DECISIONS = "docs/internals/decisions.md"
 """It names what was rejected, too: commands and options that do not exist are right there."""
 
-FOREIGN_OPTIONS = {"--ipc", "--multirun", "--shm-size"}
+FOREIGN_OPTIONS = {"--ipc", "--multirun", "--randomly-dont-reorganize", "--shm-size"}
 """Options of other people's programs that documents name without the program."""
 
 USERS_FILES = {"FILE.py", "train.py", "script.py", "job.py", "section.md", "rules.toml"}

@@ -40,12 +40,12 @@ def test_with_an_address_links_are_absolute_and_lead_to_files() -> None:
     targets = re.findall(r"(?:href|src)=\"(?!#user-content-)([^\"]*)\"", html)
     assert [target for target in targets if not re.match(r"https?://", target)] == []
     ours = [target.removeprefix(EXAMPLE) for target in targets if target.startswith(EXAMPLE)]
-    assert {"/raw/HEAD/docs/images/dashboard.png", "/blob/HEAD/docs/quickstart.md"} <= set(ours)
+    assert {"/raw/HEAD/docs/images/dashboard.png", "/blob/HEAD/docs/symptoms/index.md"} <= set(ours)
     paths = [re.sub(r"^/(raw|blob)/HEAD/", "", target).partition("#")[0] for target in ours]
     assert [path for path in paths if path and not (ROOT / path).exists()] == []
     links = dict(str(link).split(", ") for link in built(EXAMPLE).get_all("Project-URL", []))
     page = f"{EXAMPLE}/blob/HEAD"
-    documents = {"Documentation": f"{page}/docs/quickstart.md", "Changelog": f"{page}/CHANGELOG.md"}
+    documents = {"Documentation": f"{page}/docs/symptoms/index.md", "Changelog": f"{page}/CHANGELOG.md"}
     assert links == {"Repository": EXAMPLE, **documents}
 
 
@@ -94,7 +94,7 @@ def test_the_image_has_every_extra_that_a_server_can_use() -> None:
 
 def test_nothing_tells_to_install_perfagent_from_an_index() -> None:
     places = [ROOT / name for name in ("README.md", "Dockerfile", "docker-compose.yml")]
-    places += [*(ROOT / "docs").glob("*.md"), *(path for path in (ROOT / "deploy").rglob("*") if path.is_file())]
+    places += [*(ROOT / "docs").rglob("*.md"), *(path for path in (ROOT / "deploy").rglob("*") if path.is_file())]
     places += sources()
     from_index = re.compile(r"pip install [^\n`]*['\" ]perfagent\b")
     assert [path.name for path in places if from_index.search(path.read_text())] == []

@@ -8,6 +8,7 @@ import io
 import pathlib
 import re
 import tokenize
+from collections.abc import Iterator
 
 import pytest
 from documents import ROOT, tracked_files
@@ -46,15 +47,25 @@ def test_no_source_file_has_a_name_that_says_nothing() -> None:
     assert [path.name for path in tracked_files() if path.suffix == ".py" and path.stem in vague] == []
 
 
+def lines_of(text: str, node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Without docstrings that list arguments, which public functions have."""
+    listed = 0
+    for one in ast.walk(node):
+        described = ast.get_docstring(one) if isinstance(one, (*FUNCTIONS, ast.ClassDef)) else None
+        if described and re.search(r"^(Args|Attributes):$", described, re.MULTILINE):
+            listed += described.count("\n") + 2
+    lines = len(text.splitlines()) if isinstance(node, ast.Module) else (node.end_lineno or 0) - node.lineno + 1
+    return lines - listed
+
+
 def test_no_file_or_function_of_the_agent_is_too_long() -> None:
     too_long = []
     for path in sources("agent"):
-        tree = ast.parse(path.read_text())
-        spans = [
-            (node.name, node.end_lineno or 0, node.lineno) for node in ast.walk(tree) if isinstance(node, FUNCTIONS)
-        ]
-        too_long += [f"{path.name}: {name}" for name, end, begin in spans if end - begin >= MOST_LINES_OF_A_FUNCTION]
-        too_long += [path.name] if len(path.read_text().splitlines()) > MOST_LINES_OF_A_FILE else []
+        text = path.read_text()
+        tree = ast.parse(text)
+        functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        too_long += [f"{path.name}: {one.name}" for one in functions if lines_of(text, one) > MOST_LINES_OF_A_FUNCTION]
+        too_long += [path.name] if lines_of(text, tree) > MOST_LINES_OF_A_FILE else []
     assert too_long == []
 
 
@@ -72,13 +83,55 @@ def test_gradients_are_read_on_the_training_thread_only() -> None:
         "hooks/grad_clipping.py", "hooks/optimizer_step.py",
         "hooks/selection/joint_step.py", "integrations/api.py", "causes/nonfinite.py", "causes/oom.py",
         "measure/gradients.py", "measure/gradient_schedule.py", "measure/step_witness.py",
-        "measure/uncleared.py", "measure/unmoved.py", "probes/unoptimized.py", "measure/updates.py",
+        "measure/clearing.py", "measure/untrained.py", "measure/updates.py",
     }  # fmt: skip
     reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")
     agent = ROOT / "agent/perfagent"
     files = [path for path in sources("agent") if path.is_relative_to(agent)]
     found = {str(path.relative_to(agent)) for path in files if reads.search(code_of(path))}
     assert found <= on_the_training_thread
+
+
+LIBRARIES = re.compile(
+    "(?<![a-z])(absl|accelerate|apex|attrs|bitsandbytes|click|colossalai|dali|datasets|deepspeed|diffusers|fairscale|fastai|"
+    "flash_attn|gym|gymnasium|hf|horovod|huggingface|hydra|ignite|lightning|megatron|mlflow|monai|omegaconf|peft|poutyne|pyg|"
+    "pydantic|ray|safetensors|skorch|stable_baselines3|tensordict|timm|tokenizers|torch_geometric|torch_sparse|torchao|trackio|"
+    "transformers|trl|typer|ultralytics|wandb|webdataset|xformers|"
+    "forward_module|num_graphs|PretrainedConfig|ReLUSquaredActivation)(?![a-z])",  # and names of theirs that do not say whose
+    re.IGNORECASE,
+)
+MAY_NAME_LIBRARIES = {
+    "__init__.py": "waits for two trainers, and must load nothing, not even the table",
+    "libraries.py": "is the table of their names",
+    "redaction/names.py": "knows what secrets are called, those of services among them",
+    "redaction/shapes.py": "likewise, around a key in a text",
+    "redaction/structure.py": "likewise, around a key in a dict",
+    "redaction/values.py": "knows how the keys of services begin",
+    "wire/configuration.py": "has the keys under which the configuration is sent",
+}
+
+
+def test_libraries_are_named_in_integrations_only() -> None:
+    agent = ROOT / "agent/perfagent"
+    naming: dict[str, set[str]] = {}
+    for path in sources("agent"):
+        if path.is_relative_to(agent) and path.relative_to(agent).parts[0] not in ("integrations", "trackers"):
+            own = re.sub(r"perfagent[\w.]*", "", " ".join(strings_and_imports(path)))
+            if found := set(LIBRARIES.findall(own)):
+                naming[str(path.relative_to(agent))] = found
+    assert naming.keys() == MAY_NAME_LIBRARIES.keys(), naming
+
+
+def strings_and_imports(path: pathlib.Path) -> Iterator[str]:
+    """What the code of a file says in strings that are no docstrings, and which modules it imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
+                yield child.value
 
 
 def code_of(path: pathlib.Path) -> str:

@@ -32,6 +32,12 @@ def test_every_page_has_a_twin_in_markdown(site: Path) -> None:
     assert [str(path) for path in pages if not path.with_suffix(".md").is_file()] == []
 
 
+def test_twin_of_a_python_page_has_an_argument_per_line(site: Path) -> None:
+    twin = (site / "reference" / "python.md").read_text("utf-8")
+    assert "\n* **`start_step`** (`int | None`, default: `None`): The number" in twin
+    assert "Permanent link" not in twin
+
+
 def test_list_for_programs_names_pages_that_exist(site: Path) -> None:
     links = re.findall(r"\]\(https://docs\.example/([^)]+)\)", (site / "llms.txt").read_text("utf-8"))
     assert "reference/rules.md" in links

@@ -29,7 +29,7 @@ def http() -> str:
         document = create_app(Settings(data=Path(folder))).openapi()
     parts = [_HEAD.format(note=note("the server's OpenAPI document"))]
     for tag, routes in _by_tag(document).items():
-        parts.append(f"## {tag.capitalize()}\n")
+        parts.append(f"## {tag.replace('_', ' ').capitalize()}\n")
         parts += [piece for method, path, route in routes for piece in _route(method, path, route)]
     return "\n".join(parts)
 
@@ -44,9 +44,8 @@ def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str
 
 def _route(method: str, path: str, route: dict[str, Any]) -> Iterator[str]:
     yield f"### `{method} {path}`\n"
-    text = re.sub(
-        r"\bdocs/(\w+)\.md\b", r"[\1](\1.md)", " ".join((route.get("description") or route["summary"]).split())
-    )
+    text = " ".join((route.get("description") or route["summary"]).split())
+    text = re.sub(r"\bdocs/reference/(\w+)\.md\b", r"[\1.md](\1.md)", text)
     yield text + "\n"
     rows = [
         (f"`{at['name']}`", at["in"], _type(at.get("schema", {})), "yes" if at.get("required") else "")

@@ -14,10 +14,9 @@ from typing import Any
 
 from perfagent.boundary.dynamo import Function
 
-__all__ = ["CALL", "CallSlot", "anything_compiled", "copy_that_calls"]
+__all__ = ["CALL", "CallSlot", "copy_that_calls"]
 
 CALL = "_compiled_call_impl"
-_KNOWS = "perfagent.measure.compiled"
 
 
 def copy_that_calls(caller: FrameType, module: Any) -> Any:
@@ -31,13 +30,6 @@ def copy_that_calls(caller: FrameType, module: Any) -> Any:
         return None
     calling = caller.f_locals.get("self", module)
     return calling if calling is not module and isinstance(calling, sys.modules["torch"].nn.Module) else None
-
-
-def anything_compiled() -> bool | None:
-    """Whether this process has used torch.compile; None until the sender's thread has imported the module
-    that knows."""
-    compiled = getattr(sys.modules.get(_KNOWS), "compiled", None)
-    return None if compiled is None else bool(compiled())
 
 
 class CallSlot:

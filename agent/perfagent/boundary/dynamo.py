@@ -1,16 +1,19 @@
-"""Marks our functions so that torch.compile does not trace them: it makes the same graphs as without the agent."""
+"""Marks our functions so that torch.compile does not trace them: it makes the same graphs as without the agent. And knows
+what it has compiled."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["Function", "keep_out_of_frames", "not_traced", "passed_by", "untraced"]
+__all__ = ["Function", "compiled", "ignore_backends", "keep_out_of_frames", "not_traced", "passed_by", "untraced"]
 
 _codes: dict[CodeType, bool] = {}
+_ignored: set[int] = set()
+"""ids of backends of the compiler: inductor has one backend per function."""
 
 Function = Callable[..., Any]
 Hook = TypeVar("Hook", bound=Function)
@@ -60,3 +63,15 @@ def keep_out_of_frames() -> None:
     skip = getattr(frames, "skip_code", None)
     while _codes and skip is not None:  # older versions, such as torch 2.4, know no difference in depth
         skip(_codes.popitem()[0])
+
+
+def compiled() -> bool:
+    """True if this process used torch.compile for anything that may call a module."""
+    used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    asked = {id(backend) for backend in used.values() if backend is not None}  # disabling torch.compile leaves None
+    return not asked <= _ignored
+
+
+def ignore_backends(backends: Iterable[object]) -> None:
+    """Their functions take tensors only, and call no module."""
+    _ignored.update(map(id, backends))

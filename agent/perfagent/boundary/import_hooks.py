@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Once", "is_executing"]
+__all__ = ["Once", "is_executing", "when_imported"]
 
 
 def is_executing(module: str) -> bool:
@@ -22,6 +22,16 @@ def is_executing(module: str) -> bool:
     Python's import system asks the same field before it lets another thread use a module.
     """
     return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
+
+
+def when_imported(module: str, done: Callable[[], None]) -> Callable[[], None]:
+    """Calls `done` now if the module is there, else when its import is complete. Returns how to wait no longer."""
+    finder = Once(module, done)
+    if module in sys.modules and not is_executing(module):
+        done()
+    else:
+        sys.meta_path.insert(0, finder)
+    return finder.forget
 
 
 class Once:

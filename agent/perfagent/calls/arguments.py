@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfagent.errors import ConfigError
+from perfagent.libraries import unresolved
 
 __all__ = ["as_dict", "as_tags", "check_arguments", "flat"]
 
@@ -36,9 +37,7 @@ def check_arguments(
 def as_dict(config: object) -> dict[str, Any]:
     if config is None:
         return {}
-    # as it is written: `???`, or a variable that is not set, would raise
-    if type(config).__module__.startswith("omegaconf."):
-        config = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
+    config = unresolved(config)
     if isinstance(config, Mapping):
         return {str(key): value for key, value in config.items()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):

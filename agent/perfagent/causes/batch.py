@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Event, Reading, reached, read_later, to_host
-from perfagent.wire.evidence import Batch, BatchTensor
+from perfagent.device import Event, Reading, duplicate, fetched, is_captured, reached, read_later
+from perfagent.wire.evidence import Batch, BatchTensor, Reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,11 +75,11 @@ class _One:
         self._range: Reading | None = None
         self._head: tuple[Tensor, Event | None] | None = None
         torch = sys.modules["torch"]
-        if not local.numel() or local.layout is not torch.strided or local.device.type == "meta":
+        if not local.numel() or local.layout is not torch.strided or local.is_meta or is_captured(local):
             return
         head = local.reshape(-1)[: max(1, HEAD_BYTES // local.element_size())]
         with torch.no_grad(), contextlib.suppress(RuntimeError):
-            self._head = (head.clone(), None) if local.is_cpu else to_host(head)
+            self._head = duplicate(head)
             if not local.is_complex():
                 self._range = read_later(_range_of(local))  # raises for unsigned integers, and floats of eight bits
 
@@ -91,8 +91,9 @@ class _One:
             low, high, bad, below = self._range.values()
             self.shown |= {"min": low, "max": high, "nonfinite": int(bad), "minus_infinite": int(below)}
         if self._head is not None:
-            raw = bytes(self._head[0].contiguous().view(sys.modules["torch"].uint8).numpy().data)
-            self.shown["hash"] = hashlib.blake2b(raw, digest_size=8).hexdigest()
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the device was lost
+                raw = bytes(fetched(self._head[0]).view(sys.modules["torch"].uint8).numpy().data)
+                self.shown["hash"] = hashlib.blake2b(raw, digest_size=8).hexdigest()
         self._range = self._head = None
         return self.shown
 
@@ -100,12 +101,9 @@ class _One:
 class Fingerprint:
     """The tensors of one batch. step: whose it was; where: how it was found."""
 
-    def __init__(self, step: int, where: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    def __init__(self, step: int, where: Reason, named: Iterable[tuple[str, Tensor]]) -> None:
         self.step, self._where = step, where
         self._parts = [_One(name, tensor) for name, tensor in islice(named, MOST_TENSORS)]
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
 
     def ready(self) -> bool:
         """Never blocks."""

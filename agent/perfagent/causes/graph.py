@@ -24,7 +24,7 @@ from perfagent.wire.evidence import OperatorFound
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Graph", "leaves_of", "read_graph"]
+__all__ = ["Graph", "leaves_of", "operators_of", "read_graph"]
 
 MOST_NODES = 20_000
 MOST_S = 2.0
@@ -242,10 +242,11 @@ class Graph:
                 yield source
 
 
-def read_graph(loss: Tensor, names: Mapping[int, str], buffers: Mapping[int, str]) -> Graph | None:
-    """Notes the graph of a loss. names, buffers: by id() of parameters and buffers. None where there is none, it is too
-    large, it takes too long, or somebody's hooks keep its tensors elsewhere."""
-    nodes = _nodes(loss)
+def read_graph(
+    loss: Tensor, nodes: list[Any] | None, names: Mapping[int, str], buffers: Mapping[int, str]
+) -> Graph | None:
+    """Notes the graph of a loss. nodes: see `operators_of`; names, buffers: by id() of parameters and buffers. None where
+    there are no nodes, it takes too long, or somebody's hooks keep the tensors elsewhere."""
     if nodes is None:
         return None
     nodes.sort(key=lambda node: node._sequence_nr())
@@ -309,8 +310,8 @@ class _Ranges:
         return [(kept, reading) for kept, reading in on_way if reading is not None]
 
 
-def _nodes(loss: Tensor) -> list[Any] | None:
-    """The operators that made a loss, in no order; None where there are none, or too many."""
+def operators_of(loss: Tensor) -> list[Any] | None:
+    """Autograd's nodes of the operators that made a loss, in no order; None where there are none, or too many."""
     waiting: list[Any] = [loss.grad_fn]
     seen = {loss.grad_fn}
     while waiting and loss.grad_fn is not None:
@@ -358,10 +359,7 @@ def _made_by(kept: Tensor) -> Any:
     return None if is_view else maker
 
 
-def leaves_of(loss: Tensor) -> set[int] | None:
-    """The parameters, by id(), that a loss was computed from; None where its graph is too large."""
-    nodes = _nodes(loss)
-    if nodes is None:
-        return None
+def leaves_of(nodes: list[Any]) -> set[int]:
+    """The parameters, by id(), that operators read."""
     leaves = (before for node in nodes for before, _ in node.next_functions if hasattr(before, "variable"))
     return {id(leaf.variable) for leaf in leaves}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.boundary.guard import guarded
 from perfagent.causes.standstill import Standstill
 from perfagent.causes.watch import Watch
-from perfagent.process.exit_reason import out_of_memory
+from perfagent.process.exit_reason import chain_of, out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perfagent.causes.commands import Commands
     from perfagent.causes.nonfinite import Inquiry
-    from perfagent.delivery.drain import Drained
+    from perfagent.delivery.row_packing import Packed
     from perfagent.delivery.sender import Sender
     from perfagent.step.state import StepState
 
@@ -46,7 +46,6 @@ PAUSE_S = 5.0
 _LAST_ROWS = 64
 _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/handoff.py)."""
-_LONGEST_CHAIN = 8
 _REPORTED = "_perfagent_reported"
 _AT = "_perfagent_at"
 """How many steps were completed when memory ran out."""
@@ -91,12 +90,9 @@ class Investigator(Watch):
 
     def ended_by(self, error: BaseException) -> None:
         """Like `passing`, for the exception that ends the run. Also looks for a non-finite loss in its frames."""
-        link: BaseException | None = error
-        for _ in range(_LONGEST_CHAIN):  # `raise ValueError("step failed") from error`
-            if link is None or out_of_memory(link):
-                break
-            link = link.__cause__ or link.__context__
-        self._passing(error if link is None else link, None)
+        self._passing(
+            next(filter(out_of_memory, chain_of(error)), error), None
+        )  # `raise ValueError("failed") from error`
         if isinstance(error, Exception) and error.__traceback__ is not None and self._wants_look():  # see `passing`
             self._look_behind(error.__traceback__)
 
@@ -155,11 +151,11 @@ class Investigator(Watch):
             self._newest.history = self.history()
 
     @guarded
-    def pressing(self, taken: Drained) -> None:
+    def pressing(self, taken: Sequence[Packed]) -> None:
         """Among these rows something is not finite: perhaps the logged loss of a step whose backward pass a guard left out."""
         from perfagent.delivery.row_packing import is_finite, rows_in
 
-        rows = chain.from_iterable(rows_in(block) for block in taken.packed if not is_finite(block))
+        rows = chain.from_iterable(rows_in(block) for block in taken if not is_finite(block))
         if self._wants_look() and any(map(_logs_bad_loss, rows)):
             self._bad_logged = self._bad_logged or (self.clock(), self.progress.completed + 1)
 

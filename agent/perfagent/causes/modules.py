@@ -13,12 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from perfagent.boundary.dynamo import compiled
 from perfagent.boundary.guard import guarded
 from perfagent.causes.batch import Fingerprint, can_be_counted, count_nonfinite
 from perfagent.device import Reading, is_captured, read_later
 from perfagent.measure.batches.places import places_in
-from perfagent.measure.compiled import compiled
-from perfagent.wire.evidence import ITSELF, BadModule
+from perfagent.wire.evidence import ITSELF, BadModule, Reason
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLED_WITH", "OutputChecks", "argument_names"]
 
-CALLED_WITH = "what the model was called with"
+CALLED_WITH: Reason = {"key": "called_with"}
 """Where a batch was found."""
 _MOST_TENSORS = 8
 

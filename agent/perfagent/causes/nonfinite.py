@@ -18,7 +18,7 @@ from perfagent.boundary.guard import guarded
 from perfagent.causes.bad_tensors import BadAmong
 from perfagent.causes.batch import Fingerprint
 from perfagent.causes.culprit import in_order, name_culprit, of_gradients, shared_names
-from perfagent.causes.graph import Graph, leaves_of, read_graph
+from perfagent.causes.graph import Graph, leaves_of, operators_of, read_graph
 from perfagent.causes.modules import CALLED_WITH, OutputChecks, argument_names
 from perfagent.causes.onset import onset, reads_some_rows
 from perfagent.causes.spoilt_update import had_finite_gradients, left_out_by_the_loss, zero_eps
@@ -59,10 +59,7 @@ class Inquiry:
         self._explains = ["nonfinite_loss", "nonfinite_gradient", *(("process_crash",) if at_end else ())]
         self._progress = watch.progress
         self._since = time.monotonic()
-        self._before: BadAmong | None = None
-        self._moments: BadAmong | None = None
-        self._after: BadAmong | None = None
-        self._gradients: BadAmong | None = None
+        self._looks: dict[str, BadAmong] = {}  # by their names in the evidence
         self._graph: Graph | None = None
         self._graph_step = step
         self._batch: Fingerprint | None = None
@@ -81,19 +78,20 @@ class Inquiry:
     def before_backward(self, loss: Tensor, frame: FrameType | None = None) -> None:
         """Nothing has followed from the bad loss yet. frame: whose variables, or its callers', may hold the batch."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
-        self._note_before(self._parameters(), leaves_of(loss), frame or sys._getframe(1))
-        self._graph = read_graph(loss, self._names, self._buffers())
+        nodes = operators_of(loss)
+        self._note_before(self._parameters(), None if nodes is None else leaves_of(nodes), frame or sys._getframe(1))
+        self._graph = read_graph(loss, nodes, self._names, self._buffers())
 
     def before_update(self) -> None:
         """The loss has come from its device and is bad; nothing was updated with its gradients yet."""
         named = self._parameters()
-        self._gradients = _gradients(named)
+        self._looks["gradients"] = _gradients(named)
         self._note_before(named, _with_gradients(named), sys._getframe(1))
 
     def _note_before(self, named: Named, used: set[int] | None, frame: FrameType) -> None:
-        self._before = BadAmong(named, used)
-        if not self._before.ready() or self._before.shown()["nonfinite"]:
-            self._moments = BadAmong(self._averages(named))
+        before = self._looks["parameters_before"] = BadAmong(named, used)
+        if (not before.ready() or before.shown()["nonfinite"]) and (averages := BadAmong(self._averages(named))):
+            self._looks["optimizer_state"] = averages
         entries = entries_of(self._progress.trace)
         samples = next((entry[4][0] for entry in entries if len(entry) > 4 and isinstance(entry[4], tuple)), None)
         where, found = in_callers(samples, frame)
@@ -106,10 +104,11 @@ class Inquiry:
         if self._is_sent:
             return False
         p, model = self._progress, self._watch.model()
-        if self._after is None:
+        if "parameters_after" not in self._looks:
             named = self._parameters()
-            self._after, self._seen_after = BadAmong(named, _with_gradients(named)), p.completed
-            self._gradients = self._gradients or _gradients(named)
+            self._looks["parameters_after"], self._seen_after = BadAmong(named, _with_gradients(named)), p.completed
+            if not self._looks.get("gradients"):
+                self._looks["gradients"] = _gradients(named)
         found = any(checks.ready() and checks.first_bad() is not None for checks in self._rounds)
         if found or len(self._rounds) >= MOST_STEPS or model is None:
             self._done = True
@@ -125,7 +124,8 @@ class Inquiry:
         """Reads the graph of a step after the bad one."""
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if isinstance(loss, sys.modules["torch"].Tensor):
-            self._graph, self._graph_step = read_graph(loss, self._names, self._buffers()), self._progress.completed + 1
+            self._graph = read_graph(loss, operators_of(loss), self._names, self._buffers())
+            self._graph_step = self._progress.completed + 1
 
     def give_up(self) -> None:
         """The run ends: what is known now is all there will be."""
@@ -138,15 +138,14 @@ class Inquiry:
     @guarded
     def _look_at_end(self) -> None:
         """If the step was not taken, the parameters are those that made the bad value. Bounded in work and in time."""
-        if self._before is None and self._after is None:
+        if self._parameters_seen() is None:
             completed = self._progress.completed
             self._steps_after = max(0, completed - self.step)
             named = self._parameters()
             if sum(numbers_in(p) for _, p in named if p.is_cpu) <= MOST_AT_END:
-                if completed >= self.step:  # its row was read late
-                    self._after, self._seen_after = BadAmong(named), completed
-                else:
-                    self._before = BadAmong(named)
+                is_late = completed >= self.step  # its row was read late
+                self._looks["parameters_after" if is_late else "parameters_before"] = BadAmong(named)
+                self._seen_after = completed if is_late else self._seen_after
         until = time.monotonic() + WAIT_AT_END_S
         while not self._is_there() and time.monotonic() < until:
             time.sleep(0.005)
@@ -164,7 +163,7 @@ class Inquiry:
             named = [*zip(without_wrappers(name for name, _ in found), (p for _, p in found), strict=True)]
         elif primary is not None:
             for number, group in enumerate(primary.param_groups):
-                named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
+                named += [(f'param_groups[{number}]["params"][{place}]', p) for place, p in enumerate(group["params"])]
         self._names, self._tied = {}, {}
         for name, p in named:
             first = self._names.setdefault(id(p), name)
@@ -191,8 +190,10 @@ class Inquiry:
 
     def began_earlier(self, step: int) -> None:
         """The loss of an earlier step was bad, too, and came from its device too late for that step."""
-        self._after, self._before, self._seen_after, self.step = self._before, None, self.step - 1, step
-        self._batch = None
+        self._looks.pop("parameters_after", None)
+        if (before := self._looks.pop("parameters_before", None)) is not None:
+            self._looks["parameters_after"] = before
+        self._seen_after, self.step, self._batch = self.step - 1, step, None
 
     def send_if_ready(self) -> bool:
         """Sends the finding once all is known, or once nothing more is to be expected. True when it is sent."""
@@ -203,13 +204,11 @@ class Inquiry:
 
     def _is_there(self) -> bool:
         """Whether all that is on its way from a device has arrived."""
-        parts = (self._before, self._moments, self._after, self._gradients, self._batch, self._graph, *self._rounds)
+        parts = (*self._looks.values(), self._batch, self._graph, *self._rounds)
         return all(part is None or part.ready() for part in parts)
 
     def _rows_are_read(self) -> bool:
         """Whether the row of the bad step, and with it those before, has been read: they say when it began."""
-        if self._watch.judged_upto < self.step:
-            self._watch.read_rows()
         self._looks_for_rows += 1
         return self._watch.judged_upto >= self.step or self._looks_for_rows > MOST_LOOKS
 
@@ -237,17 +236,13 @@ class Inquiry:
 
     def _evidence(self) -> NonfiniteEvidence:
         identity, rounds = self._watch.sender.identity, [checks for checks in self._rounds if checks.ready()]
-        looked = {
-            "parameters_before": self._before, "parameters_after": self._after, "gradients": self._gradients,
-            "optimizer_state": self._moments or None,
-        }  # fmt: skip
         found = self._surroundings() | _known(
             step=self.step, rank=identity.rank, world_size=identity.world_size if identity.world_size > 1 else None,
-            loss_dtype=self._dtype or None, looked_after_step=None if self._after is None else self._seen_after,
+            loss_dtype=self._dtype or None, looked_after_step=self._seen_after if "parameters_after" in self._looks else None,
             steps_checked_after=sum(checks.was_called for checks in self._rounds), steps_after=self._steps_after or None,
             first_module=next((bad for checks in rounds if (bad := checks.first_bad()) is not None), None),
             later_batch=next((checks.batch.result() for checks in rounds if checks.batch and checks.batch.ready()), None),
-            **{name: one.shown() for name, one in looked.items() if one is not None and one.ready()},
+            **{name: one.shown() for name, one in self._looks.items() if one.ready()},
         )  # fmt: skip
         if self._graph is not None and self._graph.ready():
             is_usable = self._graph_step == self.step or not found.get("parameters_after", {}).get("nonfinite")
@@ -270,12 +265,15 @@ class Inquiry:
     def _first_step(self) -> int:
         return self._watch.sender.identity.start_step or 1
 
+    def _parameters_seen(self) -> BadAmong | None:
+        return self._looks.get("parameters_before", self._looks.get("parameters_after"))
+
     def _when_it_began(self, found: NonfiniteEvidence) -> NonfiniteEvidence:
         """The steps between which the NaN began, and the gradients that were bad then."""
-        looked = self._before if self._before is not None else self._after
+        looked = self._parameters_seen()
         bad = [] if looked is None else looked.bad_and_trained()
         began = onset(
-            found, self._history(), first_step=self._first_step(), watched=self._before is not None,
+            found, self._history(), first_step=self._first_step(), watched="parameters_before" in self._looks,
             sparse=reads_some_rows(bad, self._classes),
         )  # fmt: skip
         if began is None:

@@ -27,6 +27,7 @@ from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.causes.upload import Upload
 from perfagent.device import accelerator
 from perfagent.measure import other_profilers
+from perfagent.samplers.process import ProcessReader
 from perfagent.step.state import lives, state
 
 if TYPE_CHECKING:
@@ -54,10 +55,8 @@ _OF_STEPS = ("comm", "h2d")
 _GROWTH_EVERY_S = 0.1  # reading it takes some 10 µs, and an evaluation passes here ten thousand times a second
 
 
-def _rss_bytes() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
+def _rss_bytes() -> float:
+    return ProcessReader().memory().get("process/rss_bytes", 0.0)
 
 
 class Profile:
@@ -69,7 +68,7 @@ class Profile:
 
     def __init__(
         self, watch: Watch, command: str, steps: int, options: dict[str, bool], *,
-        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], int] = _rss_bytes,
+        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], float] = _rss_bytes,
     ) -> None:  # fmt: skip
         self._watch, self.command, self._steps, self._options = watch, command, steps, options
         self.id = uuid.uuid4().hex
@@ -87,7 +86,7 @@ class Profile:
         self._is_recorded = self._is_overtaken = False
         self._stopped = Event()
         self._until = self._look_at = 0.0
-        self._size = 0
+        self._size = 0.0
         self._undo: list[Callable[[], None]] = []
         self._upload: Upload | None = None
 
@@ -113,13 +112,13 @@ class Profile:
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - Kineto raises anything
-            self._abandon({"key": key, "error": f"{type(error).__name__}: {error}"[:1000]})
+            self._end({"key": key, "error": f"{type(error).__name__}: {error}"[:1000]})
             return False
 
     def _start(self) -> bool:
         torch = sys.modules["torch"]
         if other_profilers.in_use():
-            self._abandon({"key": "other_profiler"})
+            self._end({"key": "other_profiler"})
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if (backend := accelerator()).in_use():
@@ -132,9 +131,9 @@ class Profile:
         self._first = self._watch.progress.completed + 1
         self._thread, self._native = get_ident(), get_native_id()
         # while ours runs: whoever prepares another profiler ends ours first, instead of being refused
+        self._profiler = profiler
         self._undo += [replace(module, name, self._yield_to_user) for module, name in other_profilers.starts()]
         self._watch_the_way()
-        self._profiler = profiler
         profiler.start()
         self._began = time.time_ns()
         self._size, self._until = self._rss_bytes(), self._clock() + MOST_S  # now: the first start loads CUPTI
@@ -226,7 +225,7 @@ class Profile:
         grown = self._rss_bytes() - self._size
         if grown < MOST_GROWTH_BYTES:
             return False
-        self._cut("size", bytes=grown)
+        self._cut("size", bytes=int(grown))
         return True
 
     def _cut(self, why: str, **limit: float) -> None:
@@ -273,10 +272,6 @@ class Profile:
             profiler.profiler.entered = False  # else it would be taken for one of the script's
         self._stopped.set()
 
-    def _abandon(self, why: Reason) -> None:
-        self._end(why)
-        self._take_back()
-
     def _take_back(self) -> None:
         while self._undo:
             self._undo.pop()()
@@ -287,7 +282,7 @@ class Profile:
         """Works out what was recorded, once; then sends it piece by piece."""
         if not self.done and not self._is_recorded:
             if self._profiler is None and self._clock() - self._asked > WAIT_S:
-                self._abandon({"key": "no_step_ended", "wait_s": WAIT_S})
+                self._end({"key": "no_step_ended", "wait_s": WAIT_S})
         elif not self.done and (self._upload or self._tried(self._work_out, "records_unread")):
             assert self._upload is not None
             if self._upload.poll():

@@ -197,7 +197,7 @@ def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, b
     """Where nothing ran: on the device where one was used, else on the training thread (Python between operators)."""
     tops = (one for one in cpu if one.thread == thread and not one.annotation)
     spans = device or sorted((one.start, one.end, one.name) for one in tops)
-    busy, reached, last = 0, began, "the beginning"
+    busy, reached, last = 0, began, ""
     found: list[tuple[int, int, str, str]] = []
     for start, end, name in spans:
         if start > reached:
@@ -206,7 +206,7 @@ def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, b
             busy += end - max(start, reached)
             reached, last = end, name
     if ended > reached:
-        found.append((ended - reached, reached, last, "the end"))
+        found.append((ended - reached, reached, last, ""))
     whole = max(ended - began, 1)
     idle = max(0, whole - busy)
     return {

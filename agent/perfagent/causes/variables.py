@@ -17,6 +17,7 @@ from perfagent.causes.batch import MOST_TENSORS
 from perfagent.device import read_number_later, ready, value_of
 from perfagent.measure.batches.places import places_in
 from perfagent.measure.source_lines import short
+from perfagent.wire.evidence import Reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,17 +80,18 @@ def bad_loss_in(where: TracebackType | FrameType) -> tuple[Tensor | None, FrameT
     return None, None
 
 
-def in_callers(samples: int | None, frame: FrameType) -> tuple[str, list[tuple[str, Tensor]]]:
+def in_callers(samples: int | None, frame: FrameType) -> tuple[Reason, list[tuple[str, Tensor]]]:
     """The batch among the local variables of whoever called backward: tensors without gradients whose first dimension
-    is the batch's. Answers where it was found and the named tensors; ("", []) where nothing looks like it."""
+    is the batch's. Answers where it was found and the named tensors; ({}, []) where nothing looks like it."""
     objects, ours = iter(range(_MOST_IN_ALL)), ("torch.", "perfagent.", "perfagent_loop.")
     of_script = (one for one in walk_stack(frame) if not one[0].f_globals.get("__name__", "").startswith(ours))
     for caller, line in islice(of_script, MOST_FRAMES):
         with variables_of(caller) as variables:
             found = _batch_among(variables, samples, objects)
         if found:
-            return f"local variables of {caller.f_code.co_name} ({short(caller.f_code.co_filename)}:{line})", found
-    return "", []
+            place = f"{short(caller.f_code.co_filename)}:{line}"
+            return {"key": "local_variables", "function": caller.f_code.co_name, "line": place}, found
+    return {}, []
 
 
 def _batch_among(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.boundary.guard import guarded
@@ -45,8 +45,7 @@ class Watch:
         self.set_sample_period: Callable[[float], None] | None = None
         self.judged_upto = -1  # the newest step whose row was read
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
-        self._bad_gradients: deque[tuple[int, list[str], list[str]]] = deque(maxlen=_BAD_STEPS)
-        self._bad_inputs: deque[tuple[int, list[BatchTensor]]] = deque(maxlen=_BAD_STEPS)
+        self._bad: deque[tuple[int, list[str], list[str], list[BatchTensor]]] = deque(maxlen=_BAD_STEPS)
         self._bad_step = -1  # the newest one that was looked into
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._incoming: deque[Task] = deque()
@@ -71,16 +70,10 @@ class Watch:
     def report(
         self, rule: str, explains: list[str], step: int, evidence: Mapping[str, object], more: Callable[[], Mapping[str, object]]
     ) -> None:  # fmt: skip
-        """Sends a finding. more: gives what is added to its evidence when it is sent, on the sender's thread. A run that
-        ends at its NaN, or without memory, reports that before the rows of its last seconds are read."""
-
-        @guarded
-        def later() -> Mapping[str, object]:
-            self.read_rows()
-            return more()
+        """Sends a finding. more: gives what is added to its evidence when it is sent, on the sender's thread."""
 
         def data() -> dict[str, Any]:
-            whole = {**evidence, **(later() or {})}
+            whole = {**evidence, **(guarded(more)() or {})}
             return {"rule": rule, "explains": explains, "severity": "critical", "since_step": step, "evidence": whole}
 
         self.sender.event("finding", data, step=step)
@@ -91,10 +84,6 @@ class Watch:
         """The row of a step was read."""
         self._recent.append((step, values))
         self.judged_upto = step
-
-    def read_rows(self) -> None:
-        """Rows that wait unread, up to the last tick, are judged now. On the sender's thread."""
-        self.sender.spool.read_drafts()
 
     def history(self) -> list[dict[str, float]]:
         """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any
@@ -114,26 +103,22 @@ class Watch:
         """Whether losses from this step on that are no numbers are the consequence of one that is known."""
         return not self._watchful and first > self._bad_step
 
-    def gradients_bad(self, step: int, names: list[str], among: list[str] | None = None) -> None:
-        """The parameters whose gradient held NaN or infinity in a step that the optimizer took. Those of the steps after
-        one that is looked into are its consequence. among: the parameters that were looked at, if not all were."""
-        if self._watchful or step <= self._bad_step:
-            self._bad_gradients.append((step, names, among or []))
+    def witnessed(
+        self, step: int, names: list[str], among: Sequence[str] = (), inputs: Sequence[BatchTensor] = ()
+    ) -> None:
+        """The parameters whose gradient held NaN or infinity in a step that the optimizer took, and what the model was
+        called with that did. Those of the steps after one that is looked into are its consequence. among: the parameters
+        that were looked at, if not all were."""
+        if (names or inputs) and (self._watchful or step <= self._bad_step):
+            self._bad.append((step, names, [*among], [*inputs]))
 
     def bad_gradients(self, step: int) -> tuple[list[str], list[str]]:
         """(bad parameters, all that were measured) of that step; ([], []) if none. Any thread."""
-        return next(((names, among) for at, names, among in [*self._bad_gradients] if at == step), ([], []))
-
-    def witnessed(self, step: int, names: list[str], among: list[str], inputs: list[BatchTensor]) -> None:
-        """What was bad in a step whose loss came late, as far as it was looked at (measure/step_witness.py)."""
-        if names:
-            self.gradients_bad(step, names, among)
-        if inputs and (self._watchful or step <= self._bad_step):
-            self._bad_inputs.append((step, inputs))
+        return next(((names, among) for at, names, among, _ in [*self._bad] if at == step and names), ([], []))
 
     def bad_inputs(self, step: int) -> list[BatchTensor]:
         """What the model was called with in that step that held NaN or +inf. Any thread."""
-        return next((inputs for at, inputs in [*self._bad_inputs] if at == step), [])
+        return next((inputs for at, _, _, inputs in [*self._bad] if at == step and inputs), [])
 
 
 @guarded

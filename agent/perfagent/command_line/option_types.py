@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-__all__ = ["add_server_options", "moment", "number_above", "port", "positive", "seconds", "whole_number"]
+__all__ = ["add_server_options", "number_above", "port", "positive", "seconds", "whole_number"]
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -47,20 +45,6 @@ positive = whole_number(1)
 def seconds(text: str) -> float:
     """A length of time; 0 stands for never."""
     return 0.0 if text.strip() == "0" else number_above(0)(text)
-
-
-def moment(text: str) -> str:
-    """A moment as RFC 3339: so long ago (`30s`, `90m` or `90min`, `24h`, `7d`), or a local date with or without a time."""
-    ago = re.fullmatch(r"(\d{1,6})\s*(s|m|min|h|d)", text.strip())
-    try:
-        if ago:
-            length = timedelta(seconds=int(ago[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[ago[2]])
-            return (datetime.now(UTC) - length).isoformat()
-        return datetime.fromisoformat(text.strip()).astimezone(UTC).isoformat()
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; allowed are 30s, 90m, 24h, 7d, and a date such as 2026-03-01 or 2026-03-01T18:00"
-        ) from None
 
 
 def port(text: str) -> int:

@@ -8,16 +8,17 @@ changed: hyperparameters, which are known only then. Whether files are changed `
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perfagent.context.environment import environment as variables
 from perfagent.context.environment import packages
 from perfagent.context.hyperparameters import Hyperparameters
-from perfagent.integrations.configurations import OF_A_MODEL
 from perfagent.integrations.techniques import elements, of_model, of_process
+from perfagent.libraries import MODEL_CONFIGURATIONS
 from perfagent.redaction import Versions, redacted
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = ["Context"]
 
 WAIT_S = 10.0
 AGAIN_S = 5.0
-"""Between two looks whether anything has changed, once all is told that was there at the start."""
+"""Between two looks whether anything has changed, once all is sent that was there at the start."""
 _IMPORTED_LATER = ["perfagent.context.git", "perfagent.redaction"]
 PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
@@ -59,8 +60,10 @@ class Context:
         self._variables: dict[str, str] = {}
         self._stepped = False
         self.hyperparameters = Hyperparameters()
-        self._work: Iterator[bool] = iter(())
-        self._complete = True
+        self._pieces: list[Callable[[], None]] = []
+        """What is still to be told of the start."""
+        self._due = math.inf
+        """When to look next whether anything has changed."""
         self._source: Source | None = None
         self._asked: ChangedFiles | None = None
         self._told: tuple[object, ...] = ()
@@ -72,7 +75,8 @@ class Context:
         executed."""
         if self._handoff.identity.rank != 0:
             return
-        self._work, self._complete = self._gather(), False
+        self._pieces = [self._tell_repository, self._tell_packages]
+        self._due = self._clock() + WAIT_S
         self.hyperparameters.watch_argparse()
         self.hyperparameters.search_frames(sys._getframe(1))
         self._handoff.imports += _IMPORTED_LATER
@@ -80,9 +84,11 @@ class Context:
 
     def first_step(self) -> None:
         """On the training thread, when the first step is over: looks once more, about 0.1 ms."""
-        if self._handoff.identity.rank == 0:
-            self.hyperparameters.search_frames(sys._getframe(1))
+        if self._handoff.identity.rank != 0:
+            return
+        self.hyperparameters.search_frames(sys._getframe(1))
         self._stepped = True
+        self._due = 0.0  # in this order: the sender's thread may look in between
 
     def close(self) -> None:
         self.hyperparameters.close()
@@ -95,22 +101,20 @@ class Context:
     def poll(self) -> None:
         """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200
         ms."""
-        closing = self._handoff.closing_at is not None
-        until = self._clock() + (LAST_PIECE_S if closing else PIECE_S)
-        for resting in self._work:
-            if (resting and not closing) or self._clock() > until:
-                break
-        if self._complete and self._stepped and self._source is not None:
-            self._source.due = self._clock() + AGAIN_S
-        if closing and not self._complete:  # no time for the rest
-            self._complete = True
-            self._tell()
+        closing, begun = self._handoff.closing_at is not None, self._clock()
+        while self._pieces and self._clock() <= begun + (LAST_PIECE_S if closing else PIECE_S):
+            self._pieces.pop(0)()
+        if closing or (not self._pieces and begun >= self._due):
+            self._due = begun + AGAIN_S
+            # at the end techniques, too: the model may have been pruned, wrapped or quantised in the course of the training
+            if self._state() != self._told or (closing and self._techniques() != self._told_techniques):
+                self._tell()
+        if self._stepped and not self._pieces and self._source is not None:
+            self._source.due = self._due
 
-    def _gather(self) -> Iterator[bool]:
-        """Yields after each piece: True when the next one has to wait for something."""
+    def _tell_repository(self) -> None:
         from perfagent.context.git import ChangedFiles, find
 
-        begun = self._clock()
         repository = find()
         git: dict[str, object] = dict(repository.describe()) if repository is not None else {}
         self._variables = variables()
@@ -119,22 +123,9 @@ class Context:
             tell = self._handoff.event
             self._asked = ChangedFiles(repository.root, lambda dirty: tell("context", {"git": git | {"dirty": dirty}}))
             self._handoff.add_slow_source(self._asked.poll)
-        yield False
-        found = packages()
-        self._complete = True
-        self._tell(packages=Versions(sorted(found.items())))
-        while not (self._stepped or self._handoff.closing_at is not None or self._clock() - begun > WAIT_S):
-            yield True
-        due = self._clock()
-        while self._handoff.closing_at is None:
-            if self._clock() >= due:
-                due = self._clock() + AGAIN_S
-                if self._state() != self._told:
-                    self._tell()
-            yield True
-        # and techniques, as the model may have been changed in the course of the training: pruned, wrapped, quantised
-        if self._state() != self._told or self._techniques() != self._told_techniques:
-            self._tell()
+
+    def _tell_packages(self) -> None:
+        self._tell(packages=Versions(sorted(packages().items())))
 
     def _state(self) -> tuple[object, ...]:
         """What has to be sent again when it has changed."""
@@ -188,5 +179,5 @@ def _of_model(model: nn.Module) -> dict[str, object]:
         facts["parameters"] = sum(size for size, _ in sizes)
         facts["trainable_parameters"] = sum(size for size, trained in sizes if trained)
     configuration = inner.__dict__.get("config")
-    of_a_model = any(base.__name__ in OF_A_MODEL for base in type(configuration).__mro__)
+    of_a_model = any(base.__name__ in MODEL_CONFIGURATIONS for base in type(configuration).__mro__)
     return facts | ({"config": configuration} if of_a_model else {})

@@ -102,7 +102,7 @@ class _Stream:
         self._lost = 0
         self._torn = False
         self.left_out = [0, 0]
-        """Lines and characters since a line of it was told."""
+        """Lines and characters since a line of it was sent."""
         self._own: dict[str, Any] = {}
         self._before: Any = None
         self._seen: Any = None

@@ -25,9 +25,10 @@ from typing import Any
 
 from perfagent.boundary.guard import guarded
 from perfagent.causes.variables import variables_of
-from perfagent.integrations.configurations import CONFIGURATIONS, OF_A_MODEL, settings_of_dataclasses
+from perfagent.integrations.configurations import configuration_in, settings_of_dataclasses
 from perfagent.integrations.loggers import settings as logged
 from perfagent.integrations.techniques import of_variable
+from perfagent.libraries import FIELDS, MODEL_CONFIGURATIONS
 from perfagent.measure.source_lines import is_ours
 from perfagent.redaction import redacted
 
@@ -79,14 +80,12 @@ class Hyperparameters:
                 self._keep(name, _settings(value) if kind is dict else _settings_of(value))
             return
         for base in kind.__mro__[:-1]:
-            if base.__name__ in OF_A_MODEL:
+            if base.__name__ in MODEL_CONFIGURATIONS:
                 return
-            take = CONFIGURATIONS.get(base.__name__)
-            if take is not None and base.__module__.partition(".")[0] in take[0]:
-                settings = take[2](value)
-                settings = _settings(settings) if type(settings) is dict else settings
-                if take[1] != "argparse" or script:
-                    self._keep(take[1], settings)
+            if (found := configuration_in(value, base)) is not None:
+                source, settings = found
+                if source != "argparse" or script:
+                    self._keep(source, _settings(settings) if type(settings) is dict else settings)
                 return
         if script:
             self.techniques |= of_variable(name, value)
@@ -177,7 +176,7 @@ def _is_setting(value: object) -> bool:
 def _is_record(kind: type) -> bool:
     """Whether objects of this class are their fields, and redaction knows how to read them."""
     named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    validated = "__pydantic_fields__" in vars(kind) or "__attrs_attrs__" in vars(kind)
+    validated = any(name in vars(kind) for name in FIELDS)
     return dataclasses.is_dataclass(kind) or kind is SimpleNamespace or named_tuple or validated
 
 

@@ -11,7 +11,7 @@ from perfagent.step import trace as kinds
 from perfagent.step.trace import Entry, RolloutTrace, Trace, entries_of, trace_of
 
 if TYPE_CHECKING:
-    from perfagent.step.roles import LoopFacts
+    from perfagent.decode.phase_times import TraceReader
     from perfagent.step.state import StepState
 
 __all__ = ["Evaluations"]
@@ -35,16 +35,12 @@ class _Habit:
         self._seen_at = self._over_at = -_QUIET_STEPS - 1
         self._usual = 1
 
-    def begins(self, step: int) -> None:
-        """Sets the step from which such calls are seen: those that begin now are part of the training."""
-        self._seen_at = step
-
-    def own_calls(self, step: int, entries: list[Entry]) -> set[int]:
-        """Returns the positions of the calls that are the step's own."""
+    def own_calls(self, step: int, entries: list[Entry], watched_from: int) -> set[int]:
+        """Returns the positions of the calls that are the step's own. watched_from: of `LoopFacts`."""
         runs = list(_runs(entries))
         if not runs:
             return set()
-        seen, self._seen_at = step - self._seen_at <= _QUIET_STEPS, step
+        seen, self._seen_at = step - max(self._seen_at, watched_from) <= _QUIET_STEPS, step
         longest = max(map(len, runs))
         if longest > _STANDS_OUT * self._usual:
             again, self._over_at = step - self._over_at <= _QUIET_STEPS, step
@@ -94,22 +90,19 @@ def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. Runs on the sender's thread."""
 
-    __slots__ = ("_acted", "_acts_in_training", "_found", "_habit")
+    __slots__ = ("_acted", "_acts_in_training", "_found", "_habit", "_traces")
 
-    def __init__(self) -> None:
+    def __init__(self, traces: TraceReader) -> None:
+        self._traces = traces
         self._habit = _Habit()
         self._found: list[tuple[str, float]] = []
         self._acted = False  # an environment was stepped in the current trace
         self._acts_in_training = False  # the model acts in training mode; in the other mode it is evaluated
 
-    def usual_from(self, step: int) -> None:
-        """Sets the step from which calls without gradients are seen: a few that begin now are its own. Any thread."""
-        self._habit.begins(step)
-
     def fold(self, p: StepState, step: int, trace: Trace) -> Trace:
         """Returns the trace with each evaluation as one PHASE entry named "eval" in place of its entries."""
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(p.links.facts, step, entries_of(trace))
+        folded = self._folded(p, step, entries_of(trace))
         self._report(p, step - 1, step)
         return trace_of(folded)
 
@@ -117,16 +110,16 @@ class Evaluations:
         """Returns the seconds of evaluation after the last step. A notebook may go on for hours and call the model now
         and then: calls far apart are not one evaluation."""
         if p.last is not None:  # this trace does not show in which mode the model was trained
-            p.links.facts.trains(entries_of(p.last.trace))
+            self._traces.trains(entries_of(p.last.trace))
         self._acted = type(trace) is RolloutTrace
-        folded = self._folded(p.links.facts, step + 1, entries_of(trace), apart_ns=_APART_NS)
+        folded = self._folded(p, step + 1, entries_of(trace), apart_ns=_APART_NS)
         self._report(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == kinds.PHASE and entry[3] == "eval")
         return spent_ns / 1e9
 
-    def _folded(self, facts: LoopFacts, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
-        trains = facts.trains(entries)
-        own = self._habit.own_calls(step, entries)
+    def _folded(self, p: StepState, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
+        trains, batches = self._traces.trains(entries), self._traces.batches
+        own = self._habit.own_calls(step, entries, p.links.facts.watched_from)
         if self._acted and not self._acts_in_training:
             self._acts_in_training = any(entry[0] == kinds.EVALUATED and entry[3] for entry in entries)
         folded: list[Entry] = []
@@ -138,9 +131,9 @@ class Evaluations:
         trained = False  # one of the span's calls was in training mode
         for place, entry in enumerate(entries):
             kind = entry[0]
-            feeds = kind == kinds.DATA and entry[3] == (facts.batches.feeding or None)
+            feeds = kind == kinds.DATA and entry[3] == (batches.feeding or None)
             if kind == kinds.DATA and entry[4] is None:
-                facts.batches.feeding = 0  # the iterator ended; the next one may get its id
+                batches.feeding = 0  # the iterator ended; the next one may get its id
             if kind == kinds.DATA and not feeds:
                 fetches.append(entry)
             elif kind == kinds.PHASE and inside and entry[3] == "compile":

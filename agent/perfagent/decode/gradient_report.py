@@ -83,7 +83,7 @@ class GradientReport:
         """Adds the norms of layers, and the NaN and Inf of parameters."""
         table, names = found.table, found.table.names
         present = [square for square in found.layers if square is not None]
-        if present and not (table.same_everywhere and p.links.gradient_schedule.rank):
+        if present and not (table.same_everywhere and p.links.rank):
             missing = frozenset(place for place, square in enumerate(found.layers) if square is None)
             norms = present if table.sharded else list(map(math.sqrt, present))
             p.rows.append((*when, _titles(table, missing), norms))
@@ -95,10 +95,10 @@ class GradientReport:
         if not found.nonfinite:
             return
         # not known in advance which parameters would be bad: count their numbers in the next step, once
-        investigator = p.links.investigator
-        if not found.counts and not (investigator is not None and investigator.stays_bad(when[0])):
-            known = {place for place in found.nonfinite if names[place] in self._counted}
-            p.links.gradient_schedule.count_next(found.nonfinite, known)
+        is_known = bool(found.counts) or p.links.investigator.stays_bad(when[0])
+        if not is_known and any(place < found.own and names[place] not in self._counted for place in found.nonfinite):
+            p.measured.suspects = found.nonfinite
+            p.measure_at = min(p.measure_at, p.completed)
         if self.on_nonfinite is not None:
             self.on_nonfinite(when[0], [names[place] for place in found.nonfinite])
 
@@ -113,6 +113,7 @@ class Summary(NamedTuple):
         VANISHING_RMS but not zero.
     layers: for each layer the sum of squares; None if none of its parameters has a gradient.
     counts: for some parameters, by place, how many numbers of the gradient are NaN or Inf.
+    own: how many parameters the first optimizer has, whose NaN and Inf can be counted.
     """
 
     table: ParameterTable
@@ -122,6 +123,7 @@ class Summary(NamedTuple):
     shares: dict[str, float]
     layers: list[float | None]
     counts: dict[int, float]
+    own: int
 
 
 def summarize(parts: Sequence[tuple[GradientNorms, float]]) -> Summary:
@@ -147,7 +149,9 @@ def summarize(parts: Sequence[tuple[GradientNorms, float]]) -> Summary:
     known = not sharded or table.copies is not None
     square_sum = _sum([square for square in squares if square is not None]) if known else None
     layers = _by_layer(squares, table) if known else []
-    return Summary(table, sharded, square_sum, nonfinite, _shares(each, _faint(table)), layers, counts)
+    return Summary(
+        table, sharded, square_sum, nonfinite, _shares(each, _faint(table)), layers, counts, len(first.table.sizes)
+    )
 
 
 def _unscaled(norms: list[float | None], scale: float) -> list[float | None]:

@@ -15,7 +15,7 @@ from perfagent.decode.breakdown import NOTHING, Breakdown, ForwardPass
 from perfagent.step import trace as kinds
 from perfagent.step.trace import Entry, Trace
 
-__all__ = ["Breakdown", "LoopFacts"]
+__all__ = ["Breakdown", "TraceReader"]
 
 
 def _usual_layouts() -> dict[int, tuple[Any, ...]]:
@@ -37,23 +37,13 @@ def _usual_layouts() -> dict[int, tuple[Any, ...]]:
 _USUAL = _usual_layouts()
 
 
-class LoopFacts:
+class TraceReader:
     """Reads the traces of one run, one step after another."""
 
     def __init__(self) -> None:
-        self.averages: bool | None = None
-        """True if several undivided losses of a step are averaged; None until known."""
-        self.micro_batches = 0.0
-        """The number of micro-batches by which the script divides the losses of a full window; 0.0: not known."""
-        self.divided_later = False
-        """True if the script divides the gradients of a step by the number of its losses, after all backward passes."""
-        self.embedded = False
-        """True if the model has an embedding, so that integer matrices are tokens."""
         self.training_only = False
         """True if the model is trained in training mode."""
         self.batches = Batches()
-        self.evaluations: Any = None
-        """Finds evaluations (hooks/evaluation.py); used where a trace may hold one."""
 
     def read(self, entries: Sequence[Entry], *, device: bool = False) -> Breakdown:
         """Returns the parts of a step. device: the entries carry events of a device clock."""
@@ -103,16 +93,16 @@ class _Reading:
     """Reads one step's trace, entry by entry."""
 
     __slots__ = (
-        "_backward_at", "_backward_event", "_batches", "_device", "_entries", "_facts", "_forward", "_in_optimizer",
-        "_inside_ns", "_optimizer_at", "_optimizer_event", "_spans", "_ungraded", "_unseen_call", "step",
+        "_backward_at", "_backward_event", "_batches", "_device", "_entries", "_forward", "_in_optimizer",
+        "_inside_ns", "_optimizer_at", "_optimizer_event", "_spans", "_traces", "_ungraded", "_unseen_call", "step",
     )  # fmt: skip
 
-    def __init__(self, facts: LoopFacts, entries: Sequence[Entry], *, device: bool) -> None:
+    def __init__(self, traces: TraceReader, entries: Sequence[Entry], *, device: bool) -> None:
         self.step = Breakdown()
         if device:
             self.step.device = {}
-        self._facts, self._entries, self._device = facts, entries, device
-        self._forward, self._batches = ForwardPass(), facts.batches
+        self._traces, self._entries, self._device = traces, entries, device
+        self._forward, self._batches = ForwardPass(), traces.batches
         self._batches.begin(entries)
         self._backward_at = self._optimizer_at = 0
         self._backward_event: Any = None
@@ -139,7 +129,7 @@ class _Reading:
         _, at, event, training, size = entry
         if self._backward_at:
             return  # activation checkpointing runs the model again
-        if not training and self._facts.trains(self._entries):
+        if not training and self._traces.trains(self._entries):
             self._forward.ignored += 1
             return
         self._batches.asked(graded=True)

@@ -1,28 +1,25 @@
-"""Turns the note of a step into its row: names and values.
-
-A note is plain data. It can be stored within 200 ms and read later, by this process once a second or by another
-process after a kill: reading a hundred notes at once costs a fifth of reading them in five batches of twenty, each
-with cold caches.
-"""
+"""Turns a completed step into its row: names and values."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from perfagent.decode.breakdown import Breakdown
+from perfagent.decode.evaluation_spans import Evaluations
 from perfagent.decode.gradient_report import GradientReport
 from perfagent.decode.losses import roots_of, with_divisors
-from perfagent.decode.phase_times import LoopFacts
+from perfagent.decode.phase_times import TraceReader
 from perfagent.device import DeviceClock, Event, value_of
-from perfagent.step.row import Note, Row, StepRow
+from perfagent.step.clusters import LoopFacts
+from perfagent.step.row import Row, StepRow
 from perfagent.step.trace import DATA, FORWARD, Entry, Loss, LossScale, entries_of, events_of
 
 if TYPE_CHECKING:
-    from perfagent.step.roles import Investigator, StepFlops
+    from perfagent.step.roles import Investigator
 
 __all__ = ["StepReader"]
 
@@ -32,42 +29,29 @@ _MOST_BEGINS = 1000
 
 
 class StepReader:
-    """Reads the notes of one run in the order of their steps. `facts` holds what it learns about the loop.
+    """Reads the steps of one run in the order of their steps. `facts` holds what is known of the loop.
 
     loss_by_user: the script logs another quantity under the name "loss", so that series belongs to the script.
     """
 
     def __init__(self) -> None:
         self.facts = LoopFacts()
+        self.traces = TraceReader()
+        self.evaluations = Evaluations(self.traces)
         self.gradients = GradientReport()
         self.loss_by_user = False
         self.epoch = time.time() - time.perf_counter()
-        """Unix time at the start of the monotonic clock."""
+        """Unix time at the start of the monotonic clock, which the drain keeps up to date: somebody may set the clock."""
         self.investigator: Investigator | None = None
         self._end: tuple[int, int, Event] | None = None
         """The newest step: its number, its end on the host in ns, and on the device."""
-        self.flops: StepFlops | None = None
+        self.add_flops: Callable[[int, dict[str, float], int, int, float], None] | None = None
+        """Adds to the values of a step. Gets also its number, samples, tokens and seconds."""
         self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
         """The first steps of all epochs but the first. A consumer that sums over epochs removes them."""
-        self.delivered: set[str] = set()
-        """Names of the series that steps have had so far."""
         self.steps = 0
         """How many steps were read."""
-        self._names: tuple[str, ...] = ()
         self._epoch = 0.0
-
-    def context(self) -> list[Any]:
-        """Returns what a reader in another process must know besides the current notes. (The Unix clock may be set.)"""
-        self.epoch = time.time() - time.perf_counter()
-        facts = self.facts
-        return [
-            facts.embedded, facts.averages, self.loss_by_user, self.epoch, facts.micro_batches, facts.divided_later,
-        ]  # fmt: skip
-
-    def restore(self, context: Sequence[Any]) -> None:
-        self.facts.embedded, self.facts.averages, self.loss_by_user, self.epoch, *rest = context
-        self.facts.micro_batches, self.facts.divided_later = rest
-        self._epoch = math.inf  # it does not know which one it is in the middle of
 
     def loss_is_bad(self, row: StepRow) -> bool:
         """True if a loss of the step is NaN or infinite and on the host."""
@@ -82,23 +66,31 @@ class StepReader:
         roots = roots_of(entries)
         return len(roots) > 1 and not roots[-1].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
 
-    def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
-        """Returns the row of a note. clock: made the device events in the trace, if any, and gets them back."""
-        trace = note.trace
+    def row(
+        self, row: StepRow, rare: dict[str, float] | None = None, *, user_loss: float | None = None, passes: int = 0,
+        clock: DeviceClock | None = None,
+    ) -> Row:  # fmt: skip
+        """Returns the names and values of a step.
+
+        rare: series that only some steps have. user_loss: the value that the script logged as "loss". passes: forward passes
+        of a later step, if those of this step are not known. clock: made the device events in the trace, if any, and gets
+        them back.
+        """
+        trace = row.trace
         entries: Sequence[Entry] = ()
-        parts = self.facts.read_usual(trace) if clock is None and note.loss_count == 1 and note.began else None
+        parts = self.traces.read_usual(trace) if clock is None and row.loss_count == 1 and row.began else None
         if parts is None:
             entries = entries_of(trace) if clock is None else with_divisors(entries_of(trace))
-            parts = self.facts.read(entries, device=clock is not None)
+            parts = self.traces.read(entries, device=clock is not None)
         ended = trace[-3]
         values: dict[str, float] = {}
-        self._note_epoch(note.step, values)
-        loss = self._loss(note, parts, entries)
+        self._note_epoch(row.step, values)
+        loss = self._loss(row, parts, entries, user_loss, passes)
         if loss is not None and not self.loss_by_user:
             values["loss"] = loss
-        if note.lr is not None:
-            values["lr"] = value_of(note.lr)
-        seconds = self._seconds(note, clock)
+        if row.lr is not None:
+            values["lr"] = value_of(row.lr)
+        seconds = self._seconds(row, clock)
         if seconds:
             values["step_time_s"] = seconds
             if parts.samples:
@@ -106,51 +98,46 @@ class StepReader:
             tokens = parts.tokens + (parts.embedded_tokens if self.facts.embedded else 0)
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
-            if self.flops is not None:
-                self.flops.add(note.step, values, parts.samples, tokens, seconds)
+            if self.add_flops is not None:
+                self.add_flops(row.step, values, parts.samples, tokens, seconds)
         _add_phases(values, parts, seconds, entries, clock)
-        if note.rare is not None:
-            values.update(note.rare)
+        if rare is not None:
+            values.update(rare)
         if self.investigator is not None:
-            self.investigator.judged(note.step, values)
-        self.delivers((*values,))
-        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, values
+            self.investigator.judged(row.step, values)
+        self.steps += 1
+        monotonic = ended / 1e9
+        return row.step, self.epoch + monotonic, monotonic, values
 
-    def _seconds(self, note: Note, clock: DeviceClock | None) -> float:
+    def _seconds(self, row: StepRow, clock: DeviceClock | None) -> float:
         """From the end of the step before, 0.0 if that is not known: by the device's clock if it has marked both ends, since
         the host runs ahead of the device."""
-        ended, event = note.trace[-3], note.trace[-2]
-        before, self._end = self._end, None if event is None else (note.step, ended, event)
-        host_s = (ended - note.began) / 1e9 if note.began else 0.0
+        ended, event = row.trace[-3], row.trace[-2]
+        before, self._end = self._end, None if event is None else (row.step, ended, event)
+        host_s = (ended - row.began) / 1e9 if row.began else 0.0
         if before is None or clock is None:
             return host_s
-        device_s = clock.seconds(before[2], event) if event is not None and before[0] == note.step - 1 else None
+        device_s = clock.seconds(before[2], event) if event is not None and before[0] == row.step - 1 else None
         clock.release([before[2]])
-        own_s = (note.began - before[1]) / 1e9  # what the agent did between the two steps
-        return host_s if device_s is None or not note.began else max(0.0, device_s - own_s)
+        own_s = (row.began - before[1]) / 1e9  # what the agent did between the two steps
+        return host_s if device_s is None or not row.began else max(0.0, device_s - own_s)
 
     def _note_epoch(self, step: int, values: dict[str, float]) -> None:
         """The number of an epoch stands in its first step."""
-        epoch = self.facts.batches.epoch
+        epoch = self.traces.batches.epoch
         if epoch > self._epoch:
             if self._epoch:
                 self.begins.append(step)
             values["batch/epoch"] = self._epoch = float(epoch)
 
-    def delivers(self, names: tuple[str, ...], steps: int = 1) -> None:
-        """So many steps of these series were read."""
-        self.steps += steps
-        if names != self._names:
-            self._names = names
-            self.delivered.update(names)
-
-    def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
+    def _loss(
+        self, row: StepRow, parts: Breakdown, entries: Sequence[Entry], user_loss: float | None, passes: int
+    ) -> float | None:
         """Returns the loss of the backward roots; None if there is none, or if the script's own loss counts."""
-        if note.loss_count == 1 and parts.root is not None:
+        if row.loss_count == 1 and parts.root is not None:
             loss: float | None = value_of(parts.root)
         else:
-            loss = self._combined(roots_of(entries), parts, note.passes)
-        user_loss = note.user_loss
+            loss = self._combined(roots_of(entries), parts, passes)
         if user_loss is None or loss is None:
             return loss
         if math.isfinite(user_loss) and math.isfinite(loss) and not _alike(user_loss, loss):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perfagent.delivery.columns import Columns, clean_name, number
@@ -50,7 +50,7 @@ class CapturedRows:
         self._handoff, self._columns = handoff, columns
         self._packer = Packer(columns)
         self.delivered: set[str] = set()
-        """Names of the agent's own series so far, those of steps aside."""
+        """Names of the series that steps, samplers and `perfagent.log` have had so far."""
         self._names: dict[str, str] = {}
         """Name -> that under which it is written, as far as that follows from `_series` series of the agent."""
         self._series = 0
@@ -63,18 +63,12 @@ class CapturedRows:
     def waits(self) -> bool:
         return bool(self.arriving or self._undecided)
 
-    def take(self, read_steps: Callable[[], None], *, last: bool) -> list[Packed]:
-        """What can be written down. read_steps: has all steps read that were taken so far, so that their names are known.
-        last: nothing is waited for."""
-        if not self.waits:
-            return []
-        now, reader, p = time.monotonic(), self._handoff.reader, self._handoff.progress
+    def take(self, *, last: bool) -> list[Packed]:
+        """What can be written down. last: nothing is waited for."""
+        now, p = time.monotonic(), self._handoff.progress
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
-        if waiting and p is not None and p.last is not None and reader.steps < _DECISIVE_STEPS:
-            read_steps()
-        series = len(self.delivered) + len(reader.delivered)
-        if series != self._series or len(self._names) > 2 * self._columns.max_series:
-            self._series = series
+        if len(self.delivered) != self._series or len(self._names) > 2 * self._columns.max_series:
+            self._series = len(self.delivered)
             self._names.clear()
         for step, wall, monotonic, metrics in waiting:
             age_s = now - monotonic
@@ -113,7 +107,7 @@ class CapturedRows:
     def _name(self, name: str, age_s: float, *, last: bool) -> str | None:
         """The name under which it is written; None while that is not known."""
         reader, p = self._handoff.reader, self._handoff.progress
-        if name in self.delivered or name in reader.delivered or name.startswith(_SAMPLED):
+        if name in self.delivered or name.startswith(_SAMPLED):
             return LOGGED + name
         if name not in CATALOGUE and name.partition("/")[0] + "/" not in FAMILIES:
             return name
@@ -125,8 +119,8 @@ class CapturedRows:
 
     def _runs_ahead(self, step: int, age_s: float, *, last: bool) -> bool:
         """Whether the server would take this step for the run's, which it may not be."""
-        p, delivered = self._handoff.progress, self._handoff.reader.delivered
-        if p is None or last or step <= p.in_progress() + 1 or not _STEP_MARKS.isdisjoint(delivered):
+        p = self._handoff.progress
+        if p is None or last or step <= p.in_progress() + 1 or not _STEP_MARKS.isdisjoint(self.delivered):
             return False
         return age_s < DEFERRED_S if p.last is not None else self._may_step(age_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
@@ -15,7 +15,7 @@ __all__ = ["DROPPED", "INT64", "AnyRow", "Columns", "Row", "clean_name", "is_urg
 
 Row = tuple[int, float, float, Mapping[str, Any]]
 """step, Unix time, monotonic, values by name"""
-AnyRow = Row | tuple[int, float, float, tuple[str, ...], Sequence[float]]
+AnyRow = Row | tuple[int, float, float, tuple[str, ...], Collection[float]]
 """As it is handed in: names and values may stand apart."""
 
 INT64 = 2**63

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.delivery.courier import Courier, Job
-from perfagent.delivery.drafts import Read
 from perfagent.delivery.moves import Moves
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
@@ -40,9 +39,9 @@ class Exchange:
     answer. rest_until: nothing is to be sent before, unless somebody rings."""
 
     def __init__(
-        self, handoff: Handoff, messages: Messages, read: Read, transport: Transport | None, pause_s: Callable[[int], float]
+        self, handoff: Handoff, messages: Messages, transport: Transport | None, pause_s: Callable[[int], float]
     ) -> None:  # fmt: skip
-        self._handoff, self._messages, self._read = handoff, messages, read
+        self._handoff, self._messages = handoff, messages
         self._transport, self._pause_s = transport, pause_s
         config, identity = handoff.config, handoff.identity
         self._records = config.record is not None
@@ -97,7 +96,7 @@ class Exchange:
         )  # fmt: skip
         return Spool(
             self._handoff.folder, header, max_bytes=config.max_spool_bytes, max_memory_bytes=config.max_memory_bytes,
-            recording=self._records, read=self._read, clock=self._handoff.clock,
+            recording=self._records, clock=self._handoff.clock,
         )  # fmt: skip
 
     def identify(self) -> None:
@@ -124,7 +123,6 @@ class Exchange:
     def _move(self) -> None:
         """A new source says all again, under the run that the training continues."""
         handoff, before = self._handoff, self.spool
-        before.read_drafts()
         handoff.identity.source = uuid.uuid4().hex
         handoff.folder = handoff.config.sources / handoff.identity.source
         self.spool = self._new_spool()

@@ -22,6 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,6 +33,7 @@ from perfagent.delivery.wakeup import Bell
 if TYPE_CHECKING:
     from perfagent.agent_config import AgentConfig
     from perfagent.delivery.columns import AnyRow
+    from perfagent.delivery.row_packing import Packed
     from perfagent.identity import Identity
     from perfagent.step.state import StepState
     from perfagent.wire import Group
@@ -113,7 +115,7 @@ class Handoff:
 
     rows: the training thread appends and does nothing else. A row is `(step, Unix time, monotonic, names, values)`, or
     `(step, Unix time, monotonic, metrics)` with what a user logged (a dict that nobody changes afterwards; its values are
-    checked here; its time is 0.0 where the monotonic clock has to do), or a `Deferred`. counters: rows, samples, dropped,
+    checked here; its time is 0.0 where the monotonic clock has to do), or a `Deferred`. counters: samples, dropped,
     spooled, sent, acked, rejected, failed, ... all since the start. on_command: called on the sender thread with each
     command of a reply.
     """
@@ -135,12 +137,10 @@ class Handoff:
         """Reads what was noted of steps; the session puts its own here."""
         self.logged = [0, 0, 0, 0]
         """log() calls so far, and their values; those right behind another one, and theirs (for the governor)."""
-        self.stepped = [0, 0]
-        """Plain steps so far, and the entries of their traces (for the governor)."""
         self.mirror: Mirror | None = None
         """Where rank 0 writes what it records as well; the session puts one here if that is wanted."""
-        self.newest_loss: tuple[int, float] | None = None
-        """Step and value of the last loss that was read: for whoever shows the run."""
+        self.with_loss: list[Packed] = []
+        """The newest rows with a loss."""
         self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
         self.sources: list[Source] = []
         self.sources_due = 0.0
@@ -169,6 +169,17 @@ class Handoff:
         self._disabled = off
         if self.progress is not None:
             self.progress.off = off
+
+    @property
+    def newest_loss(self) -> tuple[int, float] | None:
+        """Step and value of the last loss that was read: for whoever shows the run."""
+        from perfagent.delivery.row_packing import last_row
+
+        rows = [
+            last_row(block) for block in self.with_loss
+        ]  # those with other names besides stand in blocks of their own
+        step, *_, values = max(rows, key=itemgetter(2), default=(0, 0.0, 0.0, {}))
+        return (step, values["loss"]) if values else None
 
     def event(self, kind: str, data: dict[str, Any] | Callable[[], dict[str, Any]], *, step: int | None = None) -> None:
         """Something that happened once, of one of wire.EVENT_KINDS; redacted and encoded on the sender thread, which also

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from perfagent.delivery.drafts import Draft
 from perfagent.wire import Event
 
 if TYPE_CHECKING:
@@ -43,16 +42,19 @@ class Moves:
             self._said.append(outgoing)
 
     def move(self, before: Spool, after: Spool) -> None:
-        """Written down there before it goes here: killed in between, it is told twice, in two runs."""
+        """Written down there before it goes here: killed in between, it is reported twice, in two runs."""
         while (waiting := before.next()) is not None:  # what is not delivered yet need not be
             if waiting not in self._said[-1:]:
                 self._said.append(waiting)
             before.ack(waiting.seq)
         for frame in self._said:
             after.keep(frame.groups, frame.events)
-        data = {"state": "finished", "reason": f"continues run {after.header.run}"}
+        data: dict[str, object] = {
+            "state": "finished",
+            "reason": {"key": "continues_run", "run": after.header.run or ""},
+        }
         if self._size <= MOST_BYTES:
             data["continues"] = after.header.run or ""
         now = time.monotonic()
-        before.append(Draft(events=[Event(kind="state", time=time.time(), monotonic=now, data=data)]), now=now)
+        before.append((), [Event(kind="state", time=time.time(), monotonic=now, data=data)], now=now)
         self.left, self._said, self.run = before, [], None

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfagent.delivery.backlog import Backlog
-from perfagent.delivery.drafts import left_behind
 from perfagent.delivery.records import Header, folders, must_be_known, numbered, owner
 from perfagent.delivery.recovery import Recovered
-from perfagent.delivery.row_packing import merge
+from perfagent.delivery.row_packing import grouped
 from perfagent.delivery.segments import Segments
 from perfagent.errors import ResourceError
 from perfagent.wire import Event, Group
@@ -53,7 +52,7 @@ def _read(folder: Path) -> Recorded:
         raise ResourceError(f"{folder} cannot be read: {error}") from error
     header = owner(folder) or Header(source=folder.name, project="default", rank=0, server=None)
     files = Segments(folder, header)
-    found, backlog = Recovered(files, left_behind), Backlog(files, max_bytes=0, recording=True)
+    found, backlog = Recovered(files), Backlog(files, max_bytes=0, recording=True)
     run = header.run or f"rank-{header.source[:12]}"
     read = Recorded(header.project, run, header.name, header.source, header.attempt, header.rank)
     for seq, kept in sorted(found.frames.items()):
@@ -61,7 +60,8 @@ def _read(folder: Path) -> Recorded:
             read.groups += frame.groups
             read.events += frame.events
     covered = max((kept.upto for kept in found.frames.values()), default=0)
-    read.groups += merge(group for number, groups, _ in found.ticks if number > covered for group in groups)
-    read.events += [event for number, _, events in found.ticks if number > covered for event in events]
+    ticks = [tick for tick in found.ticks if tick.number > covered]
+    read.groups += grouped(block for tick in ticks for block in tick.packed)
+    read.events += [event for tick in ticks for event in tick.events]
     read.damaged = files.counters["corrupt"] + files.counters["unreadable"]
     return read

@@ -3,7 +3,7 @@
     <root>/<source>/        0700, files 0600
       lock                  flock'ed by the process that owns the source; free means that its process is dead
       state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
-      00000001.ticks        what was drained every 150 ms, as it was noted
+      00000001.ticks        what was drained every 150 ms, packed
       00000002.frames       whole frames, compressed
 
 A record is its payload's length, CRC-32 and kind, then the payload. A torn tail is distinguished from damage.
@@ -29,7 +29,7 @@ __all__ = [
     "torn", "write_whole",
 ]  # fmt: skip
 
-VERSION = 3
+VERSION = 4
 """The CRC of a record begins with it. Earlier versions were never released, and are not read."""
 MAGIC = b"perfagent spool %d\n" % VERSION
 _HEAD_BYTES = 2**16
@@ -79,8 +79,8 @@ def decode_header(payload: bytes) -> Header:
     return _header_decoder.decode(payload)
 
 
-def _crc(kind: bytes, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(kind, VERSION))
+def _crc(kind: bytes, payload: bytes, version: int = VERSION) -> int:
+    return zlib.crc32(payload, zlib.crc32(kind, version))
 
 
 def framed(kind: bytes, payload: bytes) -> bytes:
@@ -88,14 +88,14 @@ def framed(kind: bytes, payload: bytes) -> bytes:
     return FRAMING.pack(len(payload), _crc(kind, payload), kind) + payload
 
 
-def records_in(data: bytes, *, start: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
+def records_in(data: bytes, *, start: int | None = None, version: int = VERSION) -> Iterator[tuple[int, bytes, bytes]]:
     """(offset, kind, payload) of the whole records, up to a broken one: its length cannot be trusted."""
     offset = (len(MAGIC) if data.startswith(MAGIC) else len(data)) if start is None else start
     while offset + FRAMING.size <= len(data):
         length, crc, kind = FRAMING.unpack_from(data, offset)
         end = offset + FRAMING.size + length
         payload = data[offset + FRAMING.size : end]
-        if length > MAX_RECORD or end > len(data) or _crc(kind, payload) != crc:
+        if length > MAX_RECORD or end > len(data) or _crc(kind, payload, version) != crc:
             return
         yield offset, kind, payload
         offset = end
@@ -147,13 +147,16 @@ def _head(path: Path, size: int = _HEAD_BYTES) -> bytes:
 
 def must_be_known(folder: Path) -> None:
     """Raises SpoolVersionError where a file is of another version, as that of another environment with the same home
-    may be: it is no damage, and whoever wrote it can read it. Where only the digit is damaged, the records are ours."""
+    may be: it is no damage, and whoever wrote it can read it. A damaged digit names a version that the records are not
+    of."""
     for path in numbered(folder, "ticks", "frames"):
         head = _head(path)
         found = _ANY_MAGIC.match(head)
-        if found is not None and int(found[1]) != VERSION and not any(records_in(head, start=found.end())):
+        version = VERSION if found is None else int(found[1])
+        crc_of = version if version > 1 else 0  # the first version had none in its CRC
+        if found and version != VERSION and any(records_in(head, start=found.end(), version=crc_of)):
             raise SpoolVersionError(
-                f"{path.name} is of version {int(found[1])} of the spool, and this perfagent reads version {VERSION}: "
+                f"{path.name} is of version {version} of the spool, and this perfagent reads version {VERSION}: "
                 "nothing was sent or changed; use `perfagent sync` of the installation that recorded it"
             )
 

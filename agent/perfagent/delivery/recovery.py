@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
 from perfagent.delivery import records
 from perfagent.delivery.backlog import Kept, frames_in
-from perfagent.delivery.drafts import Draft, Read
-from perfagent.delivery.row_packing import Packed
+from perfagent.delivery.row_packing import Packed, is_whole
 from perfagent.delivery.segments import Segments
-from perfagent.wire import Event, Group
+from perfagent.wire import Event
 
-__all__ = ["Recovered", "drafted"]
-
-
-Tick = tuple[int, list[Group], list[Event]]
-"""What was drained at once, with its number."""
-
-_decoder = msgspec.msgpack.Decoder(tuple[int, list[Any], list[Any], list[Packed], list[Event]])
+__all__ = ["Recovered", "Tick"]
 
 
-def drafted(payload: bytes) -> tuple[int, Draft]:
-    """A tick's number, and the draft that it is. Raises msgspec.DecodeError."""
-    number, *draft = _decoder.decode(payload)
-    return number, Draft(*draft)
+class Tick(NamedTuple):
+    """What was drained at once, with its number."""
+
+    number: int
+    packed: Sequence[Packed]
+    events: Sequence[Event]
+
+
+_decoder = msgspec.msgpack.Decoder(Tick)
+
+
+def _tick_in(payload: bytes) -> Tick:
+    """The tick in a record. Raises one of BAD_RECORD."""
+    tick = _decoder.decode(payload)
+    if not all(map(is_whole, tick.packed)):
+        raise ValueError("a block of rows that ends within a row")
+    return tick
 
 
 class Recovered:
     """Read from the files in their order. Their header learns what they say of the source.
 
-    ticks: all that are there, also those that a frame holds; with groups where they may not have been sent. frames: by
-    their numbers. replaced: numbers of those that were written anew in other frames.
+    ticks: all that are there, also those that a frame holds. frames: by their numbers. replaced: numbers of those that
+    were written anew in other frames.
     """
 
-    def __init__(self, files: Segments, read: Read) -> None:
-        """read: makes groups of drafts."""
+    def __init__(self, files: Segments) -> None:
         self.ticks: list[Tick] = []
         self.frames: dict[int, Kept] = {}
         self.replaced: set[int] = set()
-        self._files, self._read = files, read
+        self._files = files
         for path in records.numbered(files.folder, "ticks", "frames"):
             files.number = max(files.number, records.number_of(path))
             before = len(self.ticks)
             self._read_file(path)
             if path.suffix == ".ticks":
-                files.old_ticks.append((path, self.ticks[-1][0] if len(self.ticks) > before else 0))
+                files.old_ticks.append((path, self.ticks[-1].number if len(self.ticks) > before else 0))
 
     def _read_file(self, path: Path) -> None:
         """Up to where something is broken: the length of a broken record cannot be trusted. Nobody writes there any more."""
@@ -80,14 +86,7 @@ class Recovered:
                 ours.run, ours.attempt = header.run, header.attempt
             ours.closed = ours.closed or header.closed
         elif kind == records.TICK:
-            number, draft = drafted(payload)
-            groups: list[Group] = []
-            if number > self._files.state.mark_from:
-                try:
-                    groups = self._read([draft])
-                except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
-                    self._files.counters["corrupt"] += 1
-            self.ticks.append((number, groups, [*draft.events]))
+            self.ticks.append(_tick_in(payload))
         elif kind == records.FRAME:
             old, kept = frames_in(payload, path, offset)
             self.replaced.add(old)

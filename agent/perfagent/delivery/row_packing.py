@@ -1,5 +1,5 @@
-"""Packs rows of numbers under names into bytes at the tick that collects them: the form that all rows but usual steps have
-on their way to a frame.
+"""Packs rows of numbers under names into bytes at the tick that collects them: the form that they have on their way to a
+frame.
 
 A row is one struct: the step, the Unix time, the monotonic time, and a float64 for each name. The spool stores these
 bytes unchanged. A frame needs columns: a column is every n-th word of the joined rows. So no value becomes a Python
@@ -16,14 +16,17 @@ from struct import Struct
 from typing import NamedTuple
 
 from perfagent.delivery.columns import Columns, Row
+from perfagent.delivery.wakeup import yield_gil
 from perfagent.wire import Group
 
-__all__ = ["Packed", "Packer", "grouped", "is_finite", "merge", "rows_in"]
+__all__ = ["Packed", "Packer", "grouped", "is_finite", "is_whole", "last_row", "rows_in"]
 
 _FIXED = 3
 """Words before the values: step, Unix time, monotonic."""
 _MOST_SHAPES = 32
 """Layouts whose names are cached between ticks."""
+_MANY_WORDS = 2**13
+"""So many are made into columns in 0.3 ms, 600 rows of 10 values."""
 _FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 
 
@@ -35,7 +38,11 @@ class Packed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return len(self.data) // (8 * (_FIXED + len(self.names)))
+        return len(self.data) // _layout(len(self.names)).size
+
+    @property
+    def samples(self) -> int:
+        return self.rows * len(self.names)
 
 
 class Packer:
@@ -43,42 +50,39 @@ class Packer:
 
     def __init__(self, columns: Columns, meets: Callable[[tuple[str, ...]], None] | None = None) -> None:
         self._columns, self._meets = columns, meets
-        self._shapes: dict[tuple[str, ...], list[bytes]] = {}
-        self._names: tuple[str, ...] | None = None
-        self._pack: Callable[..., bytes] = _layout(0).pack
-        self._parts: list[bytes] = []
+        self._shapes: dict[tuple[str, ...], tuple[Callable[..., bytes], list[bytes]]] = {}
 
     def add(self, step: int, time: float, monotonic: float, names: tuple[str, ...], values: Collection[object]) -> None:
         """Packs what may be stored of a row; the rest is counted in the columns. A hostile object among the names may raise
         anything."""
         try:
-            if names == self._names or self._turn_to(names):
-                self._parts.append(self._pack(step, time, monotonic, *values))
+            if (shape := self._shape(names)) is not None:
+                pack, parts = shape
+                parts.append(pack(step, time, monotonic, *values))
                 return
         except Exception:  # noqa: BLE001, S110 - struct.error of what is no number or too large; what an object of the user's raises
             pass
         checked = self._columns.checked((step, time, monotonic, dict(zip(names, values, strict=False))))
-        if checked is not None and self._turn_to((*checked[3],)):
-            self._parts.append(self._pack(*checked[:3], *checked[3].values()))
+        if checked is not None and (shape := self._shape((*checked[3],))) is not None:
+            pack, parts = shape
+            parts.append(pack(*checked[:3], *checked[3].values()))
 
-    def _turn_to(self, names: tuple[str, ...]) -> bool:
-        """False if not all names may be stored."""
-        if not names or not self._columns.knows(names):
-            return False
-        if self._meets is not None and names not in self._shapes:
-            self._meets(names)
-        self._pack, self._parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
-        self._names = names
-        return True
+    def _shape(self, names: tuple[str, ...]) -> tuple[Callable[..., bytes], list[bytes]] | None:
+        """What packs rows of these names, and the rows; None if not all names may be stored."""
+        found = self._shapes.get(names)
+        if found is None and names and self._columns.knows(names):
+            if self._meets is not None:
+                self._meets(names)
+            found = self._shapes[names] = _layout(len(names)).pack, []
+        return found
 
     def take(self) -> list[Packed]:
         """What was packed since the last time. The names stay, since those of the next tick will be the same."""
-        taken = [Packed(names, b"".join(parts)) for names, parts in self._shapes.items() if parts]
-        for parts in self._shapes.values():
+        taken = [Packed(names, b"".join(parts)) for names, (_, parts) in self._shapes.items() if parts]
+        for _, parts in self._shapes.values():
             parts.clear()
         if len(self._shapes) > _MOST_SHAPES:
             self._shapes.clear()
-            self._names = None
         return taken
 
 
@@ -92,8 +96,14 @@ def grouped(blocks: Iterable[Packed]) -> list[Group]:
 
 def _group(names: tuple[str, ...], words: array[int]) -> Group:
     width = _FIXED + len(names)
-    step, time, monotonic, *values = (words[at::width].tobytes() for at in range(width))
-    return Group(step, time, monotonic, {name: _narrowed(column) for name, column in zip(names, values, strict=True)})
+    columns: list[bytes] = []
+    for at in range(width):
+        column = words[at::width].tobytes()
+        columns.append(column if at < _FIXED else _narrowed(column))
+        if len(words) > _MANY_WORDS:
+            yield_gil()
+    step, time, monotonic, *values = columns
+    return Group(step, time, monotonic, dict(zip(names, values, strict=True)))
 
 
 def _narrowed(wide: bytes) -> bytes:
@@ -112,27 +122,9 @@ def _fits(value: float) -> bool:
         return False
 
 
-def merge(groups: Iterable[Group]) -> list[Group]:
-    """Joins groups of the same names; rows keep their order within a group."""
-    shapes: dict[tuple[str, ...], list[Group]] = {}
-    for group in groups:
-        shapes.setdefault((*group.values,), []).append(group)
-    return [same[0] if len(same) == 1 else _joined(names, same) for names, same in shapes.items()]
-
-
-def _joined(names: tuple[str, ...], groups: list[Group]) -> Group:
-    def joined(name: str) -> bytes:
-        widths = {len(group.values[name]) // group.rows for group in groups if group.rows}
-        if len(widths) <= 1:
-            return b"".join(group.values[name] for group in groups)
-        return b"".join(array("d", group.column(name)).tobytes() for group in groups)
-
-    return Group(
-        step=b"".join(group.step for group in groups),
-        time=b"".join(group.time for group in groups),
-        monotonic=b"".join(group.monotonic for group in groups),
-        values={name: joined(name) for name in names},
-    )
+def is_whole(block: Packed) -> bool:
+    """Whether it ends with a row, as every block does that is not damaged."""
+    return bool(block.names) and len(block.data) % _layout(len(block.names)).size == 0
 
 
 def is_finite(block: Packed) -> bool:
@@ -142,9 +134,12 @@ def is_finite(block: Packed) -> bool:
 
 def rows_in(block: Packed) -> list[Row]:
     """The rows again."""
-    layout = _layout(len(block.names))
-    whole = block.data[: block.rows * layout.size]
-    return [(*row[:_FIXED], dict(zip(block.names, row[_FIXED:], strict=True))) for row in layout.iter_unpack(whole)]
+    unpacked = _layout(len(block.names)).iter_unpack(block.data)
+    return [(*row[:_FIXED], dict(zip(block.names, row[_FIXED:], strict=True))) for row in unpacked]
+
+
+def last_row(block: Packed) -> Row:
+    return rows_in(block._replace(data=block.data[-_layout(len(block.names)).size :]))[0]
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,19 +11,17 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfagent.delivery.columns import DROPPED, Columns
-from perfagent.delivery.drafts import Draft, pieces, read
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.exchange import Exchange, jittered
-from perfagent.delivery.row_packing import merge
+from perfagent.delivery.row_packing import grouped
 from perfagent.delivery.user_messages import Messages
-from perfagent.delivery.wakeup import yield_gil
 from perfagent.device import listen_here
 from perfagent.redaction import redacted
-from perfagent.wire import Event, Group
+from perfagent.wire import Event
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Handoff, Happened, Mirror
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["SendLoop"]
 
 LAST_ROWS_S = 0.25
-READ_S = 4.0
 SYNC_S = 1.0
 URGENT = ("alert", "collectives", "command", "finding", "stacks", "state")
 CALM_S = 60.0
@@ -53,13 +50,11 @@ class SendLoop:
         self._handoff, self._clock = handoff, handoff.clock
         self._columns = Columns()
         self._messages = Messages(handoff)
-        self.exchange = Exchange(handoff, self._messages, self._read, transport, pause_s or jittered())
-        self._collector = Collector(handoff, self._columns, self._read_drafts, self._lost)
+        self.exchange = Exchange(handoff, self._messages, transport, pause_s or jittered())
+        self._collector = Collector(handoff, self._columns)
         self._asked_next: list[Happened] = []
-        self._all_written = True
-        """Whether the disk took every draft since the last time they were read."""
         self._pressed_at = -math.inf
-        self._next_tick = self._last_sync = self._last_read = 0.0
+        self._next_tick = self._last_sync = 0.0
         self._told_gone = 0
         self._tell_gone_at = 0.0
 
@@ -67,9 +62,6 @@ class SendLoop:
     def spool(self) -> Spool:
         """Spool of the source that this process is now."""
         return self.exchange.spool
-
-    def _read_drafts(self) -> None:
-        self.spool.read_drafts()
 
     def run(self) -> None:
         """Until the sender is closed or disabled."""
@@ -107,8 +99,6 @@ class SendLoop:
             self._poll_sources(now)
         asked = [*handoff.flushes]  # before what they ask for is drained: rows of a later one may come too late
         self._drain(now)
-        if now - self._last_read >= READ_S:
-            self._read_drafts()  # no frame was cut meanwhile, and drafts take more memory than columns
         for request in asked:
             request.drained = True
         if now - self._last_sync >= SYNC_S and (self.exchange.failures or handoff.config.record is not None):
@@ -149,35 +139,34 @@ class SendLoop:
 
     def _drain(self, now: float, *, last: bool = False) -> None:
         """last: rows that are still on the device are given up."""
-        counters, exchange = self._handoff.counters, self.exchange
+        handoff, exchange = self._handoff, self.exchange
+        counters = handoff.counters
         if now >= self._tell_gone_at or last:
             self._tell_gone(now)
-        drained = self._collector.collect(now, last=last)
-        self._messages.refused(self._columns)
-        if counters["overflows"]:
-            self._messages.warn("overflow")
-        events = self._take_events(last=last)
-        total = drained.total
-        if not total and not events:
+        packed = self._collector.collect(now, last=last)
+        events = self._take_events(last=last) if handoff.events or self._asked_next else []
+        if not packed and not events:
             return
-        counters["rows"] += total
+        samples = sum(block.samples for block in packed)
+        counters["samples"] += samples
         counters["events"] += len(events)
         exchange.urgent = exchange.urgent or (self._collector.pressing and self._is_news(now))
-        if self._collector.pressing and self._handoff.reader.investigator is not None:
-            self._handoff.reader.investigator.pressing(drained)
+        if self._collector.pressing and handoff.reader.investigator is not None:
+            handoff.reader.investigator.pressing(packed)
         try:
             if events:  # of a later attach(), maybe: what it changed has to be on the disk before
                 exchange.identify()
-            draft = Draft(self._handoff.reader.context(), drained.notes, drained.packed, events)
-            written = self.spool.append(draft, now=now)
+            written = self.spool.append(packed, events, now=now)
             self._messages.alarms(events)
         except BaseException:
-            counters["dropped"] += total
+            counters["dropped"] += samples
             counters["dropped_events"] += len(events)
             raise
+        counters["spooled"] += samples if written else 0
+        handoff.with_loss = [block for block in packed if "loss" in block.names] or handoff.with_loss
+        self._mirror(lambda mirror: mirror.take(grouped(packed), handoff.reader.begins))
         if not written and self.spool.error is not None:
-            self._all_written = False
-            error, room = self.spool.error, self._handoff.config.max_memory_bytes >> 20
+            error, room = self.spool.error, handoff.config.max_memory_bytes >> 20
             self._messages.warn("disk", cause=error.strerror or str(error), room=room)
 
     def _take_events(self, *, last: bool) -> list[Event]:
@@ -211,27 +200,6 @@ class SendLoop:
         before, self._pressed_at = self._pressed_at, now
         return now - before > CALM_S
 
-    def _read(self, drafts: Iterable[Draft]) -> list[Group]:
-        """Makes columns of drafts, and counts."""
-        handoff, counters = self._handoff, self._handoff.counters
-        self._last_read = self._clock()
-        groups: list[Group] = []
-        for piece in pieces(drafts):
-            if groups:
-                yield_gil(len(handoff.rows))
-            groups += read(piece, handoff.reader, self._columns, self._lost)
-        groups = merge(groups)
-        samples = sum(group.samples for group in groups)
-        counters["samples"] += samples
-        counters["spooled"] += samples if self._all_written else 0
-        self._all_written = True
-        with_loss = [group for group in groups if group.rows and "loss" in group.values]
-        if with_loss:  # rows with other names besides stand in groups of their own
-            newest = max(with_loss, key=lambda group: group.monotonics()[-1])
-            handoff.newest_loss = newest.steps()[-1], newest.column("loss")[-1]
-        self._mirror(lambda mirror: mirror.take(groups, handoff.reader.begins))
-        return groups
-
     def _mirror(self, write: Callable[[Mirror], None]) -> None:
         """Has the mirror write, on rank 0; where it cannot, that is logged and was the last time."""
         mirror = self._handoff.mirror
@@ -243,12 +211,12 @@ class SendLoop:
             self._handoff.mirror = None
             self._messages.warn("mirror", error=error)
 
-    def _lost(self, row: object) -> None:  # noqa: ARG002
-        self._handoff.counters["dropped"] += 1
-
     def _tell_gone(self, now: float) -> None:
         """Hands in how many samples (or whole rows, while they are that) and events will never be stored."""
         self._tell_gone_at = now + TELL_GONE_S
+        self._messages.refused(self._columns)
+        if self._handoff.counters["overflows"]:
+            self._messages.warn("overflow")
         ours, spools = self._handoff.counters, self.spool.counters
         gone = sum(ours[name] for name in GONE) + spools["dropped"] + spools["dropped_events"]
         if gone != self._told_gone:
@@ -268,12 +236,9 @@ class SendLoop:
         while self._collector.waits and self._clock() < now + LAST_ROWS_S:
             time.sleep(0.01)
             self._drain(self._clock())
-        self._read_drafts()  # what of them is refused is reported with the last rows
         self._messages.refused(self._columns, last=True)
         self._drain(self._clock(), last=True)
-        if handoff.mirror is not None:
-            self._read_drafts()
-            self._mirror(lambda mirror: mirror.close())
+        self._mirror(lambda mirror: mirror.close())
         if handoff.config.record is not None:
             exchange.poll_identity()
             exchange.identify()

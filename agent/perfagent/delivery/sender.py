@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from perfagent.delivery.handoff import Flush, Handoff
@@ -94,7 +94,9 @@ class Sender(Handoff):
         request.done.wait(timeout_s)
         return request.delivered
 
-    def close(self, state: str, reason: str = "", timeout_s: float = 1.5, **more: object) -> None:
+    def close(
+        self, state: str, reason: str | Mapping[str, str | int] = "", timeout_s: float = 1.5, **more: object
+    ) -> None:
         """The last event, everything into the spool, one bounded attempt to deliver. Returns within timeout_s.
 
         Called again, after an interrupt, it waits for what is left of that time.

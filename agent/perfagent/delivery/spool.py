@@ -20,17 +20,16 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from perfagent.delivery import records
 from perfagent.delivery.backlog import Backlog, Outgoing, halves, squeezed
-from perfagent.delivery.drafts import Draft, Read, left_behind
 from perfagent.delivery.records import Header, folders, owner
-from perfagent.delivery.recovery import Recovered, drafted
-from perfagent.delivery.row_packing import merge
+from perfagent.delivery.recovery import Recovered, Tick
+from perfagent.delivery.row_packing import Packed, grouped
 from perfagent.delivery.segments import SEGMENT_BYTES, Segments, SpoolBusyError, State
 from perfagent.process.descriptors import opened
 from perfagent.wire import Event, Frame, Group
@@ -48,30 +47,25 @@ REASON = b"R"
 
 
 class _Pending(msgspec.Struct):
-    """Ticks that belong to no frame yet. drafts: encoded, and not read yet. last: the number of the last; 0: none."""
+    """Ticks that belong to no frame yet."""
 
-    drafts: list[bytes] = []
-    groups: list[Group] = []
-    events: list[Event] = []
+    ticks: list[Tick] = []
     size: int = 0
-    last: int = 0
     since: float = math.inf
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def _bytes_of(groups: list[Group], events: list[Event]) -> int:
-    sizes = [group.size_bytes for group in groups] + [256 + len(event.data.get("payload", b"")) for event in events]
-    return sum(sizes)
+def _frame(seq: int, ticks: Sequence[Tick]) -> Outgoing:
+    groups = grouped(block for tick in ticks for block in tick.packed)
+    last = ticks[-1].number if ticks else 0
+    return Outgoing(seq, groups, [event for tick in ticks for event in tick.events], last)
 
 
-def _decoded(payloads: list[bytes], events: list[Event]) -> Iterator[Draft]:
-    """One after the other. events: is given theirs."""
-    for payload in payloads:
-        _, draft = drafted(payload)
-        events += draft.events
-        yield draft
+def _bytes_of(tick: Tick) -> int:
+    sizes = [256 + len(block.data) for block in tick.packed]
+    return sum(sizes) + sum(256 + len(event.data.get("payload", b"")) for event in tick.events)
 
 
 class Spool(Segments):
@@ -93,13 +87,10 @@ class Spool(Segments):
         max_quarantine_bytes: int = QUARANTINE_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
         recording: bool = False,
-        read: Read = left_behind,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """read: makes groups of drafts."""
         super().__init__(folder, header, segment_bytes=segment_bytes, clock=clock)
         self.recording = recording
-        self._read = read
         self._max_memory_bytes, self._max_quarantine_bytes = max_memory_bytes, max_quarantine_bytes
         self._backlog = Backlog(self, max_bytes=2**62 if recording else max_bytes, recording=recording)
         self.relayed = False
@@ -137,26 +128,22 @@ class Spool(Segments):
 
     def _recover(self) -> None:
         """Everything that is whole waits again, as it did in the process that is gone."""
-        found, state, header = Recovered(self, self._read), self.state, self.header
+        found, state, header = Recovered(self), self.state, self.header
         # Whose acknowledgement it was is not written down: a recording goes to any server whole; its ledger knows what
         # it has.
         acked = 0 if self.recording else state.acked
         frames, known = found.frames, found.replaced.union(found.frames)
         waiting = [frames[seq] for seq in sorted(frames) if seq > acked and seq not in found.replaced]
         self._backlog.kept.extend(waiting)
-        held = [tick for tick in found.ticks if state.mark_from < tick[0] <= state.mark_upto]
+        held = [tick for tick in found.ticks if state.mark_from < tick.number <= state.mark_upto]
         if held and state.marked > acked and state.marked not in known:
-            groups = merge(group for _, groups, _ in held for group in groups)
-            self._inflight = Outgoing(state.marked, groups, [e for *_, events in held for e in events], state.mark_upto)
+            self._inflight = _frame(state.marked, held)
+            self._inflight.upto = state.mark_upto
         covered = max(state.mark_upto, *(frame.upto for frame in frames.values()), 0)
-        pending = self._pending
-        for number, groups, events in found.ticks:
-            if number > covered:
-                pending.groups += groups
-                pending.events += events
-                pending.last, pending.since = number, -math.inf
+        self._pending.ticks = [tick for tick in found.ticks if tick.number > covered]
+        self._pending.since = -math.inf
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
-        header.next_tick = max(header.next_tick, covered + 1, *(number + 1 for number, *_ in found.ticks))
+        header.next_tick = max(header.next_tick, covered + 1, *(tick.number + 1 for tick in found.ticks))
 
     # ---- writing
 
@@ -165,20 +152,19 @@ class Spool(Segments):
         self.header.run, self.header.attempt, self.header.name, self.header.project = run, attempt, name, project
         self.write_header()
 
-    def append(self, draft: Draft, *, now: float) -> bool:
-        """Takes what was noted in one tick; it is read when a frame is cut. True when it is on the disk; it is kept in
-        memory for sending in either case.
+    def append(self, packed: Sequence[Packed], events: Sequence[Event], *, now: float) -> bool:
+        """Takes what was drained in one tick. True when it is on the disk; it is kept in memory for sending in either case.
 
         Raises TypeError, ValueError or OverflowError for what is no plain data; nothing is kept of it then.
         """
-        payload, pending = _encoder.encode((self.header.next_tick, *draft)), self._pending
-        pending.last = self.header.next_tick
+        tick, pending = Tick(self.header.next_tick, packed, events), self._pending
+        record = records.framed(records.TICK, _encoder.encode(tick))
         self.header.next_tick += 1
-        written = self.write("ticks", records.framed(records.TICK, payload)) > 0
+        written = self.write("ticks", record) > 0
         if not written:
-            self._not_on_disk = pending.last
-        pending.drafts.append(payload)
-        pending.size += len(payload)
+            self._not_on_disk = tick.number
+        pending.ticks.append(tick)
+        pending.size += len(record)
         pending.since = min(pending.since, now)
         return written
 
@@ -187,14 +173,6 @@ class Spool(Segments):
         frame = Outgoing(self._take_seq(), groups, events)
         if not self._backlog.hold([frame]):
             self._count_lost(frame)
-
-    def read_drafts(self) -> None:
-        """Makes columns of what was drafted since the last time."""
-        pending, events = self._pending, list[Event]()
-        if pending.drafts:
-            pending.groups += self._read(_decoded(pending.drafts, events))
-            pending.events += events
-            pending.drafts = []
 
     # ---- sending
 
@@ -210,7 +188,7 @@ class Spool(Segments):
 
     @property
     def has_pending(self) -> bool:
-        return self._pending.last > 0
+        return bool(self._pending.ticks)
 
     @property
     def pending_bytes(self) -> int:
@@ -241,10 +219,8 @@ class Spool(Segments):
             self._backlog.lose(kept)  # its file became unreadable since
         if not self.has_pending:
             return None
-        self.read_drafts()
-        pending = self._pending  # it stays until all that may fail is done
-        frame = Outgoing(self._take_seq(), merge(pending.groups), pending.events, pending.last)
-        self._mark(frame.seq, self.state.mark_upto, pending.last)
+        frame = _frame(self._take_seq(), self._pending.ticks)  # what is pending stays until all that may fail is done
+        self._mark(frame.seq, self.state.mark_upto, frame.upto)
         self._pending, self._inflight = _Pending(), frame
         return frame
 
@@ -322,12 +298,11 @@ class Spool(Segments):
         # unsaved: the disk took something again, and gets all that it refused before
         due = self.error is None and now >= self._hold_at and (late or self._unsaved)
         if self.has_pending and (force or due):
-            self.read_drafts()
-            frame = Outgoing(self.header.next_seq, merge(pending.groups), pending.events, pending.last)
+            frame = _frame(self.header.next_seq, pending.ticks)
             if self._hold_inflight() and self._backlog.hold([frame]):
                 self._take_seq()
                 self._pending = _Pending()
-                self.state.mark_upto = max(self.state.mark_upto, pending.last)
+                self.state.mark_upto = max(self.state.mark_upto, frame.upto)
                 self.rotate("ticks")
                 self._collect()
                 self._backlog.enforce_cap(self._take_seq)
@@ -349,16 +324,18 @@ class Spool(Segments):
 
     def _enforce_memory(self) -> None:
         """The samples of the oldest ticks go first, events last."""
-        self.read_drafts()
+        self._forget_ticks()  # what goes must not come back from the disk under a number that others have
         pending = self._pending
-        pending.size = _bytes_of(pending.groups, pending.events)
-        if pending.size > self._max_memory_bytes:
-            self._forget_ticks()  # what goes must not come back from the disk under a number that others have
-        while pending.size > self._max_memory_bytes and (pending.groups or pending.events):
-            groups = [pending.groups.pop(0)] if pending.groups else []
-            events = [] if groups else [pending.events.pop(0)]
-            pending.size -= _bytes_of(groups, events)
-            self._count_lost(Outgoing(0, groups, events))
+        pending.size = sum(map(_bytes_of, pending.ticks))
+        for with_events in (False, True):
+            for place, tick in enumerate(pending.ticks):
+                if pending.size <= self._max_memory_bytes:
+                    break
+                lost = tick if with_events else tick._replace(events=())
+                pending.ticks[place] = Tick(tick.number, (), () if with_events else tick.events)
+                pending.size -= _bytes_of(lost)
+                self._count_lost(_frame(0, [lost]))
+        pending.ticks[:-1] = [tick for tick in pending.ticks[:-1] if tick.packed or tick.events]
 
     def _count_lost(self, frame: Outgoing) -> None:
         self.counters["dropped"] += frame.samples
@@ -411,7 +388,7 @@ class Spool(Segments):
             self.retry_at = 0.0
             self._hold_inflight()
             self.hold(now=math.inf, force=True)
-            self._count_lost(Outgoing(0, self._pending.groups, self._pending.events))
+            self._count_lost(_frame(0, self._pending.ticks))
             if self._inflight is not None and self._from_ticks:
                 self._count_lost(self._inflight)
         there = {*records.numbered(self.folder, "frames")}

@@ -1,8 +1,8 @@
 """Sends one HTTP request at a time to the server, with one deadline for all of it, and interprets the answer.
 
-`http.client` and not httpx: in a process that has torch it is loaded already (docs/internals/decisions.md). A server which sends a
-byte a second is given up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody can
-give up, comes before those. Redirects are never followed; on loopback no proxy is asked. Used by one thread at a time.
+`http.client` and not httpx: in a process that has torch it is loaded already (docs/internals/decisions.md). A server which
+sends a byte a second is given up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody
+can give up, comes before those. Redirects are never followed; on loopback no proxy is asked. Used by one thread at a time.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Messages", "alarm", "damage"]
 
 TELL_AGAIN_S = 600.0
-"""On a bad line a server comes and goes all the time; that is told so often."""
+"""On a bad line a server comes and goes all the time; that is said so often."""
 COUNT_AGAIN_S = 60.0
 """A script that logs a new name at every step leaves out one more each time."""
 _NAMED = ("batch_tensor", "buffer", "parameter", "module", "after_module", "before_module")
@@ -168,7 +168,9 @@ def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | No
         return None
     word, what = ("oom", "out of memory") if state == "oom" else ("crash", "the job crashed")
     after = f" after step {step}" if step else ""
-    return word, f"{what}{after}. {str(data.get('reason') or exception).rstrip('.')}."
+    reason = data.get("reason") or exception
+    said = reason.get("why") if isinstance(reason, Mapping) else reason
+    return word, f"{what}{after}. {str(said).rstrip('.')}."
 
 
 def _nonfinite(step: object, evidence: Mapping[str, Any]) -> tuple[str, str] | None:

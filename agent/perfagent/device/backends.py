@@ -176,7 +176,7 @@ class Backend:
         import ctypes  # torch imported it long before
 
         folder = Path(sys.modules["torch"].__file__ or "").parent / "lib"
-        for library, function in _CAPTURE_MODES if self.kind == "cuda" else ():  # pragma: no cover - CUDA
+        for library, function in _CAPTURE_MODES if self.kind == "cuda" else ():  # pragma: no cover - CUDA's own
             try:
                 return getattr(ctypes.CDLL(str(folder / library)), function)  # type: ignore[no-any-return]
             except (AttributeError, OSError):  # links CUDA statically, or is built for the other

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Reading", "Value", "device_was_read", "duplicate", "fetched", "is_captured", "is_tensor", "leak_in_forked_child",
-    "listen_here", "read_all_later", "read_later", "read_number_later", "ready", "to_host", "uses", "value_of",
+    "listen_here", "read_all_later", "read_later", "read_number_later", "ready", "uses", "value_of",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -42,6 +42,8 @@ class Reading:
         self, buffer: torch.Tensor, event: Event | None, pool: _Pool | None = None, size: int | None = None
     ) -> None:
         """size: of the numbers in the buffer, how many are of this value; all, if it is None."""
+        global _on_their_way
+        _on_their_way += pool is not None
         self._buffer, self._event, self._pool, self._size = buffer, event, pool, size
 
     @property
@@ -118,7 +120,6 @@ def read_all_later(values: dict[str, Any]) -> None:
 
 def read_later(tensor: torch.Tensor) -> Reading | None:
     """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change it afterward."""
-    global _on_their_way
     device = tensor.device
     kind = device.type
     tensor = tensor.detach()
@@ -149,7 +150,6 @@ def read_later(tensor: torch.Tensor) -> Reading | None:
     buffer, event = pool.pop()
     (buffer if room == size else buffer[:size]).copy_(tensor.reshape(-1), non_blocking=True)
     event.record(backend.current_stream(device))
-    _on_their_way += 1
     return Reading(buffer, event, pool, size)
 
 
@@ -161,16 +161,6 @@ def _buffers(backend: Backend, size: int, dtype: torch.dtype) -> _Pool:
         return []
     with sys.modules["torch"].inference_mode(mode=False):
         return [(part, backend.event()) for part in whole.tensor_split(count)]
-
-
-def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Event] | None:
-    """Copies a tensor to host memory behind the work that is queued: the copy, and the event after which it is there.
-    None where that would wait, or become part of a graph that the script captures."""
-    backend = backend_of(tensor.device.type)
-    buffer = None if not backend.has_events or backend.is_capturing() else backend.pinned(tensor.shape, tensor.dtype)
-    if buffer is None:
-        return None
-    return buffer.copy_(tensor, non_blocking=True), _event_behind(backend, tensor.device)
 
 
 def duplicate(tensor: torch.Tensor) -> tuple[torch.Tensor, Event | None]:

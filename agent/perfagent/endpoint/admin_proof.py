@@ -10,14 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["AdminProof", "ProofCheck"]
-
-_VALID_S = 30.0
+__all__ = ["AdminProof", "digest"]
 
 
 class AdminProof:
@@ -30,7 +27,7 @@ class AdminProof:
     def header(self, method: str, target: str) -> str:
         """The Authorization header of one request. target: path and query as they are sent."""
         made = f"{int(1000 * time.time())}.{secrets.token_urlsafe(16)}"
-        return f"Bearer {made}.{_digest(self._token, self._announced(), method, target, made)}"
+        return f"Bearer {made}.{digest(self._token, self._announced(), method, target, made)}"
 
     def sign(self, request: Any) -> Any:
         """For `auth` of httpx. A server sees no difference between an empty query and none."""
@@ -39,31 +36,6 @@ class AdminProof:
         return request
 
 
-class ProofCheck:
-    """The server's side. clock: Unix seconds."""
-
-    def __init__(self, token: str, announced: str, *, clock: Callable[[], float] = time.time) -> None:
-        self._token, self._announced, self._clock = token, announced, clock
-        self._used: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def is_right(self, proof: str, method: str, target: str) -> bool:
-        """Whether it was made with the token, for this request to this server; however long ago."""
-        made, _, digest = proof.rpartition(".")
-        wanted = _digest(self._token, self._announced, method, target, made)
-        return hmac.compare_digest(digest.encode("utf-8", "replace"), wanted.encode())
-
-    def admits(self, proof: str, method: str, target: str) -> bool:
-        """Whether it is right, was made just now and is used for the first time."""
-        if not self.is_right(proof, method, target):
-            return False
-        now, at = self._clock(), int(proof.partition(".")[0]) / 1000
-        with self._lock:
-            self._used = {used: until for used, until in self._used.items() if until > now}
-            fresh = abs(now - at) <= _VALID_S and proof not in self._used
-            self._used[proof] = max(now, at) + 2 * _VALID_S
-        return fresh
-
-
-def _digest(token: str, *parts: str) -> str:
+def digest(token: str, *parts: str) -> str:
+    """parts: address file, method, target, and what else the proof says."""
     return hmac.new(token.encode(), "\n".join(parts).encode("utf-8", "replace"), hashlib.sha256).hexdigest()

@@ -53,8 +53,7 @@ def watch_backward(original: Function) -> Function:
                     failed(_NAME, error)
             return original(tensors, *args, **kwargs)
         except (RuntimeError, MemoryError) as error:
-            if p.links.investigator is not None:
-                p.links.investigator.passing(error)
+            p.links.investigator.passing(error)
             raise
         finally:
             p.backward_depth = 0
@@ -164,14 +163,14 @@ def check_arrived(p: StepState, *, updates: bool = True) -> None:
         p.losses.arriving = None
         if value - value != 0.0:
             _suspect(p, None)
-    elif updates and p.links.witness is not None:
-        p.links.witness.measure()
+    elif updates:
+        p.links.on_late_loss()
 
 
 def _suspect(p: StepState, tensor: Any) -> None:
     """Has the gradients of this very step measured and the cause investigated, since the loss is NaN or infinite. Of a
     loss that stays so only the first step: what follows is its consequence, and costs what any step does."""
-    if p.links.investigator is None or p.links.investigator.suspect(tensor):
+    if p.links.investigator.suspect(tensor):
         p.measure_at = p.completed
         p.unusual = True
 

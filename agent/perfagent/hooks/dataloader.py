@@ -13,17 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from perfagent.boundary.dynamo import Function, keep_out_of_frames, not_traced, untraced
-from perfagent.boundary.guard import failed, failures, guarded
+from perfagent.boundary.guard import guarded
 from perfagent.measure.batches.contents import Contents
 from perfagent.measure.batches.size import Measure, is_raw, reader
 from perfagent.step.state import StepState, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, shorten
-
-if TYPE_CHECKING:
-    from perfagent.step.roles import BatchContents
 
 __all__ = ["contents_of", "measure_of", "timed", "watch_iter", "watch_next"]
 
@@ -54,17 +51,7 @@ def watch_next(original: Function, id_of: Callable[[Any], int] = id) -> Function
             raise
         finally:
             p.data_depth = 0
-        loader = id_of(self)
-        if loader not in p.readers or _GOT in failures or len(p.trace) > MOST_ITEMS:
-            _got(p, loader, batch, began, self)
-            return batch
-        try:
-            size = p.readers[loader](batch)
-            if p.contents is not None:
-                p.contents.inspect(loader, batch)
-            p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
-        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            failed(_GOT, error)
+        _got(p, id_of(self), batch, began, self)
         return batch
 
     return __next__
@@ -97,28 +84,32 @@ def _ended(p: StepState, loader: int, began: int, error: BaseException) -> None:
     if p.contents is not None:
         p.contents.ended(loader)
     p.trace.extend((began, now(), loader, None, DATA))
-    if p.links.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
+    if isinstance(error, (RuntimeError, MemoryError)):
         p.links.investigator.passing(error)
 
 
 @guarded
 def _got(p: StepState, loader: int, batch: object, began: int, iterator: object) -> None:
-    sampler = getattr(iterator, "_index_sampler", None)
-    measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
+    measure = p.readers.get(loader)
+    if measure is None:
+        sampler = getattr(iterator, "_index_sampler", None)
+        measure = measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
-    contents_of(p).inspect(loader, batch)
+    contents: Contents = p.contents or contents_of(p)
+    contents.inspect(loader, batch)
     p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
     if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never trains must not use ever more memory
         shorten(p.trace)
 
 
 @untraced
-def contents_of(p: StepState) -> BatchContents:
+def contents_of(p: StepState) -> Contents:
     """Returns what looks into the batches of the run."""
-    if p.contents is None:
-        p.contents = Contents(p)
+    contents: Contents | None = p.contents
+    if contents is None:
+        p.contents = contents = Contents(p)
         keep_out_of_frames()
-    return p.contents
+    return contents
 
 
 @untraced
@@ -131,9 +122,6 @@ def measure_of(p: StepState, loader: int, batch: object, batch_size: Any = None)
     measure = p.readers[loader] = untraced(reader(batch, batch_size))
     keep_out_of_frames()
     return measure
-
-
-_GOT = f"{__name__}._got"
 
 
 class _Iteration:

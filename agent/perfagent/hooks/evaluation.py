@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from itertools import islice
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.call_watch import before
 from perfagent.boundary.dynamo import Function, not_traced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import device_mark, watch_phase
@@ -46,22 +46,15 @@ def watch_generation(original: Function) -> Function:
     return generate
 
 
-def watch_environment(original: Function) -> Function:
-    """Wraps a method that steps an environment: a model called there acts in it and is not evaluated."""
+def _acts(*_: object, **__: object) -> None:
+    p = state.current
+    if p is None or type(p.trace) is RolloutTrace or p.phase_depth or p.data_depth or p.thread != get_ident():
+        return
+    p.trace = RolloutTrace(p.trace)
 
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        p = state.current
-        if (
-            p is not None
-            and type(p.trace) is not RolloutTrace
-            and not (p.phase_depth or p.data_depth)
-            and p.thread == get_ident()
-        ):
-            p.trace = RolloutTrace(p.trace)
-        return original(*args, **kwargs)
 
-    return step
+watch_environment = before(_acts)
+"""Wraps a method that steps an environment: a model called there acts in it and is not evaluated."""
 
 
 def interrupted(p: StepState) -> None:
@@ -84,8 +77,7 @@ def evaluated(p: StepState, training: bool, call: Function, args: Any, kwargs: A
     try:
         output = call(*args, **kwargs)
     except (RuntimeError, MemoryError) as error:
-        if p.links.investigator is not None:
-            p.links.investigator.passing(error)
+        p.links.investigator.passing(error)
         raise
     finally:
         p.phase_depth -= not graded
@@ -125,4 +117,4 @@ def after_last_step(p: StepState) -> None:
         entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace)
     )
     if p.last is not None and may_hold and len(trace) < MOST_ITEMS // 3:
-        p.rows.append(AfterLastStep(p.completed, time.time(), now(), 0, None, None, 0, trace, None))
+        p.rows.append(AfterLastStep(p.completed, now(), 0, None, trace, None))

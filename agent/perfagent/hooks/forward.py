@@ -110,8 +110,7 @@ class WatchedModel(CallSlot):
         try:
             output = call(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
-            if p.links.investigator is not None:
-                p.links.investigator.passing(error)
+            p.links.investigator.passing(error)
             raise
         if not self._searches_left:
             return output

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.call_watch import before
 from perfagent.boundary.dynamo import Function
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, read_number_later
@@ -239,17 +240,12 @@ def _watch_norm(original: Function) -> Function:
     return _get_total_norm
 
 
-def _watch_grouping(original: Function) -> Function:
-    """Wraps clip_grad._group_tensors_by_device_and_dtype, with which all clipping begins, `clip_grad_value_` included.
+def _note_grouping(tensorlistlist: Any, *_: object, **__: object) -> None:
+    p = state.current
+    if p is not None and p.thread == get_ident():
+        about_to_clip(p, tensorlistlist[0])
 
-    (Many scripts import the clipping functions themselves by name before a run begins.)
-    """
 
-    @functools.wraps(original)
-    def _group_tensors_by_device_and_dtype(tensorlistlist: Any, *args: Any, **kwargs: Any) -> Any:
-        p = state.current
-        if p is not None and p.thread == get_ident():
-            about_to_clip(p, tensorlistlist[0])
-        return original(tensorlistlist, *args, **kwargs)
-
-    return _group_tensors_by_device_and_dtype
+_watch_grouping = before(_note_grouping)
+"""Wraps clip_grad._group_tensors_by_device_and_dtype, with which all clipping begins, `clip_grad_value_` included. (Many
+scripts import the clipping functions themselves by name before a run begins.)"""

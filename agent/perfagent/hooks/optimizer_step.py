@@ -136,7 +136,7 @@ def after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:  # n
         p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; it is reset later
         return
     finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
-    if p.last is not None and p.links.on_next_optimizer is not None:
+    if p.last is not None:
         p.links.on_next_optimizer(optimizer)  # from the next step on, it is timed from outside
 
 
@@ -196,7 +196,7 @@ def finish_step(
                 p.clock.span(devices_of(optimizer))
             if not first:
                 p.selection.find_model(optimizer)
-            elif p.links.on_first_step is not None:
+            else:
                 p.links.on_first_step(optimizer)
         finally:
             p.links.pausing = False
@@ -240,8 +240,7 @@ def watch_whole_step(original: Function, kept: weakref.ref[Optimizer] | None = N
                 args, kwargs = _begun(p, me, args, kwargs) or (args, kwargs)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
-            if p.links.investigator is not None:
-                p.links.investigator.passing(error)
+            p.links.investigator.passing(error)
             raise
         finally:
             p.whole = False

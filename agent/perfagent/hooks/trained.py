@@ -128,7 +128,7 @@ class Trained:
             if watched is not None:
                 self._undo_forward = watched.take_off
                 self.finder = AuxiliaryModelFinder(self._progress, model, watched)
-                facts.evaluations.usual_from(self._progress.completed)
+                facts.watched_from = self._progress.completed
                 self._progress.links.investigator.add(self.finder)
         if optimizer is not None:
             self.watch_step(optimizer)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
-from perfagent.identity.naming import draw_id
+from perfagent.identity.naming import default_name, draw_id
 from perfagent.identity.process_group import Joining, in_group, may_join
 from perfagent.identity.rendezvous import Meeting, Member
 from perfagent.process.launch_options import Start, parents_start
@@ -137,6 +137,13 @@ class Identity(Member):
         except OSError as error:  # without a disk: the first group is the usual one
             return not isinstance(error, FileExistsError)
         return True
+
+    def default_name(self, given: str | None, started: str | None = None) -> str | None:
+        """Of a run with a random id, which rank 0 sends; else None. given: the id that the user chose. started: the script,
+        where this process is not yet the one that runs it."""
+        if self.rank != 0 or self.joining is not None or self.run is None or given is not None or "-" in self.run:
+            return None
+        return default_name(self.run, started)
 
     def adopt(self, run: str) -> None:
         """The training continues that run, from a checkpoint. The other ranks read the same one, or learn it from rank 0."""

@@ -17,15 +17,15 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.errors import ResourceError
 
 if TYPE_CHECKING:
     from perfagent.integrations.functions import Patch, WhenImported
 
-__all__ = ["PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker", "install"]
+__all__ = ["PerfagentCallback", "PerfagentLightningCallback", "PerfagentLogger", "PerfagentTracker"]
 
 _ADAPTERS = {
+    "bitsandbytes.backends.default.ops": "bitsandbytes",
     "deepspeed.runtime.engine": "deepspeed",
     "lightning.pytorch.strategies.strategy": "lightning",
     "pytorch_lightning.strategies.strategy": "lightning",
@@ -40,7 +40,6 @@ def install(patch: Patch, when_imported: WhenImported) -> None:
 
         def adapt(library: str = library, name: str = name) -> None:
             importlib.import_module(f"{__name__}.{name}").install(sys.modules[library], patch)
-            keep_out_of_frames()
 
         when_imported(library, adapt)
 

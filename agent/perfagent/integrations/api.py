@@ -9,10 +9,10 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfagent.boundary.call_watch import Watch, after, before
-from perfagent.boundary.dynamo import Function
+from perfagent.boundary.dynamo import Function, ignore_backends
 from perfagent.boundary.gc_instances import instances_of
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, read_number_later
@@ -31,25 +31,18 @@ from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trac
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim import Optimizer
 
     from perfagent.device.backends import Event
 
 __all__ = [
-    "Function", "OpenPass", "OpenStep", "Watch", "WatchedModel", "add_norm", "after", "are_gradients_due", "backward", "before",
-    "begin_clipping", "begin_step",
-    "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step", "instances_of", "is_active",
-    "is_training_thread", "loss", "measure_shards", "number", "numbers_trained", "own_count", "primary_optimizer",
-    "resumed_after", "scaled_loss", "silent_hooks", "stop_due", "trains", "unwatched", "watch_clear", "watch_environment",
-    "watch_generation", "watch_phase", "watch_save", "watch_whole_step", "world_size",
+    "Function", "OpenPass", "OpenStep", "Watch", "WatchedModel", "add_norm", "after", "are_gradients_due", "backward",
+    "before", "begin_clipping", "begin_step", "discard_step", "divide_losses", "divides_later", "end_clipping", "end_step",
+    "ignore_backends", "instances_of", "loss", "measure_shards", "number",
+    "numbers_trained", "own_count", "primary_optimizer", "resumed_after", "scaled_loss", "silent_hooks", "stop_due",
+    "trains", "unwatched", "watch_clear", "watch_environment", "watch_generation", "watch_phase", "watch_save",
+    "watch_whole_step", "world_size",
 ]  # fmt: skip
-
-
-def is_active() -> bool:
-    return state.current is not None
-
-
-def is_training_thread() -> bool:
-    return _here() is not None
 
 
 def _here() -> StepState | None:
@@ -68,12 +61,6 @@ def number(value: torch.Tensor | float | None) -> Value | None:
 # ---- steps of a library that steps torch's optimizers in a way of its own
 
 
-class HasGroups(Protocol):
-    """torch's optimizers, and what a library has in their place."""
-
-    param_groups: list[dict[str, Any]]
-
-
 class OpenStep(NamedTuple):
     """A step of the library that has begun. trace, at: the trace of the step in progress, and how many items it had."""
 
@@ -85,7 +72,7 @@ class OpenStep(NamedTuple):
     lr: object
 
 
-def begin_step(optimizer: HasGroups) -> OpenStep | None:
+def begin_step(optimizer: Optimizer) -> OpenStep | None:
     """None where a step of another optimizer is running, and on another thread. The first thread to step is the training
     thread."""
     p = state.current
@@ -122,7 +109,7 @@ def discard_step(step: OpenStep) -> None:
 
 
 def end_step(
-    step: OpenStep, optimizer: HasGroups, *, skipped: bool | None, norm: Value | None, scale: Value | None
+    step: OpenStep, optimizer: Optimizer, *, skipped: bool | None, norm: Value | None, scale: Value | None
 ) -> None:
     """skipped: the gradients overflowed; None in a precision in which they cannot. norm: of all gradients. scale: that of
     the loss, in this step."""
@@ -131,13 +118,10 @@ def end_step(
     at = step.at if p.trace is step.trace else len(p.trace)
     p.trace[at:at] = step.began, step.event, OPTIMIZER
     p.plain = False
-    if norm is not None:
-        add_norm(norm)
+    add_norm(norm)
     if scale is not None:
         p.amp.scaler_scale, p.unusual = scale, True
-    finish_step(
-        p, cast("torch.optim.Optimizer", optimizer), skipped, None if p.clock is None else p.clock.mark(), step.lr
-    )
+    finish_step(p, optimizer, skipped, None if p.clock is None else p.clock.mark(), step.lr)
 
 
 def primary_optimizer() -> object:
@@ -146,11 +130,11 @@ def primary_optimizer() -> object:
     return None if p is None else p.selection.primary
 
 
-def trains(optimizer: HasGroups, model: torch.nn.Module) -> None:
+def trains(optimizer: Optimizer, model: torch.nn.Module) -> None:
     """The steps of this optimizer count from now on, and it trains this model."""
     p = state.current
     if p is not None:
-        p.selection.make_primary(cast("torch.optim.Optimizer", optimizer))
+        p.selection.make_primary(optimizer)
         p.selection.trains(model)
 
 
@@ -172,10 +156,10 @@ def measure_shards(
         p.links.gradient_schedule.measure_pieces(shards, model, scale)
 
 
-def add_norm(norm: Value) -> None:
+def add_norm(norm: Value | None) -> None:
     """The norm of all gradients, before they were clipped."""
-    p = state.current
-    if p is not None:
+    p = _here()
+    if p is not None and norm is not None:
         p.measured.clip_norm, p.unusual = [norm], True
 
 
@@ -276,5 +260,5 @@ def resumed_after(steps: int) -> None:
     those that were made before the checkpoint.
     """
     p = state.current
-    if p is not None and p.last is None and steps > 0 and p.links.on_resumed is not None:
+    if p is not None and p.last is None and steps > 0:
         p.links.on_resumed(steps + 1)

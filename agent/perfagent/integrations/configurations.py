@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["CONFIGURATIONS", "OF_A_MODEL", "attributes_of", "settings_of_dataclasses"]
+__all__ = ["configuration_in", "settings_of_dataclasses"]
 
-OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
-"""Classes of configurations that belong to a model and are told with it."""
+_CONFIGURATIONS = {
+    "absl.FlagValues": ("absl", "__flags_by_module"),
+    "argparse.Namespace": ("argparse", ""),
+    "click.Context": ("click", "params"),
+    "deepspeed.DeepSpeedEngine": ("deepspeed", "_config._param_dict"),
+    "lightning.LightningModule": ("lightning", "_hparams"),
+    "omegaconf.DictConfig": ("hydra", ""),
+    "pytorch_lightning.LightningModule": ("lightning", "_hparams"),
+    "transformers.TrainingArguments": ("huggingface", ""),
+    "typer.Context": ("click", "params"),
+}
+"""Package and name of a class -> the source, and which attribute of an object of it is configuration ("": all of it)."""
 
 
-def attributes_of(value: object) -> Mapping[str, Any]:
+def configuration_in(value: object, kind: type) -> tuple[str, Any] | None:
+    """Source and settings where this class, one of the value's, is one of a library's for settings."""
+    source, path = _CONFIGURATIONS.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}", ("", ""))
+    for attribute in path.split(".") if path else ():
+        value = _attribute(value, attribute)
+    return (source, _flags(value) if source == "absl" else value) if source else None
+
+
+def _attribute(value: object, name: str) -> object:
     own = getattr(value, "__dict__", None)
-    return own if isinstance(own, dict) else {}
+    return own.get(name) if isinstance(own, dict) else None
 
 
-def _flags(values: object) -> dict[str, object] | None:
+def _flags(by_module: object) -> dict[str, object] | None:
     """What absl parsed of the script's flags; those of its own modules are left out."""
-    by_module = attributes_of(values).get("__flags_by_module")
     if not isinstance(by_module, dict):
         return None
     every = [flag for module, flags in list(by_module.items()) if not str(module).startswith("absl.") for flag in flags]
-    return {str(attributes_of(flag).get("name")): attributes_of(flag).get("_value") for flag in every}
+    return {str(_attribute(flag, "name")): _attribute(flag, "_value") for flag in every}
 
 
 def settings_of_dataclasses(parser: Any, namespace: object) -> dict[str, object]:
@@ -34,27 +50,3 @@ def settings_of_dataclasses(parser: Any, namespace: object) -> dict[str, object]
     ]
     theirs = {field.name for kind in trainers for field in dataclasses.fields(kind)}
     return {name: value for name, value in vars(namespace).items() if name not in theirs}
-
-
-def _itself(value: object) -> object:
-    return value
-
-
-CONFIGURATIONS: dict[str, tuple[tuple[str, ...], str, Callable[[Any], object]]] = {
-    "Namespace": (("argparse",), "argparse", _itself),
-    "TrainingArguments": (("transformers",), "huggingface", _itself),
-    "Context": (("click", "typer"), "click", lambda context: attributes_of(context).get("params")),
-    "FlagValues": (("absl",), "absl", _flags),
-    "DictConfig": (("omegaconf",), "hydra", _itself),
-    "LightningModule": (
-        ("lightning", "pytorch_lightning"),
-        "lightning",
-        lambda module: attributes_of(module).get("_hparams"),
-    ),
-    "DeepSpeedEngine": (
-        ("deepspeed",),
-        "deepspeed",
-        lambda engine: attributes_of(attributes_of(engine).get("_config")).get("_param_dict"),
-    ),
-}
-"""Name of a class -> (the packages that it may be of, the source, what of an object of it is configuration)."""

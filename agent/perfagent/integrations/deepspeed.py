@@ -30,14 +30,15 @@ __all__ = ["install"]
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: deepspeed.runtime.engine."""
     engine = framework.DeepSpeedEngine
-    patch(engine, "step", _watch_step)
-    if hasattr(engine, "_take_model_step"):  # what the pipeline engine calls, which has no step()
-        patch(engine, "_take_model_step", _watch_step)
-    patch(engine, "backward", _watch_backward)
-    if hasattr(engine, "scale"):
-        patch(engine, "scale", api.after(_note_scaled))
-    if hasattr(framework, "clip_grad_norm_"):
-        patch(framework, "clip_grad_norm_", api.after(_note_norm))
+    for owner, name, watch in (
+        (engine, "step", _watch_step),
+        (engine, "_take_model_step", _watch_step),  # what the pipeline engine calls, which has no step()
+        (engine, "backward", _watch_backward),
+        (engine, "scale", api.after(_note_scaled)),
+        (framework, "clip_grad_norm_", api.after(_note_norm)),
+    ):
+        if hasattr(owner, name):
+            patch(owner, name, watch)
 
 
 class _Before(NamedTuple):
@@ -163,6 +164,4 @@ def _note_scaled(scaled: torch.Tensor, _engine: object, loss: torch.Tensor) -> N
 
 def _note_norm(total: torch.Tensor | float, *_: object, **__: object) -> None:
     """The engine's own clipping, which it uses without ZeRO: when the optimizer steps, the gradients are clipped ones."""
-    norm = api.number(total) if api.is_training_thread() else None
-    if norm is not None:
-        api.add_norm(norm)  # of all the engine's parameters
+    api.add_norm(api.number(total))  # of all the engine's parameters

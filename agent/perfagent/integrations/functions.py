@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.integrations import api
 
 if TYPE_CHECKING:
@@ -27,6 +25,8 @@ Functions = Mapping[str, tuple[str, ...]]
 """Module -> names of its functions, and of methods (`Class.name`)."""
 Table = Iterable[tuple["Watch", Functions]]
 
+_TWINS = {"lightning.pytorch": "pytorch_lightning", "torch.utils.tensorboard": "tensorboardX"}
+"""Packages that have modules of the same content under another name, too."""
 _SAVERS: Functions = {
     "torch": ("save",),
     # scripts that imported the outer function by name before us still call this inner function
@@ -66,12 +66,8 @@ afterward. Their steps are not the training's, and their loss diverges on purpos
 
 
 def _hide(original: Function) -> Function:
-    @functools.wraps(original)
-    def search(*args: Any, **kwargs: Any) -> Any:
-        with api.unwatched():
-            return original(*args, **kwargs)
-
-    return search
+    hidden: Function = api.unwatched()(original)
+    return hidden
 
 
 def _clip_of_fsdp1(original: Function) -> Function:
@@ -80,7 +76,7 @@ def _clip_of_fsdp1(original: Function) -> Function:
 
     @functools.wraps(original)
     def clip_grad_norm_(model: torch.nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        clip = api.begin_clipping(model.parameters()) if api.is_training_thread() else None
+        clip = api.begin_clipping(model.parameters())
         total: torch.Tensor = original(model, max_norm, norm_type)
         if norm_type == 2.0:
             api.end_clipping(clip, total)
@@ -121,26 +117,20 @@ FUNCTIONS: Table = (
 
 def install(patch: Patch, when_imported: WhenImported, table: Table = FUNCTIONS) -> None:
     """Watches the modules that are imported now, and the others once they are."""
-    by_module: dict[str, list[tuple[str, Watch]]] = defaultdict(list)
     for watch, functions in table:
         for module, names in functions.items():
-            for package in {module, module.replace("lightning.pytorch", "pytorch_lightning")}:  # its older name
-                by_module[package] += [(name, watch) for name in names]
-    for module, watches in by_module.items():
+            for package in {module, *(module.replace(one, twin) for one, twin in _TWINS.items())}:
 
-        def replace(module: str = module, watches: list[tuple[str, Watch]] = watches) -> None:
-            for name, watch in watches:
-                _replace(sys.modules[module], name, watch, patch)
-            keep_out_of_frames()
+                def replace(package: str = package, names: Iterable[str] = names, watch: Watch = watch) -> None:
+                    _replace(sys.modules[package], names, watch, patch)
 
-        when_imported(module, replace)
+                when_imported(package, replace)
 
 
-def _replace(module: ModuleType, name: str, watch: Watch, patch: Patch) -> None:
+def _replace(module: ModuleType, names: Iterable[str], watch: Watch, patch: Patch) -> None:
     """Skips functions that a version does not have."""
-    owner: object = module
-    *classes, attribute = name.split(".")
-    for one in classes:
-        owner = getattr(owner, one, None)
-    if hasattr(owner, attribute):
-        patch(owner, attribute, watch)
+    for name in names:
+        kind, _, attribute = name.rpartition(".")
+        owner = getattr(module, kind, None) if kind else module
+        if hasattr(owner, attribute):
+            patch(owner, attribute, watch)

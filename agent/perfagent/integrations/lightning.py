@@ -38,7 +38,7 @@ def _watch_training_step(original: api.Function) -> api.Function:
     @functools.wraps(original)
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module
-        if not api.is_active() or self.model is not module:
+        if self.model is not module:
             return original(self, *args, **kwargs)
         watched = calls.get(self)
         if watched is None:

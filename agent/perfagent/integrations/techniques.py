@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +19,17 @@ __all__ = ["elements", "of_model", "of_process", "of_variable"]
 
 STATE_OF_ADAM = 3
 """Copies of a weight that training it takes beside it: its gradient and the two moments of Adam."""
-_DALI, _WEBDATASET = "nvidia.dali", "webdataset"
+_ADAPTER = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "target_modules": "target_modules"}
+"""Option as it is sent -> as peft's configuration has it."""
+_QUANTIZED = {"Params4bit": ("bitsandbytes", 4), "Int8Params": ("bitsandbytes", 8)}
+"""Class of a weight -> its library, and bits of one number. Any class of torchao's has 8."""
+_LOADERS = {"webdataset.": "WebDataset", "nvidia.dali.": "DALI"}
+"""Where the class of a loader or of its dataset stands -> library."""
+_PROFILERS = {
+    "NSYS_PROFILING_SESSION_ID": "Nsight Systems", "NV_COMPUTE_PROFILER": "Nsight Compute",
+    "NV_NSIGHT_INJECTION_PORT_BASE": "Nsight Compute",
+}  # fmt: skip
+"""How a variable begins that a profiler sets for what it starts -> the profiler."""
 _MOST_MASKS = 2**24  # numbers of masks that are counted: tens of milliseconds
 
 
@@ -48,14 +57,10 @@ def of_model(model: torch.nn.Module) -> dict[str, object]:
     return {name: facts for name, facts in found.items() if facts}
 
 
-def of_process(variables: Mapping[str, str] | None = None) -> dict[str, object]:
-    """What runs round this process: Nsight Systems or Compute, which set these variables for what they start."""
-    known = os.environ if variables is None else variables
-    if "NSYS_PROFILING_SESSION_ID" in known:
-        return {"profiler": {"library": "Nsight Systems"}}
-    if any(name.startswith("NV_COMPUTE_PROFILER") or name == "NV_NSIGHT_INJECTION_PORT_BASE" for name in known):
-        return {"profiler": {"library": "Nsight Compute"}}
-    return {}
+def of_process() -> dict[str, object]:
+    """What runs round this process: a profiler that has started it."""
+    found = [profiler for start, profiler in _PROFILERS.items() if any(name.startswith(start) for name in os.environ)]
+    return {"profiler": {"library": found[0]}} if found else {}
 
 
 def of_variable(name: str, value: Any) -> dict[str, object]:
@@ -70,34 +75,23 @@ def of_variable(name: str, value: Any) -> dict[str, object]:
         return {"distillation": facts}
     if "torch.utils.data.dataloader.DataLoader" in kinds:  # of the usual kind, over a dataset of the library
         kinds += [f"{base.__module__}.{base.__name__}" for base in type(getattr(value, "dataset", None)).__mro__]
-    for library, prefix in (("WebDataset", _WEBDATASET), ("DALI", _DALI)):
-        if any(kind.startswith(f"{prefix}.") for kind in kinds):
-            return {"loader": {"library": library, "class": type(value).__name__}}
-    return {}
+    found = [library for start, library in _LOADERS.items() if any(kind.startswith(start) for kind in kinds)]
+    return {"loader": {"library": found[0], "class": type(value).__name__}} if found else {}
 
 
 def _adapters(model: torch.nn.Module) -> dict[str, object]:
-    configurations: Any = next(
-        (
-            found
-            for module in model.modules()
-            if isinstance(found := module.__dict__.get("peft_config"), dict) and found
-        ),
-        None,
-    )
+    held = (module.__dict__.get("peft_config") for module in model.modules())
+    configurations: Any = next((found for found in held if isinstance(found, dict) and found), None)
     if configurations is None:
         return {}
     facts: dict[str, object] = {"library": "peft"}
     for name, configuration in list(configurations.items())[:8]:
         kind = getattr(configuration, "peft_type", None)
-        one: dict[str, object] = {"method": str(getattr(kind, "value", kind))}
-        for option, key in (("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")):
-            if (value := getattr(configuration, option, None)) is not None:
-                one[key] = value
-        targets = getattr(configuration, "target_modules", None)
-        if targets:
-            one["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
-        facts[str(name)] = one
+        options = {option: getattr(configuration, given, None) for option, given in _ADAPTER.items()}
+        if not isinstance(targets := options["target_modules"], str):
+            options["target_modules"] = sorted(targets or ())
+        kept = {option: value for option, value in options.items() if value not in (None, [])}
+        facts[str(name)] = {"method": str(getattr(kind, "value", kind)), **kept}
     return facts
 
 
@@ -119,26 +113,21 @@ def _frozen(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
 
 
 def _quantization(parameters: list[torch.nn.Parameter]) -> dict[str, object]:
-    packed = [(one, bits) for one in parameters if (bits := _bits(one))]
+    packed = [(one, how) for one in parameters if (how := _packing(one))]
     if not packed:
         return {}
     weights = sum(elements(one) for one, _ in packed)
     held = sum(one.numel() * one.element_size() for one, _ in packed)
-    library = "torchao" if any(type(one).__module__.startswith("torchao") for one, _ in packed) else "bitsandbytes"
     kind = next((str(found) for one, _ in packed if (found := getattr(one, "quant_type", None))), None)
     share = 100 * weights / max(sum(map(elements, parameters)), 1)
-    facts = {"library": library, "bits": min(bits for _, bits in packed), "weights_pct": round(share, 2),
-            "saved_bytes": 2 * weights - held, "saved": "beside_bf16"}  # fmt: skip
+    facts = {"library": packed[0][1][0], "bits": min(bits for _, (_, bits) in packed),
+            "weights_pct": round(share, 2), "saved_bytes": 2 * weights - held, "saved": "beside_bf16"}  # fmt: skip
     return facts | ({"type": kind} if kind else {})
 
 
-def _bits(parameter: torch.Tensor) -> int | None:
+def _packing(parameter: torch.Tensor) -> tuple[str, int] | None:
     kind = type(parameter)
-    if kind.__name__ == "Params4bit":
-        return 4
-    if kind.__name__ == "Int8Params":
-        return 8
-    return 8 if kind.__module__.startswith("torchao.") else None
+    return ("torchao", 8) if kind.__module__.startswith("torchao.") else _QUANTIZED.get(kind.__name__)
 
 
 def _pruning(model: torch.nn.Module) -> dict[str, object]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from perfagent.boundary.import_hooks import Once
+from perfagent.boundary.import_hooks import when_imported
 
 __all__ = ["expect", "watch"]
 
@@ -56,7 +56,7 @@ def expect(text: str) -> None:
         groups = sys.modules[_GROUPS]
         groups.init_process_group = _joining(groups.init_process_group, text)  # type: ignore[attr-defined]
 
-    sys.meta_path.insert(0, Once(_GROUPS, loaded))
+    when_imported(_GROUPS, loaded)
 
 
 def _joining(original: Callable[P, R], text: str) -> Callable[P, R]:

@@ -16,8 +16,8 @@ from typing import NoReturn
 from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
-from perfagent.identity.naming import default_name
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
+from perfagent.libraries import WORKERS_HAVE
 from perfagent.process.launch_options import VARIABLE, LaunchOptions, Start
 
 __all__ = ["command", "start"]
@@ -70,14 +70,18 @@ def start(words: list[str], options: LaunchOptions) -> NoReturn:
     config = AgentConfig.from_env(project=options.project, record=options.record, run_id=options.run_id)
     if config.disabled:
         os.execv(sys.executable, [sys.executable, *flags, *words])  # noqa: S606 - what the user asked for
-    launcher = options.launcher = is_launcher(words)
+    launcher = is_launcher(words)
+    options.workers_have = ("LOCAL_RANK", *WORKERS_HAVE) if launcher else ()
     identity = Identity.from_environment(config, name=options.name, meet=False)
     if identity.world_size == 1 and not launcher:
         options.start = Start(identity.run, identity.attempt, identity.source)
     if not launcher and (words[0] == "-m" or Path(words[0]).exists()):
         from perfagent.launch.watcher import watch
 
-        name = options.name or _drawn_name(config, identity, words)
+        script = f"{words[1].rpartition('.')[2]}.py" if words[0] == "-m" else words[0]
+        name = options.name or identity.default_name(
+            config.run_id, script
+        )  # where the script ends before it can send it
         options.watched = watch(config, identity, name=name, tags=options.tags)
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, VARIABLE: options.text(), "PYTHONPATH": path}
@@ -88,14 +92,6 @@ def start(words: list[str], options: LaunchOptions) -> NoReturn:
         os.execve(sys.executable, [sys.executable, *flags, *words], environment)  # noqa: S606
     except OSError as error:
         raise ResourceError(f"python at {sys.executable!r} cannot be started: {error}") from error
-
-
-def _drawn_name(config: AgentConfig, identity: Identity, words: list[str]) -> str | None:
-    """The name that the script's own process would send, for where it ends before it can. As `Run._default_name`."""
-    if config.run_id is not None or identity.run is None or "-" in identity.run:
-        return None
-    script = f"{words[1].rpartition('.')[2]}.py" if words[0] == "-m" else words[0]
-    return default_name(identity.run, script)
 
 
 def _interpreter_flags(original: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.agent_config import AgentConfig
-from perfagent.process.exit_reason import of_exit_code
+from perfagent.process.exit_reason import Facts, of_exit_code
 from perfagent.process.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
@@ -58,8 +58,9 @@ class Ending(NamedTuple):
     oom: bool = False
 
 
-def truth(ending: Ending) -> tuple[str, str] | None:
-    """(state, reason) as docs/reference/wire.md names them; None where nobody knows, and the server's own "lost" is the honest answer."""
+def truth(ending: Ending) -> tuple[str, Facts] | None:
+    """(state, reason) as docs/reference/wire.md names them; None where nobody knows, and the server's own "lost" is the
+    honest answer."""
     if ending.signal is None:
         return None if ending.code is None else of_exit_code(ending.code)
     try:
@@ -67,10 +68,11 @@ def truth(ending: Ending) -> tuple[str, str] | None:
     except ValueError:
         name = f"signal {ending.signal}"
     if ending.oom:
-        return "oom", "killed by the kernel: the control group was out of memory"
+        return "oom", {"key": "killed_for_memory"}
     if name == "SIGTERM":
-        return "preempted", "terminated by SIGTERM"
-    return ("failed", f"crashed with {name}") if name in _CRASHES else ("killed", f"killed by {name}")
+        return "preempted", {"key": "terminated"}
+    crashed = name in _CRASHES
+    return "failed" if crashed else "killed", {"key": "crashed" if crashed else "killed", "signal": name}
 
 
 def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:
@@ -172,7 +174,7 @@ class _Watch:
             return False
         self._children |= _pythons_below(self._pid)
         if self._config.record is None:
-            self._say("running", "")
+            self._say("running")
             self._deliver(self._own_spool(), time.monotonic() + 2.0)
         return True
 
@@ -182,7 +184,7 @@ class _Watch:
             self._own.remove()
         self._own = None
 
-    def _say(self, state: str, reason: str, *, final: bool = False) -> None:
+    def _say(self, state: str, reason: Facts | None = None, *, final: bool = False) -> None:
         spool = self._own_spool()
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
         if spool.state.acked == 0 and not spool.waiting:
@@ -241,9 +243,7 @@ class _Watch:
 
     @staticmethod
     def _note(spool: Spool, events: list[Event]) -> None:
-        from perfagent.delivery.drafts import Draft
-
-        spool.append(Draft(events=events), now=time.monotonic())
+        spool.append((), events, now=time.monotonic())
 
     def _event(self, kind: str, data: dict[str, Any]) -> Event:
         from perfagent.wire import Event

@@ -13,22 +13,18 @@ import sys
 from pathlib import Path
 
 from perfagent.errors import ConfigError
+from perfagent.libraries import LAUNCHERS
 
 __all__ = ["as_python_takes_them", "is_launcher", "leading_options"]
 
-_LAUNCHERS = (
-    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
-    "torchrun", "deepspeed", "accelerate-launch",
-)  # fmt: skip
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun", *LAUNCHERS)
 _WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def is_launcher(words: list[str]) -> bool:
     """Whether these start others to train."""
-    if words[0] == "-m":
-        return len(words) > 1 and words[1] in _LAUNCHERS
-    name = Path(words[0]).name
-    return name in _LAUNCHERS or (name == "accelerate" and words[1:2] == ["launch"])
+    name = words[1] if words[0] == "-m" else Path(words[0]).name
+    return name in _LAUNCHERS or " ".join((name, *words[1:2])) in _LAUNCHERS
 
 
 def as_python_takes_them(words: list[str]) -> tuple[list[str], list[str]]:

@@ -20,16 +20,18 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from perfagent.boundary.dynamo import compiled
 from perfagent.boundary.guard import guarded
-from perfagent.device import Reading, is_captured, read_later
-from perfagent.measure.compiled import compiled
+from perfagent.device import is_captured, read_later
+from perfagent.libraries import RECTIFIERS
+from perfagent.step.gradients import DeadShares
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
-__all__ = ["DeadShares", "DeadUnits", "activations_of"]
+__all__ = ["DeadUnits", "activations_of"]
 
-KINDS = frozenset(("ReLU", "ReLU6", "ReLUSquaredActivation"))
+KINDS = frozenset(("ReLU", "ReLU6", *RECTIFIERS))
 """Activations that are zero when off, and never negative."""
 MOST_MODULES = 64
 _MOST_NUMBERS = 2**22
@@ -137,20 +139,3 @@ def _units_in(module: nn.Module, output: Tensor) -> int | None:
     if isinstance(module, nn.modules.conv._ConvNd):
         return 1 if output.dim() == len(module.kernel_size) + 2 else None
     return 1 if isinstance(module, (nn.modules.batchnorm._NormBase, nn.GroupNorm)) else None
-
-
-class DeadShares:
-    """The share of dead units of each activation module, 0 to 1, perhaps still on the device: series of their step."""
-
-    __slots__ = ("_readings",)
-
-    def __init__(self, readings: list[tuple[Reading, list[str]]]) -> None:
-        self._readings = readings
-
-    def ready(self) -> bool:
-        return all(reading.ready() for reading, _ in self._readings)
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:
-        found = [pair for reading, names in self._readings for pair in zip(names, reading.values(), strict=True)]
-        values["dead/share"] = sum(share for _, share in found) / len(found)
-        rows.append({f"dead_share/{name}": share for name, share in found})

@@ -2,7 +2,7 @@
 
 A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
 (updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
-units (dead_units.py). Some passes look for parameters that do not move (unmoved.py).
+units (dead_units.py).
 
 In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
 are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.
@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeVar
 
-from perfagent.device import DeviceClock, Event, Value, ran_out_of_memory, reached, tolerating_out_of_memory
-from perfagent.measure.dead_units import DeadShares, DeadUnits
+from perfagent.device import Value, ran_out_of_memory, tolerating_out_of_memory
+from perfagent.measure.dead_units import DeadUnits
 from perfagent.measure.gradients import Plan, bad_on_host, count_nonfinite, norms, parameters_of
-from perfagent.measure.unmoved import Unmoved
 from perfagent.measure.updates import Weights
 from perfagent.step.costs import report_ns
-from perfagent.step.gradients import GradientNorms, WeightChanges
+from perfagent.step.gradients import DeadShares, GradientNorms, PassTime, WeightChanges
 from perfagent.step.trace import BACKWARD, entries_of
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["DEEPER", "GradientSchedule"]
 
 DEEPER = 16
-_MOST_OTHERS = 256
+_MOST_PLANS = 256
 _MOST_LAYERS = 256
 _WITHOUT_ROOM = 1000
 """Steps without a pass after the device had no memory for one: at each failed allocation torch frees its whole cache
@@ -48,29 +46,21 @@ Found = TypeVar("Found")
 
 
 class GradientSchedule:
-    """The measurements of one run. On the training thread, but for the last three methods.
-
-    rank: global rank. deeper: every how many passes the deeper measurements run. passes: so far.
-    """
+    """The measurements of one run. deeper: every how many passes the deeper measurements run. passes: so far."""
 
     __slots__ = (
-        "_beyond_ns", "_cost_ns", "_extra_ns", "_others", "_others_ns", "_plan", "_planned_ns", "_probe", "_progress",
-        "_suspects", "_unmoved", "_weights", "deeper", "passes", "rank",
+        "_cost_ns", "_extra_ns", "_plan", "_plans", "_probe", "_progress", "_weights", "deeper", "passes",
     )  # fmt: skip
 
-    def __init__(self, progress: StepState, rank: int = 0) -> None:
-        self._progress, self.rank = progress, rank
+    def __init__(self, progress: StepState) -> None:
+        self._progress = progress
         self.deeper = DEEPER
-        self._plan: Plan | None = None
+        self._plans: dict[int, Plan] = {}  # by id of the optimizer
+        self._plan: Plan | None = None  # of the newest pass
         self._weights: Weights | None = None
-        self._suspects: Sequence[int] = ()
-        self.passes = self._cost_ns = self._extra_ns = 0
-        self._planned_ns = 0.0  # expected cost of the next pass, on all threads and the device
-        self._beyond_ns = 0.0  # how much longer the last pass took on the device than on the training thread
-        self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
-        self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
+        self.passes = self._cost_ns = 0
+        self._extra_ns = 0  # cost of all but the pass itself, since the period was set
         self._probe: DeadUnits | None = None
-        self._unmoved = Unmoved()
 
     def measure(self, optimizer: Optimizer, *, after: bool = False) -> None:
         """Measures the gradients that an optimizer is about to use. after: it has used them (through a closure)."""
@@ -80,36 +70,33 @@ class GradientSchedule:
             if not ran_out_of_memory(error):
                 raise
             self._progress.measure_at = self._progress.completed + _WITHOUT_ROOM
-            self._planned_ns = 0.0  # so that `come_back` does not shorten the wait
+            self._progress.measured.planned_ns = 0.0  # so that `come_back` does not shorten the wait
 
     def _measure(self, optimizer: Optimizer, *, after: bool) -> None:
         p, started = self._progress, perf_counter_ns()
         parameters = parameters_of(optimizer)
-        plan = self._plan
-        if plan is None or not plan.fits(parameters):
-            plan = self._plan = Plan.of(optimizer, p.selection.model)
+        plan = self._plan = self._plan_of(optimizer, parameters)
         gradients = list(map(_gradient, parameters))
         begin = None if p.clock is None else p.clock.mark()
         p.gradients = found = norms(gradients, plan)
         is_bad = found is not None and self._is_news()
-        if found is not None and (self._suspects or is_bad):
-            count_nonfinite(found, gradients, self._suspects or bad_on_host(found))
-            self._suspects = ()
+        if found is not None and (p.measured.suspects or is_bad):
+            count_nonfinite(found, gradients, p.measured.suspects or bad_on_host(found))
+            p.measured.suspects = ()
         end = None if p.clock is None else p.clock.mark()
         cost = perf_counter_ns() - started
         self._count(cost)
         if found is not None and p.clock is not None and begin is not None and end is not None:
-            p.measured.deferred.append(_PassOnDevice(p, p.clock, begin, end, cost))
+            p.measured.deferred.append(PassTime(begin, end, cost))
         if found is not None and not after and not is_bad and self.passes % self.deeper == 1 % self.deeper:
-            self._weights = Weights(parameters, plan)
-            self._extra_ns = perf_counter_ns() - started - cost
+            self._weights = self._counted(perf_counter_ns(), Weights(parameters, plan))
         self.passes += 1
 
     def _is_news(self) -> bool:
         """Whether the loss is no number, and not for the same reason as before: only then are bad numbers counted, which
         takes several times as long as a pass."""
         p = self._progress
-        if p.links.investigator is not None and p.links.investigator.stays_bad(p.completed + 1):
+        if p.links.investigator.stays_bad(p.completed + 1):
             return False
         losses = (entry[3] for entry in entries_of(p.trace) if entry[0] == BACKWARD)
         return any(isinstance(loss, float) and not math.isfinite(loss) for loss in losses)
@@ -134,7 +121,7 @@ class GradientSchedule:
 
     def measure_other(self, optimizer: Optimizer) -> GradientNorms | None:
         started, parameters = perf_counter_ns(), parameters_of(optimizer)
-        return self._counted(started, norms(map(_gradient, parameters), self._plan_of_other(optimizer, parameters)))
+        return self._counted(started, norms(map(_gradient, parameters), self._plan_of(optimizer, parameters)))
 
     def compares(self) -> bool:
         """True if the weights are compared before and after the step in progress, if its gradients are measured."""
@@ -144,25 +131,25 @@ class GradientSchedule:
     def keep_other(self, optimizer: Optimizer) -> Weights:
         """Copies the weights that another optimizer is about to change."""
         started, parameters = perf_counter_ns(), parameters_of(optimizer)
-        return self._counted(started, Weights(parameters, self._plan_of_other(optimizer, parameters)))
+        return self._counted(started, Weights(parameters, self._plan_of(optimizer, parameters)))
 
     def compare_other(self, optimizer: Optimizer, kept: Weights) -> WeightChanges | None:
         """Measures how far another optimizer has moved its weights."""
         return self._counted(perf_counter_ns(), kept.compare(parameters_of(optimizer)))
 
-    def _plan_of_other(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Plan:
-        plan = self._others.get(id(optimizer))
+    def _plan_of(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Plan:
+        plan = self._plans.get(id(optimizer))
         if plan is None or not plan.fits(parameters):
-            if len(self._others) >= _MOST_OTHERS:  # optimizers that come and go
-                self._others.clear()
-            plan = self._others[id(optimizer)] = Plan.of(optimizer, self._progress.selection.model)
+            if len(self._plans) >= _MOST_PLANS:  # optimizers that come and go
+                self._plans.clear()
+            plan = self._plans[id(optimizer)] = Plan.of(optimizer, self._progress.selection.model)
         return plan
 
     def _counted(self, started: int, found: Found) -> Found:
         """Adds the time since then to the cost of the pass."""
         cost = perf_counter_ns() - started
         self._progress.costs.pass_ns += cost
-        self._others_ns += cost
+        self._extra_ns += cost
         return found
 
     # ---- between passes
@@ -180,30 +167,17 @@ class GradientSchedule:
                 p.measured.moved = kept.compare(parameters_of(optimizer))
             if model is not None:
                 self._probe_dead_units(model)
-            self._extra_ns += perf_counter_ns() - started
-            p.costs.pass_ns += self._extra_ns
-        if plan is not None and model is not None:
-            compared = perf_counter_ns()
-            with tolerating_out_of_memory():
-                self._unmoved.compare(p, optimizer, plan, tell=not (plan.same_everywhere and self.rank))
-            self._counted(compared, None)
-        extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
+            self._counted(started, None)
+        extra, self._extra_ns = self._extra_ns, 0
         reporting = report_ns(min(len(plan.names), _MOST_LAYERS) if plan is not None else 1)
         p.costs.report_ns += reporting
-        self._planned_ns = self._cost_ns + self._beyond_ns + extra + reporting
-        p.measure_at = self._next_pass(p.completed, step_ns)
+        p.measured.planned_ns = self._cost_ns + p.measured.beyond_ns + extra + reporting
+        p.measured.aligned = plan is not None and plan.world > 1
+        p.measure_at = p.plan_pass(p.completed, step_ns)
 
     def found_model(self) -> None:
         """The trained model is known now: parameters measured without it get their names in the next pass."""
-        self._plan = None
-        self._others.clear()
-
-    def _next_pass(self, after: int, step_ns: int) -> int:
-        period = self._progress.links.governor.period(self._planned_ns, step_ns)
-        if self._plan is not None and self._plan.world > 1:
-            period = 1 << (period - 1).bit_length()
-            return (after // period + 1) * period
-        return after + period
+        self._plans.clear()
 
     def _probe_dead_units(self, model: nn.Module) -> None:
         p = self._progress
@@ -217,48 +191,3 @@ class GradientSchedule:
         probe = DeadUnits(model, done)
         if probe:
             p.probe = self._probe = probe
-
-    # ---- on the sender's thread
-
-    def took_on_device(self, ns: float, cost_ns: int) -> None:
-        """Records how long a pass took on the device, which for a large model is longer than on the launching thread. The
-        step waits for the slower one. ns: on the device; cost_ns: on the thread."""
-        self._beyond_ns = max(0.0, ns - cost_ns)
-        self._progress.costs.device_ns += self._beyond_ns
-
-    def count_next(self, places: Sequence[int], known: Collection[int]) -> None:
-        """Has NaN and Inf counted in the next step, in the gradients of these parameters, unless all of them are known."""
-        own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
-        suspects = [place for place in places if place < own]
-        self._suspects = () if set(suspects) <= set(known) else suspects
-        if self._suspects:
-            self._progress.measure_at = min(self._progress.measure_at, self._progress.completed)
-
-    def come_back(self) -> None:
-        """Brings the next pass forward, but not into the step in progress, if steps have become longer since it was
-        planned: at 0.3 ms a step that may be a thousand steps."""
-        p = self._progress
-        if self._planned_ns and p.links.governor.step_ns:
-            completed = p.completed + 1
-            at = self._next_pass(completed, p.links.governor.step_ns)
-            if 2 * (at - completed) < p.measure_at - completed:
-                p.measure_at = at
-
-
-@dataclass(slots=True)
-class _PassOnDevice:
-    """The device time of a pass, known when the step's row is read."""
-
-    _progress: StepState
-    _clock: DeviceClock
-    _begin: Event
-    _end: Event
-    _cost_ns: int
-
-    def ready(self) -> bool:
-        return reached(self._end)
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
-        seconds = self._clock.seconds(self._begin, self._end) or 0.0
-        self._progress.links.gradient_schedule.took_on_device(seconds * 1e9, self._cost_ns)
-        self._clock.release([self._begin, self._end])

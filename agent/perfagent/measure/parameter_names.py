@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from perfagent.libraries import WRAPPERS
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -15,8 +17,8 @@ __all__ = ["module_names", "names_in", "names_of", "without_wrappers"]
 
 _MOST_BYTES = 200
 """Longest name: with the group before it, it fits into a metric name."""
-_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
-"""Parts that torch.compile, FSDP, activation checkpointing and Lightning add to a parameter's path."""
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", *WRAPPERS))
+"""Parts that torch.compile, FSDP, activation checkpointing and other libraries add to a parameter's path."""
 
 
 def names_of(optimizer: Optimizer, model: nn.Module | None) -> list[str]:

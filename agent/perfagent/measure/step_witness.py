@@ -11,13 +11,13 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Reading, read_later, ready, tolerating_out_of_memory, value_of
+from perfagent.device import Reading, read_later, tolerating_out_of_memory
 from perfagent.measure.gradients import parameters_of
 from perfagent.measure.parameter_names import names_of
+from perfagent.step.gradients import Witnessed
 from perfagent.wire.evidence import BatchTensor
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ _MOST_OF_ONE = 2**14
 _MOST_OF_INPUTS = 2**26
 """Numbers of a parameter, and of an input: 0.1 ms of a GPU's time."""
 
-Tell = Callable[[int, list[str], list[str], list[BatchTensor]], None]
-"""step; parameters whose gradient was bad; all that were looked at; inputs that were bad. On the sender's thread."""
-
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[torch.Tensor]]:
     """Arguments of a model's call that may hold NaN, by place or name. Keeps nothing alive."""
@@ -51,8 +48,8 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, wea
 class StepWitness:
     """The numbers of one run."""
 
-    def __init__(self, p: StepState, tell: Tell) -> None:
-        self._progress, self._tell = p, tell
+    def __init__(self, p: StepState) -> None:
+        self._progress = p
         self._of = 0
         self._step = -1
         self._parameters: dict[str, weakref.ref[torch.Tensor]] = {}
@@ -79,7 +76,7 @@ class StepWitness:
                     dtype = str(value.dtype).removeprefix("torch.")
                     shown: BatchTensor = {"name": name, "shape": [*value.shape], "dtype": dtype}
                     inputs.append((shown, read_later(torch.aminmax(value).max)))
-            p.measured.deferred.append(_Seen(self._tell, p.completed + 1, [*gradients], largest, inputs))
+            p.measured.deferred.append(Witnessed([*gradients], largest, inputs))
             p.unusual = True
         p.costs.pass_ns += time.perf_counter_ns() - began
 
@@ -95,25 +92,3 @@ def _spread(optimizer: Optimizer, model: nn.Module | None) -> dict[str, weakref.
     alike = [(name, p) for name, p in named if (p.dtype, p.device) == (named[0][1].dtype, named[0][1].device)]
     every = max(1, math.ceil(len(alike) / _MOST_PARAMETERS))
     return {name: weakref.ref(p) for name, p in alike[::every]}
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The numbers of one step, on their way."""
-
-    _tell: Tell
-    _step: int
-    _names: list[str]
-    _largest: Reading | None
-    _inputs: list[tuple[BatchTensor, Reading | None]]
-
-    def ready(self) -> bool:
-        return ready(self._largest) and all(ready(reading) for _, reading in self._inputs)
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:  # noqa: ARG002
-        largest = self._largest.values() if self._largest is not None else []
-        bad = [name for name, value in zip(self._names, largest, strict=False) if not math.isfinite(value)]
-        highest = [(shown, 0.0 if reading is None else value_of(reading)) for shown, reading in self._inputs]
-        inputs: list[BatchTensor] = [{**shown, "max": high} for shown, high in highest if not high < math.inf]
-        if bad or inputs:
-            self._tell(self._step, bad, self._names, inputs)

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from perfagent.device import Reading, read_later
+from perfagent.device import read_later
 from perfagent.measure.gradients import Plan
 from perfagent.measure.sharding import local
 from perfagent.step.gradients import WeightChanges
 
-__all__ = ["MOST_NUMBERS", "RUN", "Changes", "Weights"]
+__all__ = ["MOST_NUMBERS", "RUN", "Weights"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
@@ -99,21 +98,6 @@ class Weights:
                 readings.append((reading, places))
         return WeightChanges(readings, self._factors, self.plan)
 
-    def changes(self, parameters: Sequence[Any]) -> Changes | None:
-        """Returns which parameters have changed since, and keeps their present numbers for the next time: a third of the
-        cost of `compare`. None as for that."""
-        readings = []
-        before, self._before = self._before, self._sampled(parameters)
-        if [kept[1:] for kept in before] != [kept[1:] for kept in self._before]:
-            return None
-        with sys.modules["torch"].no_grad():
-            for (old, places, sizes), (new, _, _) in zip(before, self._before, strict=True):
-                reading = read_later(new != old)
-                if reading is None:
-                    return None
-                readings.append((reading, places, sizes))
-        return Changes(readings)
-
 
 def _share(sizes: Sequence[int], most: int) -> int:
     """Returns how many numbers each parameter may have, `most` in total. Large parameters get what small ones leave."""
@@ -130,21 +114,3 @@ def _dense(weights: Any) -> Any:
     """Returns the weights without gaps in memory: a view if only the order differs (channels last), else a copy."""
     ordered = weights.permute(*sorted(range(weights.dim()), key=lambda i: -weights.stride(i)))
     return ordered if ordered.is_contiguous() else weights.contiguous()
-
-
-@dataclass(slots=True)
-class Changes:
-    """Which numbers of some parameters have changed, perhaps still on the device."""
-
-    _readings: Sequence[tuple[Reading, Sequence[int], Sequence[int]]]
-
-    def ready(self) -> bool:
-        return all(reading.ready() for reading, _, _ in self._readings)
-
-    def stood_still(self) -> Iterator[tuple[int, bool]]:
-        """Yields (place of a parameter, whether no number of its sample has changed). Called once, when ready."""
-        for reading, places, sizes in self._readings:
-            changed, begin = reading.values(), 0
-            for place, size in zip(places, sizes, strict=True):
-                yield place, not any(changed[begin : begin + size])
-                begin += size

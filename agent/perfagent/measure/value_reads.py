@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from perfagent.boundary.call_watch import replace
-from perfagent.measure.compiled import compiled
+from perfagent.boundary.dynamo import compiled
 from perfagent.measure.source_lines import LinesOfStep, is_ours
 from perfagent.step.state import StepState, now
 

@@ -1,7 +1,7 @@
 """Takes media out of the logged values. The sender's thread encodes each one and sends it as an event.
 
 Nothing here may delay a step, a sample or an alarm: so little is encoded in a tick, so much waits, and so much of a frame
-and of the spool is theirs. What does not fit is left out, counted (`dropped_media`, and told to the server) and said once.
+and of the spool is theirs. What does not fit is left out, counted (`dropped_media`, and reported to the server) and said once.
 """
 
 from __future__ import annotations

@@ -90,10 +90,14 @@ class Media:
 
 
 class Image(Media):
-    """An image, or a batch of up to 64 that becomes a grid.
+    """An image, or a batch of at most 64 images that is shown as a grid, for `log({"name": perfagent.Image(...)})`.
 
-    data: an array or tensor (height × width, with 1, 3 or 4 channels first or last; whole numbers 0 to 255 or floats 0 to 1),
-    a Pillow image, a matplotlib figure, or the bytes or path of a PNG, JPEG, WebP or GIF.
+    Args:
+        data: An array or tensor (height × width, with 1, 3 or 4 channels first or last, a batch before it): integers
+            from 0 to 255 or floats from 0 to 1. Or a Pillow image, a matplotlib figure, or the bytes or the path of a
+            PNG, JPEG, WebP or GIF file of at most 2 MiB.
+        caption: Text below the image.
+        **foreign: Arguments of other trackers. They are left out, with a message.
     """
 
     kind = "image"
@@ -141,24 +145,23 @@ def _channels_last(view: View) -> View:
 
 
 class Audio(Media):
-    """A sound.
+    """A sound, for `log({"name": perfagent.Audio(...)})`.
 
-    data: an array or tensor of frames, with up to 8 channels as the other dimension (floats -1 to 1, or whole numbers of 16
-    bits); or the bytes or path of a WAV, MP3 or OGG file, which have their own sample rate.
+    Args:
+        data: An array or tensor (frames, or frames × channels, at most 8 channels): floats from -1 to 1 or 16-bit
+            integers. Or the bytes or the path of a WAV, MP3 or OGG file of at most 2 MiB.
+        sample_rate_hz: Samples per second, such as 16000. A file has its own.
+        caption: Text below the player.
+        **foreign: Arguments of other trackers: `sample_rate` counts as `sample_rate_hz`, others are left out.
     """
 
     kind = "audio"
 
     def __init__(
-        self,
-        data: Any = None,
-        sample_rate_hz: int | None = None,
-        caption: str | None = None,
-        *,
-        sample_rate: int | None = None,
-        **foreign: Any,
+        self, data: Any = None, sample_rate_hz: int | None = None, caption: str | None = None, **foreign: Any
     ) -> None:
-        self._sample_rate_hz = sample_rate if sample_rate_hz is None else sample_rate_hz
+        rate = foreign.pop("sample_rate", None)  # as W&B and trackio call it
+        self._sample_rate_hz = rate if sample_rate_hz is None else sample_rate_hz
         super().__init__(data, caption, foreign)
 
     def _take(self, data: Any) -> Snapshot | bytes:
@@ -184,10 +187,17 @@ class Audio(Media):
 
 
 class Table(Media):
-    """A table of text and numbers; of more than 1,000 rows the first are kept, and how many there are.
+    """A table of text and numbers, for `log({"name": perfagent.Table(...)})`.
 
-    columns: their names; rows, or data: a sequence of cells each, which `add_data` continues. dataframe: of pandas, in
-    place of both.
+    The first 1,000 rows are kept, and the number of all rows.
+
+    Args:
+        columns: The names of the columns.
+        rows: One sequence of cells for each row. `add_data` adds more.
+        caption: Text below the table.
+        data: W&B's name for `rows`.
+        dataframe: A pandas DataFrame, instead of columns and rows.
+        **foreign: Arguments of other trackers. They are left out, with a message.
     """
 
     kind = "table"
@@ -220,7 +230,7 @@ class Table(Media):
         return b""
 
     def add_data(self, *cells: Any) -> None:
-        """Adds a row. What was logged before stays as it was."""
+        """Adds a row, one argument for each column. A table that was logged before does not change."""
         self._make(self._add, cells)
 
     def _add(self, row: Iterable[Any]) -> bytes:
@@ -233,7 +243,7 @@ class Table(Media):
         return b""
 
     def add_column(self, name: str, data: Sequence[Any], **_: Any) -> None:
-        """Adds a cell to each row. What was logged before stays as it was."""
+        """Adds a column with one cell for each row. A table that was logged before does not change."""
         if not self.columns:
             self.problem, self._count, self.data = "", len(data), [[] for _ in data[:MAX_TABLE_ROWS]]
         if len(data) != self._count or len(self.columns) >= MAX_TABLE_COLUMNS:
@@ -244,7 +254,15 @@ class Table(Media):
         self.data = [[*row, _cell(cell)] for row, cell in zip(self.data, data, strict=False)]
 
     def get_column(self, name: str, convert_to: str | None = None) -> Any:
-        """The cells that are kept; convert_to: "numpy" for an array. Raises ValueError for a name that is no column."""
+        """The cells of a column, of the rows that are kept.
+
+        Args:
+            name: The name of the column.
+            convert_to: "numpy" for an array instead of a list.
+
+        Raises:
+            ValueError: There is no such column.
+        """
         cells = [row[[*self.columns].index(name)] for row in self.data]
         return numpy().array(cells) if convert_to == "numpy" else cells
 
@@ -264,23 +282,21 @@ class Table(Media):
 
 
 class Histogram(Media):
-    """How numbers are distributed, such as the weights of a layer. Of more than 2**20 numbers, evenly spaced ones are looked
-    at.
+    """The distribution of numbers, such as the weights of a layer, for `log({"name": perfagent.Histogram(...)})`.
 
-    values: an array or tensor of any shape. num_bins: bins, as W&B calls them.
+    Of more than 2**20 numbers, evenly spaced ones are counted.
+
+    Args:
+        values: An array or tensor of any shape. NaN and Inf are counted apart.
+        bins: The number of bins.
+        caption: Text below the chart.
+        **foreign: Arguments of other trackers: `num_bins` counts as `bins`, others are left out, with a message.
     """
 
     kind = "histogram"
 
-    def __init__(
-        self,
-        values: Any = None,
-        bins: int = 64,
-        caption: str | None = None,
-        *,
-        num_bins: int | None = None,
-        **foreign: Any,
-    ) -> None:
+    def __init__(self, values: Any = None, bins: int = 64, caption: str | None = None, **foreign: Any) -> None:
+        num_bins = foreign.pop("num_bins", None)  # as W&B calls them
         self._bins = bins if num_bins is None else num_bins
         super().__init__(values, caption, foreign)
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perfagent.boundary.dynamo import compiled
 from perfagent.device import DeviceClock, reached
-from perfagent.measure.compiled import compiled
 from perfagent.measure.modules import ModuleTimes, Span
 from perfagent.measure.tensor_storage import numbers_in
 

@@ -1,11 +1,10 @@
-"""The sender's thread polls a run: its identity, logs that wait for a step, batches, the cost of the agent, probes."""
+"""The sender's thread polls a run: its identity, logs that wait for a step, the cost of the agent, probes."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from perfagent.boundary import guard
 from perfagent.hooks.selection.models import has_optimizer
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ __all__ = ["Polling"]
 _OVERHEAD = ("agent/overhead_pct",)
 _EVERY_S = 0.5
 """One pace for all, so that most ticks poll nothing."""
-_BATCHES_S = 2.0
 _SEARCH_S = 60.0
 """Between two searches for auxiliary models; the first one is made where the hooks are put in place."""
 
@@ -37,7 +35,7 @@ class Polling:
         self._trained, self._investigator = trained, investigator
         self._probes: ScheduledProbes | None = None
         self._probing: Source | None = None
-        self._batches_due, self._search_due = 0.0, time.monotonic() + _SEARCH_S
+        self._search_due = time.monotonic() + _SEARCH_S
         self.sampler: Sampler | None = None
 
     def install(self) -> None:
@@ -56,12 +54,11 @@ class Polling:
         if p.early and p.early[0].waits_too_long():
             self.settle_waiting()
         self._search_again()
-        self.report_batches()
-        own_ns = p.spent_ns(self._handoff.logged, self._handoff.stepped)
+        own_ns = p.spent_ns(self._handoff.logged)
         gradients_ns = p.costs.pass_ns + p.costs.report_ns + p.costs.device_ns
         share = self._governor.report(own_ns, gradients_ns, self._handoff.cpu_s, p.completed)
         if share is not None:
-            p.links.gradient_schedule.come_back()
+            p.come_back()
             self._handoff.rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     def _search_again(self) -> None:
@@ -72,18 +69,6 @@ class Polling:
         if finder is not None and at >= self._search_due:
             self._search_due = at + _SEARCH_S
             self._investigator.add(finder)
-
-    @guard.guarded
-    def report_batches(self, *, at_end: bool = False) -> None:
-        """What was seen in the batches since the last time."""
-        contents, at = self._progress.contents, time.monotonic()
-        if contents is None or (at < self._batches_due and not at_end):
-            return
-        self._batches_due = at + _BATCHES_S
-        values = contents.report()
-        if values:
-            names = tuple(values)
-            self._handoff.rows.append((self._progress.logged_at(), time.time(), at, names, tuple(values.values())))
 
     def settle_waiting(self) -> None:
         """Gives logs that waited for a first step the one that is theirs without it."""

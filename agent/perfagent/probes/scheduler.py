@@ -18,7 +18,7 @@ from perfagent.measure.synchronization import SynchronizingLines
 from perfagent.measure.value_reads import ValueReads
 from perfagent.probes.flops.step_flops import MOST_SIZES, StepFlops
 from perfagent.probes.module_shares import module_shares, parts_of, ready
-from perfagent.probes.unoptimized import Unoptimized
+from perfagent.probes.untrained import UntrainedReport
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,8 +58,9 @@ class ScheduledProbes:
         self._clock, self._cpu = clock, cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
-        self.flops = self._progress.links.reader.flops = StepFlops(device)
-        self._unoptimized = Unoptimized(self._progress, investigator.add, model)
+        self.flops = StepFlops(device)
+        handoff.reader.add_flops = self.flops.add
+        self._untrained = UntrainedReport(self._progress, investigator.add, model, clock)
         self._due: dict[type[Probe], float] = {}
         self._ask_at = 0.0
         self._running: Probe | None = None
@@ -71,17 +72,19 @@ class ScheduledProbes:
         """On the sender's thread. Returns the time (of its clock) before which nothing is due."""
         p = self._progress
         self._tell_loss()
-        unoptimized_due = self._unoptimized.poll()
+        if p.links.ended or p.completed - self._begin < FIRST_STEPS:
+            return self._ask_at
+        untrained_due = self._untrained.poll()
         if self._running is not None:
             self._finish(self._running)
-        elif self._clock() >= self._ask_at and not p.links.ended and p.completed - self._begin >= FIRST_STEPS:
+        elif self._clock() >= self._ask_at:
             self._begin_probe()
-        return min(self._ask_at, unoptimized_due)
+        return min(self._ask_at, untrained_due)
 
     def close(self) -> None:
         """On the thread that ends the run."""
         self._tell_loss()
-        self._unoptimized.close()
+        self._untrained.close()
         if self._running is not None:
             self._running.close()
 

@@ -22,7 +22,19 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-__all__ = ["Cause", "Leaving", "cause", "handled", "of_exit_code", "out_of_memory", "text_of", "unused_parameters"]
+from perfagent.libraries import EXITS
+
+__all__ = [
+    "Cause",
+    "Facts",
+    "Leaving",
+    "cause",
+    "handled",
+    "of_exit_code",
+    "out_of_memory",
+    "text_of",
+    "unused_parameters",
+]
 
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
@@ -39,11 +51,16 @@ _TERMINATED = 128 + 15
 """How a shell, and most handlers of SIGTERM, end after that signal."""
 
 
-def of_exit_code(code: int, said: str = "") -> tuple[str, str]:
+Facts = dict[str, str | int]
+"""A reason in the agent's words, as perfagent.wire.evidence.Reason has it: the server has the sentences."""
+
+
+def of_exit_code(code: int, said: str = "") -> tuple[str, Facts]:
     """State and reason of a process that ended with such a code, and with these words."""
-    if code == _TERMINATED:
-        return "preempted", f"exit code {code}, which stands for SIGTERM{said}"
-    return ("failed", f"exit code {code}{said}") if code else ("finished", "")
+    if not code:
+        return "finished", {}
+    key, state = ("exit_code_sigterm", "preempted") if code == _TERMINATED else ("exit_code", "failed")
+    return state, {"key": key, "code": code, "said": said}
 
 
 def cause(error: BaseException) -> tuple[str, str, str, str]:
@@ -51,7 +68,7 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
     name = type(error).__name__
     try:
         message = text_of(error).strip()
-        ending = "oom" if any(map(out_of_memory, _chain(error))) else "failed"
+        ending = "oom" if any(map(out_of_memory, chain_of(error))) else "failed"
         first, *rest = message.splitlines() or [name]
         # of an error that torch carries over from a loader's worker the first line only says where it was caught
         first = (f"{first} {rest[-1]}" if _CARRIED in rest else first)[:500]
@@ -115,7 +132,7 @@ def out_of_memory(error: BaseException) -> bool:
     return any(words in text_of(error).lower() for words in _NO_MEMORY)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """An exception and those that it came from."""
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -129,7 +146,7 @@ def _traceback(error: BaseException, limit: int = 50) -> str:
     """The traceback as text, like Python's own but by hand: the traceback module imports more when it formats certain
     frames."""
     parts: list[str] = []
-    for one in reversed(_chain(error)):
+    for one in reversed(chain_of(error)):
         lines = ["Traceback (most recent call last):"]
         for code, number in [(frame.f_code, line) for frame, line in walk_tb(one.__traceback__)][-limit:]:
             lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
@@ -212,7 +229,7 @@ def handled(error: SystemExit) -> BaseException | None:
         context = link.__context__
         if context is None or isinstance(context, GeneratorExit) or not _is_near(link, context):
             break
-        if not (isinstance(context, SystemExit) or type(context).__name__ == "Exit"):
+        if not (isinstance(context, SystemExit) or type(context).__name__ in EXITS):
             return context
         link = context
     return None

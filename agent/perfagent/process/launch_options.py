@@ -30,10 +30,11 @@ _NO_START = Start()
 @dataclass(kw_only=True)
 class LaunchOptions:
     """pid: of the process that was launched (exec keeps it); its children are none of our business, except the workers
-    of a launcher. watched: a watcher waits for the end of this process."""
+    of a launcher. workers_have: variables of which these have one; none where it is no launcher. watched: a watcher waits
+    for the end of this process."""
 
     pid: int
-    launcher: bool = False
+    workers_have: tuple[str, ...] = ()
     watched: bool = False
     project: str | None = None
     name: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 __all__ = ["boot_id", "machine", "owner_line", "process_start"]
@@ -28,19 +29,22 @@ def machine(proc: Path = Path("/proc")) -> str:
 def process_start(pid: int, proc: Path = Path("/proc")) -> int:
     """Start of a process in clock ticks after boot, 0 when it is gone: with the pid, a name that is never reused.
 
-    Where there is no /proc: in milliseconds since 1970, from psutil.
+    Where there is no /proc: 1 for a process that is there.
     """
     try:
         return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
-        if (proc / "self").exists():
-            return 0
-    import psutil
+        return 0 if (proc / "self").exists() else int(_exists(pid))
 
+
+def _exists(pid: int) -> bool:
     try:
-        return int(1000 * psutil.Process(pid).create_time())
-    except (psutil.Error, OSError, ValueError):
-        return 0
+        os.kill(pid, 0)
+    except PermissionError:  # that of another user
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def owner_line(pid: int) -> str:

@@ -17,41 +17,33 @@ HIDDEN = "[redacted]"
 # "token" read as a word of its own: tokenizer, max_tokens and tokens_per_batch are ordinary settings of a training run.
 # Each kind has a piece that is in every such name, in lower case: together they take 4 ms to compile, and most runs
 # meet few of them.
-_KINDS = (
-    ("passw", r"passw(?:or)?d|passwort"),
-    ("passe", r"mot[._ -]?de[._ -]?passe"),
-    ("contrase", r"contrase[nñ]a"),
-    (
-        "pass",
-        r"(?:^|[._ -])pass$|(?-i:[a-z]Pass)$"
-        r"|(?:^|[._-])(?:db|my|user|ftp|smtp|imap|mail|root|admin|sudo|mysql|pg|http|proxy|ssh|vpn|ldap|redis|mongo)pass$",
-    ),
-    ("pw", r"(?:^|[._ -])(?:db|root|user|admin|my|sudo)?pw$"),
-    ("licen", r"licen[sc]e[._ -]?(?:key|code)"),
-    ("conn", r"connection[._ -]?string|conn[._-]?str"),
-    (
-        "key",
-        r"apikey|(?:private|api|access|admin|account|shared|signing|encryption|master|ssh|service|deploy|subscription|storage|consumer"
-        r"|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
-        r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram|pagerduty|integration)[._ -]?key",
-    ),
-    ("auth", r"authoriz|auth(?!or|enticated)"),
-    ("cookie", r"(?<![a-z])cookie"),
-    ("session", r"session[._ -]?(?:id|key|token)"),
-    ("security", r"social[._ -]?security"),
-    ("card", r"credit[._ -]?card"),
-    ("webhook", r"webhook[._ -]?url"),
-    ("phrase", r"seed[._ -]?phrase"),
-    ("pat", r"(?:github|gitlab|azure|devops|databricks|(?<![a-z])ext)[._-]pat$"),
-    *((word, word) for word in ("passphrase", "passcode", "secret", "credential", "mnemonic")),
-    *((word, word) for word in ("密码", "口令", "密钥", "令牌", "パスワード", "비밀번호", "парол")),
-    *((word, rf"(?<![a-z]){word}(?![a-z])") for word in ("bearer", "csrf", "xsrf", "jwt", "ssn", "dsn", "otp", "pwd")),
-    (
-        "token",
-        r"(?:^|[^a-z])(?:\w*[._ -])?token$"
-        r"|(?:access|refresh|bearer|auth|hf|hub|id|bot|github|gitlab|wandb|api|session|security)[._ -]?tokens?$",
-    ),
-)
+_KINDS = {
+    "passw": r"passw(?:or)?d|passwort",
+    "passe": r"mot[._ -]?de[._ -]?passe",
+    "contrase": r"contrase[nñ]a",
+    "pass": r"(?:^|[._ -])pass$|(?-i:[a-z]Pass)$"
+    r"|(?:^|[._-])(?:db|my|user|ftp|smtp|imap|mail|root|admin|sudo|mysql|pg|http|proxy|ssh|vpn|ldap|redis|mongo)pass$",
+    "pw": r"(?:^|[._ -])(?:db|root|user|admin|my|sudo)?pw$",
+    "licen": r"licen[sc]e[._ -]?(?:key|code)",
+    "conn": r"connection[._ -]?string|conn[._-]?str",
+    "key": r"apikey|(?:private|api|access|admin|account|shared|signing|encryption|master|ssh|service|deploy|subscription"
+    r"|storage|consumer|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
+    r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram|pagerduty|integration)[._ -]?key",
+    "x-": r"^x-[a-z-]{0,60}(?:key|token)$",
+    "auth": r"authoriz|auth(?!or|enticated)",
+    "cookie": r"(?<![a-z])cookie",
+    "session": r"session[._ -]?(?:id|key|token)",
+    "security": r"social[._ -]?security",
+    "card": r"credit[._ -]?card",
+    "webhook": r"webhook[._ -]?url",
+    "phrase": r"seed[._ -]?phrase",
+    "pat": r"(?:github|gitlab|azure|devops|databricks|(?<![a-z])ext)[._-]pat$",
+    **{word: word for word in ("passphrase", "passcode", "secret", "credential", "mnemonic")},
+    **{word: word for word in ("密码", "口令", "密钥", "令牌", "パスワード", "비밀번호", "парол")},
+    **{word: rf"(?<![a-z]){word}(?![a-z])" for word in ("bearer", "csrf", "xsrf", "jwt", "ssn", "dsn", "otp", "pwd")},
+    "token": r"(?:^|[^a-z])(?:\w*[._ -])?token$"
+    r"|(?:access|refresh|bearer|auth|hf|hub|id|bot|github|gitlab|wandb|api|session|security)[._ -]?tokens?$",
+}
 # What is a pass of a training run and not a password: a sweep over data or over a graph, a filter; pw is a pointwise
 # convolution.
 _PASSES = (
@@ -87,26 +79,21 @@ _KNOWN_LICENCES = (
     r"|ecl|eupl|ms-?pl|ncsa|ofl|osl|postgresql|psf|python|unlicense|wtfpl|deepseek|qwen|nvidia|intel|etalab|c-uda|cdla|gfdl|lppl"
     r"|version|v?\d{1,2}\."
 )
-_BY_FORM = (
-    (r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$", HEX),
+_BY_FORM = {
+    r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$": HEX,
     # of eight characters and more with a digit among them, and no name of a licence (`Apache-2.0`), path or server
-    (r"(?:^|[._\s-])licen[sc]e$", rf"(?!(?i:{_KNOWN_LICENCES}))(?=\D*\d)[\w+=.-]{{8,}}"),
+    r"(?:^|[._\s-])licen[sc]e$": rf"(?!(?i:{_KNOWN_LICENCES}))(?=\D*\d)[\w+=.-]{{8,}}",
     # not the names of a user in a cloud or in Kubernetes, not a group of this machine (`--user root:root`), not an
     # address or a path
-    (
-        r"(?:^|[._\s-])(?:user(?:[._-]?(?:name|pwd))?|login)$",
-        r"(?P<kept>(?!(?:arn|urn|system|file|https?):)[A-Za-z][\w.+@-]*:)"
-        r"(?!\d+$|[\\/]|(?:root|nogroup|users|staff|wheel|docker)$)\S{3,}",
-    ),
-    (
-        r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|address|host))?$",
-        r"(?P<kept>[^\s:/@]*:)(?!//)[^\s]+(?P<behind>@[\w.\[\]:-]+/?)",
-    ),
-)
+    r"(?:^|[._\s-])(?:user(?:[._-]?(?:name|pwd))?|login)$": r"(?P<kept>(?!(?:arn|urn|system|file|https?):)[A-Za-z][\w.+@-]*:)"
+    r"(?!\d+$|[\\/]|(?:root|nogroup|users|staff|wheel|docker)$)\S{3,}",
+    r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|address|host))?$": r"(?P<kept>[^\s:/@]*:)(?!//)[^\s]+"
+    r"(?P<behind>@[\w.\[\]:-]+/?)",
+}
 """Name -> the form of a secret under it; what such a name holds else may stay."""
-_NOTED = "|".join(name for name, _ in _BY_FORM)
+_NOTED = "|".join(_BY_FORM)
 WORDS = (
-    *(piece for piece, _ in _KINDS), "basic", "code", "sig", "salt", "nonce", "user", "login", "prox", "wandb", "biases",
+    *_KINDS, "basic", "code", "sig", "salt", "nonce", "user", "login", "prox", "wandb", "biases",
 )  # fmt: skip
 """In lower case; a name that holds none of these is no secret. (A quick look: most lines of output hold none.)"""
 
@@ -122,7 +109,9 @@ def secret_key(key: str) -> bool:
     """Whether what stands under this name is a secret by its name."""
     lower = key.lower()
     plain = key.isascii()  # of other letters some are read as these: the Kelvin sign, the long s
-    found = any(compiled(kind, re.IGNORECASE).search(key) for piece, kind in _KINDS if piece in lower or not plain)
+    found = any(
+        compiled(kind, re.IGNORECASE).search(key) for piece, kind in _KINDS.items() if piece in lower or not plain
+    )
     return found and compiled(_ORDINARY, re.IGNORECASE).search(key) is None
 
 
@@ -144,7 +133,7 @@ def stands_for(key: str, value: str) -> str | None:
         return None if may_stay(key, value) else HIDDEN
     if weak_key(key) and random_looking(value):
         return HIDDEN
-    for names, form in _BY_FORM:
+    for names, form in _BY_FORM.items():
         if compiled(names, re.IGNORECASE).search(key):
             match = compiled(form).fullmatch(value) if HIDDEN not in value else None
             return (

@@ -23,7 +23,7 @@ _SAYS_OF_IT = (
     r"(?:^|[._-])(?:name|file(?:name)?|path|dir|folder|env|var(?:iable)?|region|type|kind|mode|provider|backend|url|uri|host|version"
     r"|algorithm|policy|ttl|arn|ref)$"
 )
-"""SECRET_NAME=training-cluster-2 and AWS_SECRET_REGION=us-east-1 are told in logs for good reasons."""
+"""SECRET_NAME=training-cluster-2 and AWS_SECRET_REGION=us-east-1 stand in logs for good reasons."""
 _NO_VALUE_BEGINS = tuple("/~.<[{$%")
 _NO_VALUE = r"[A-Za-z]:\\|.*://|.*\.(?:json|ya?ml|toml|txt|pem|crt|key|env|ini|cfg)$"
 """Paths, addresses, references to another place, and special tokens."""

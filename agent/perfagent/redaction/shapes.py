@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, random_looking, secret_key
 
-__all__ = ["FIRST_SHAPES", "LAST_SHAPES", "SHAPES", "Shape"]
+__all__ = ["FIRST_SHAPES", "SHAPES", "Shape"]
 
 
 def _value_only(match: re.Match[str]) -> str:
@@ -22,7 +22,7 @@ def _value_only(match: re.Match[str]) -> str:
 
 def _under_name(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"].strip("'\"` ")
-    hidden = secret_key(name) and HIDDEN not in value and value and not may_stay(name, value)
+    hidden = secret_key(name) and value and not value.startswith(HIDDEN) and not may_stay(name, value)
     return _value_only(match) if hidden else match[0]
 
 
@@ -46,8 +46,8 @@ _TOKEN_IN_ADDRESS = rf"(?:(?<![a-zA-Z0-9.-])https?://(?!git@)(?=[^\s/@:?&=#'\"]{
 _QUERY = r"[?&](?i:sig|(?:q-)?signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=(?P<value>[^&\s'\"]+)"
 _HEADERS = r"(?i:(?:proxy-)?authorization|x-[a-z-]{0,60}(?:key|token)|(?:set-)?cookie)"
 _HEADER = (
-    rf"(?:(?P<name>{_HEADERS})['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{{0,2}}['\"])?|(?<=\x1f)(?P<listed>{_HEADERS})\x1f)"
-    r"(?P<value>Digest [^\n\x1f]+|[^\n'\"\x1f]+)"
+    rf"(?P<name>(?<=\x1f){_HEADERS}(?=\x1f)|{_HEADERS}(?!\x1f[^:=]))"
+    r"(?:['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{0,2}['\"])?|\x1f)(?P<value>Digest [^\n\x1f]+|[^\n'\"\x1f]+)"
 )
 _BEARER = r"(?i)\b(?P<kind>bearer|basic|token)[^\S\x1f]+(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
 _MACHINE = r"\blogin\s+\S+\s+password\s+(?P<value>\S+)"
@@ -73,24 +73,18 @@ _TABLE = (
 )
 """`  api_key ........ X` as Megatron prints its arguments, `| api_key | X |`, and columns of any other width."""
 _IN_BRACKETS = (
-    r"(?:\(|\[(?:(?<=[(\[]\[)|(?<=\],\[)|(?<=\],\s\[)))(?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote),\s{0,20}[rbf]?"
-    rf"(?P<value>{_QUOTED})(?=\s{{0,5}}[)\]])"
+    r"(?:\(|\[(?:(?<=[(\[]\[)|(?<=\],\[)|(?<=\],\s\[)))(?P<quote>['\"])(?!(?i:token|pass)['\"])(?P<name>[\w.-]{2,100})"
+    rf"(?P=quote),\s{{0,20}}[rbf]?(?P<value>{_QUOTED})(?=\s{{0,5}}[)\]])"
 )
 """`os.environ.setdefault("HF_TOKEN", "X")`, `[('password', 'X')]` and `[['user', 'me'], ['password', 'X']]`, as lists of
-pairs are printed; `['password', 'host']` alone is a list of names."""
+pairs are printed; `['password', 'host']` alone is a list of names. Tokenizers and their tests pair tokens with words."""
 _TUPLE = (
     r"(?<![^\n\x1f])[ \t]{0,40}+(?P<name>[A-Za-z_]\w{0,50}(?:[ \t]{0,3},[ \t]{0,3}[A-Za-z_]\w{0,50}){1,5})[ \t]{0,3}=[ \t]{0,3}"
     r"(?P<value>[^\n=]*?['\"][^\n]*)"
 )
 """`user, password = "me", "X"`."""
 _TAG = r"<(?P<name>[A-Za-z][\w.:-]{1,60})>(?P<value>[^<>\s][^<>\n]{0,500})(?=</)"
-_SHELL = rf"(?<!\S)(?:setenv|ENV|set -\w{{1,3}}|setx)[ \t]{{1,3}}(?P<name>\w{{1,100}})[ \t]{{1,20}}(?P<value>{_QUOTED}|[^\s'\"]+)"
 _SMTP = rf"\.login\([^\n'\"()]{{0,100}}['\"][^'\"\n]{{1,200}}['\"],\s{{0,20}}(?P<value>{_QUOTED})(?=\s{{0,5}}\))"
-_KAGGLE = (
-    r"['\"]username['\"]\s{0,5}:\s{0,5}['\"][^'\"\n]{1,100}['\"]\s{0,40},\s{0,40}['\"]key['\"]\s{0,5}:\s{0,5}"
-    r"['\"](?P<value>[0-9a-f]{32})(?=['\"])"
-)
-"""`kaggle.json`: 32 digits as of a checksum, but beside a name."""
 _VALIDATED = rf"(?<![^\n\x1f])(?P<name>[\w.-]{{2,100}})\n[ \t]{{2}}[^\n]{{0,300}}\binput_value=(?P<value>{_QUOTED})"
 """What pydantic says of a setting that it refuses: its name is on the line before."""
 _SPEAKS = (
@@ -124,15 +118,6 @@ def _line(match: re.Match[str], before: int, after: int) -> tuple[str, str]:
     return text[begin : match.start()].rpartition("\n")[2], text[match.end() : end].partition("\n")[0]
 
 
-def _in_header(match: re.Match[str]) -> str:
-    value = match["value"].strip()
-    return (
-        match[0]
-        if not value or may_stay(match["name"] or match["listed"], value) or value.startswith(HIDDEN)
-        else _value_only(match)
-    )
-
-
 def _in_sentence(match: re.Match[str]) -> str:
     name, value = match["name"].lower(), match["value"].strip("'\"` ").rstrip(".:!?)")
     if not value or value.startswith((HIDDEN[:-1], "<")) or may_stay(name, value):
@@ -155,11 +140,6 @@ def _in_table(match: re.Match[str]) -> str:
         if value[0] in "([{=:" or not one_word or (len(first) < 16 and name.endswith("token")):
             return match[0]  # a heading, a shape, a sentence
     return _under_name(match)
-
-
-def _in_brackets(match: re.Match[str]) -> str:
-    """Not of tokens, which tokenizers and their tests pair with words."""
-    return match[0] if match["name"].lower() in ("token", "pass") else _under_name(match)
 
 
 def _in_tuple(match: re.Match[str]) -> str:
@@ -197,13 +177,13 @@ def _short(match: re.Match[str]) -> str:
     return _value_only(match) if random or user else match[0]
 
 
-def _of_wandb(match: re.Match[str]) -> str:
-    """A key of W&B is as long as a commit; it is one where somebody logs in, and under the name of a key beside
-    that."""
+def _beside_login(match: re.Match[str]) -> str:
+    """A key of W&B is as long as a commit, one of Kaggle as a checksum. It is a key where somebody logs in, and under
+    the name of a key beside that or beside the name of a user."""
     before = match.string[max(0, match.start() - 200) : match.start()].lower()
     if compiled(_LOGS_IN).search(before):
         return HIDDEN
-    at = max(before.rfind("wandb"), before.rfind("login"))
+    at = max(map(before.rfind, ("wandb", "login", "username")))
     # a call or a mapping that goes on in indented lines is one statement
     together = all(line.startswith((" ", "\t")) for line in before[at:].split("\n")[1:])
     return HIDDEN if at >= 0 and compiled(_IS_KEY).search(before, at) and together else match[0]
@@ -215,24 +195,20 @@ FIRST_SHAPES = (
     Shape(("?", "&"), _QUERY, _value_only),
     Shape(("-p", "-a "), _OF_A_PROGRAM, _value_only),
     Shape(("-p",), _SHORT, _short),
-    Shape(("authorization", "cookie", "x-"), _HEADER, _in_header),
+    Shape(("authorization", "cookie", "x-"), _HEADER),
+    Shape(("login",), _MACHINE, _value_only),
+    Shape(("curl",), _CURL, _value_only),
+    Shape(("login", "wandb", "username"), rf"(?<![\w-]){HEX}+(?![\w-])", _beside_login),
 )
 SHAPES = (
     Shape(("bearer", "basic", "token "), _BEARER, _behind_scheme),
     Shape(_OF_SENTENCES, _SENTENCE, _in_sentence),
     Shape((), _TABLE, _in_table),
-    Shape(("('", '("', "['", '["'), _IN_BRACKETS, _in_brackets),
+    Shape(("('", '("', "['", '["'), _IN_BRACKETS),
     Shape((".login(",), _SMTP, _value_only),
-    Shape(("username",), _KAGGLE, _value_only),
     Shape(("input_value=",), _VALIDATED),
     Shape(("=",), _TUPLE, _in_tuple),
     Shape(("</",), _TAG),
-    Shape(("env", "set"), _SHELL),
     Shape((), _LONG_WORD, _beside_a_name),
 )
 """Where the text holds a word that names of secrets are made of."""
-LAST_SHAPES = (
-    Shape(("login",), _MACHINE, _value_only),
-    Shape(("curl",), _CURL, _value_only),
-    Shape(("login", "wandb"), rf"(?<![\w-]){HEX}+(?![\w-])", _of_wandb),
-)

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from perfagent.libraries import FIELDS, MODEL_CONFIGURATIONS, unresolved
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, noted, random_looking, secret_key, stands_for
 from perfagent.redaction.remembered import learn, learn_environment
 from perfagent.redaction.text import redacted_arguments, redacted_lines, redacted_text
@@ -30,7 +31,7 @@ _PRINTABLE = frozenset((
     "builtins.range", "builtins.complex", "torch.device", "torch.dtype", "torch.Size", "torch.memory_format", "torch.layout",
 ))  # fmt: skip
 """Types whose text costs nothing and says all."""
-_RECORDS = frozenset(("Namespace", "SimpleNamespace", "PretrainedConfig", "PreTrainedConfig"))
+_RECORDS = frozenset(("Namespace", "SimpleNamespace", *MODEL_CONFIGURATIONS))
 """Classes, by name, whose objects are no more than their attributes."""
 _OF_PAIRS = frozenset(("opt", "opts", "set", "override", "overrides", "cfg-options", "cfg_options"))
 """Lists in which names and values take turns, as yacs and mmengine have them."""
@@ -80,9 +81,7 @@ class _Walk:
             return f"[{len(value)} bytes]"
         if len(above) >= MAX_DEPTH or self.room <= 0:
             return f"[{kind.__name__}]"
-        # as it is written: resolving runs code, and reads secrets from elsewhere
-        if kind.__module__.startswith("omegaconf."):
-            value = sys.modules["omegaconf"].OmegaConf.to_container(value, resolve=False)
+        value = unresolved(value)
         if isinstance(value, Mapping):
             return self._mapping(value, above)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -167,8 +166,7 @@ class _Walk:
             return self._mapping({name: held[name] for name in fields if name in held}, above)
         if isinstance(own, dict) and not _RECORDS.isdisjoint(base.__name__ for base in kind.__mro__):
             return self._mapping({name: item for name, item in own.items() if not name.startswith("_")}, above)
-        # pydantic, attrs
-        if isinstance(own, dict) and (hasattr(kind, "model_fields") or hasattr(kind, "__attrs_attrs__")):
+        if isinstance(own, dict) and any(hasattr(kind, name) for name in FIELDS):
             return self._mapping(own, above)
         return f"[{kind.__name__}]"
 

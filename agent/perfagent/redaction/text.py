@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from perfagent.redaction.names import HIDDEN, WORDS, compiled, noted, random_looking, secret_key, stands_for
 from perfagent.redaction.remembered import hide_remembered, learn
-from perfagent.redaction.shapes import FIRST_SHAPES, LAST_SHAPES, SHAPES, Shape
+from perfagent.redaction.shapes import FIRST_SHAPES, SHAPES, Shape
 from perfagent.redaction.values import hide_known
 
 __all__ = ["redacted_arguments", "redacted_lines", "redacted_text"]
@@ -37,11 +37,11 @@ _NAMED = (
 _FLAG = r"(?<![^\s'\"])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+|['\"],\s*(?=['\"]))(?=\S)"
 """An option of a command line, also as Python prints a list: `Command '['train.py', '--api-key', 'X']' returned ...`."""
 _PAIR = (
-    r"(?<!\S)(?:--(?:opts?|set|overrides?|cfg-options)\s{1,20}(?P<name>[A-Za-z_][\w.-]{0,100}+)"
+    r"(?<!\S)(?:(?:--(?:opts?|set|overrides?|cfg-options)|setenv|ENV|set -\w{1,3}|setx)\s{1,20}(?P<name>[A-Za-z_][\w.-]{0,100}+)"
     r"|(?P<path>[A-Z][A-Z0-9_]{0,60}+\.[A-Z][A-Z0-9_.]{0,100}+))[ \t\x1f]{1,20}(?=[^\s=:-])"
 )
-"""`--opts api_key X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn, and writes names
-so."""
+"""`--opts api_key X`, `setenv API_KEY X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn,
+and writes names so."""
 _QUOTED = r"\\\"[^\"\n\x1f]*?\\\"|[rbfu]?'(?:[^'\\\n\x1f]|\\.)*+'|[rbfu]?\"(?:[^\"\\\n\x1f]|\\.)*+\""
 _WORD = r"(?P<word>(?:(?!,['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:])[^\s;&'\"])++)"  # of `api_key=x,lr=0.1` the x
 _INSIDE = r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]"
@@ -122,11 +122,11 @@ def _hide(text: str) -> str:
     lower = text.lower()
     text = _shaped(FIRST_SHAPES, text, lower)
     if any(word in lower for word in WORDS):
-        for signs, pattern in (("=:：", _ASSIGNMENT), (("value",), _NAMED), ("-", _FLAG), ((".", "--"), _PAIR)):
+        for signs, pattern in (("=:：", _ASSIGNMENT), (("value",), _NAMED), ("-", _FLAG), (" \t\x1f", _PAIR)):
             if any(sign in lower for sign in signs):
                 text = _hide_values(pattern, text)
         text = _shaped(SHAPES, text, lower)
-    return _shaped(LAST_SHAPES, text, lower)
+    return text
 
 
 def _shaped(shapes: Sequence[Shape], text: str, lower: str) -> str:

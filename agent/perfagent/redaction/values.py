@@ -17,36 +17,30 @@ __all__ = ["hide_known"]
 SHORTEST = 15
 """Characters of the shortest secret that any of the patterns knows."""
 _PRIVATE_KEY = r"[A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-_KINDS: tuple[tuple[str, str], ...] = (
+_KINDS = {
     # private keys, also when the end, or the beginning, was cut off
-    ("-----BEGIN", rf"-----BEGIN {_PRIVATE_KEY}.*?(?:-----END {_PRIVATE_KEY}|\Z)"),
-    ("-----END", rf"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{{1,80}}(?:\s|\\n)+){{0,60}}-----END {_PRIVATE_KEY}"),
+    "-----BEGIN": rf"-----BEGIN {_PRIVATE_KEY}.*?(?:-----END {_PRIVATE_KEY}|\Z)",
+    "-----END": rf"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{{1,80}}(?:\s|\\n)+){{0,60}}-----END {_PRIVATE_KEY}",
     # signed tokens; a long one without dots is the JSON of a service such as Neptune
-    (
-        "eyJ",
-        r"(?:\b[ps]k\.)?\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?|\beyJ[A-Za-z0-9_+/-]{60,}={0,2}",
-    ),
-    ("sk-", r"\bsk-(?=[A-Za-z_-]{0,60}\d)[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic, OpenRouter, DeepSeek
-    ("pa-", r"(?<![\w-])pa-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{43}(?![\w-])"),  # Voyage
-    ("ak-", r"(?<![\w-])ak-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}(?![\w-])"),  # Modal
-    ("as-", r"(?<![\w-])as-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}(?![\w-])"),
-    ("key-", r"(?<![\w-])key-(?=[a-z]*\d)[a-z0-9]{32}(?![\w-])"),  # Mailgun
-    ("bce-v3/", r"\bbce-v3/ALTAK-[A-Za-z0-9]+/[a-f0-9]{32,}"),
-    ("Q~", r"\b[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"),  # Entra ID client secret
-    (".atlasv1.", r"\b[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,}"),
-    ("xox", r"\bxox[a-eoprs](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"),
-    ("SG.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
-    ("dp.", r"\bdp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{2,35}\.)?[A-Za-z0-9]{40,}"),  # Doppler
-    ("pfa_", r"\bpfa_[a-z]+_[A-Za-z0-9]{6,}_[A-Za-z0-9]{20,}"),  # our own
+    "eyJ": r"(?:\b[ps]k\.)?\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?|\beyJ[A-Za-z0-9_+/-]{60,}={0,2}",
+    "sk-": r"\bsk-(?=[A-Za-z_-]{0,60}\d)[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    "pa-": r"(?<![\w-])pa-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{43}(?![\w-])",  # Voyage
+    "ak-": r"(?<![\w-])ak-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}(?![\w-])",  # Modal
+    "as-": r"(?<![\w-])as-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}(?![\w-])",
+    "key-": r"(?<![\w-])key-(?=[a-z]*\d)[a-z0-9]{32}(?![\w-])",  # Mailgun
+    "bce-v3/": r"\bbce-v3/ALTAK-[A-Za-z0-9]+/[a-f0-9]{32,}",
+    "Q~": r"\b[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}",  # Entra ID client secret
+    ".atlasv1.": r"\b[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,}",
+    "xox": r"\bxox[a-eoprs](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}",
+    "SG.": r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    "dp.": r"\bdp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{2,35}\.)?[A-Za-z0-9]{40,}",  # Doppler
+    "pfa_": r"\bpfa_[a-z]+_[A-Za-z0-9]{6,}_[A-Za-z0-9]{20,}",  # our own
     # Telegram, whose addresses go on with it: /bot123456789:AA...
-    (":AA", r"(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![\w-])"),
+    ":AA": r"(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![\w-])",
     # addresses that let whoever knows them write into a chat: Slack, Discord, Teams, Feishu and Lark, Zapier
-    (
-        "hook",
-        r"https://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com"
-        r"|[\w.-]+/open-apis/bot/(?:v2/)?hook|hooks\.zapier\.com/hooks)/[\w/@%=.-]+",
-    ),
-)
+    "hook": r"https://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com"
+    r"|[\w.-]+/open-apis/bot/(?:v2/)?hook|hooks\.zapier\.com/hooks)/[\w/@%=.-]+",
+}
 _PREFIXED = {
     "[a-f0-9]": "local- 40 dapi 32 dop_v1_ 32 sbp_ 40 shpat_ 32 shpca_ 32 shppa_ 32 shpss_ 32 SK 32",
     "[A-Z0-9]": "AKIA 16 ASIA 16 AIDA 16 AROA 16 ABIA 16 ACCA 16 NRAK- 20 AGE-SECRET-KEY-1 20",
@@ -66,18 +60,18 @@ _PREFIXED = {
     ),
 }
 """The characters that follow -> the prefixes of keys, each with the least number of such characters."""
-_KINDS += tuple(
-    (prefix, rf"\b{re.escape(prefix)}{letters}{{{least},}}")
+_KINDS |= {
+    prefix: rf"\b{re.escape(prefix)}{letters}{{{least},}}"
     for letters, keys in _PREFIXED.items()
     for prefix, least in zip(keys.split()[::2], keys.split()[1::2], strict=True)
-)
+}
 
 
 def hide_known(text: str) -> str:
     """The text without what has the form of a known kind of secret."""
     if len(text) < SHORTEST:
         return text
-    for marker, pattern in _KINDS:
+    for marker, pattern in _KINDS.items():
         if marker in text:
             text = compiled(pattern, re.DOTALL).sub(HIDDEN, text)
     return text

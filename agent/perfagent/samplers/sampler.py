@@ -36,8 +36,6 @@ _IMPORTS = (
     "perfagent.samplers.host",
     "perfagent.samplers.training_thread",
     "perfagent.samplers.gpu.sampler",
-    "perfagent.device.memory",
-    *(() if os.path.exists("/proc/stat") else ("perfagent.samplers.psutil_counters",)),  # noqa: PTH110
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )
 """What `poll` needs: imported when the sender starts, so that no fork can come between."""
@@ -58,7 +56,7 @@ class _Readers(NamedTuple):
 class Sampler:
     """step: the step that a sample belongs to. begun: whether one has ended. thread: the training thread's number in the
     kernel, and how many steps it has completed. device: index of this rank's device, None while it has none; asked on both
-    threads. library: starts NVML (a test passes its own, and its own host). proc: where psutil is used if it is not there.
+    threads. library: starts NVML (a test passes its own, and its own host).
     """
 
     def __init__(
@@ -72,13 +70,12 @@ class Sampler:
         library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
         host: HostReader | None = None,
-        proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender, self._step, self._begun, self._clock = sender, step, begun, clock
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
-        self._thread, self._device, self._library, self._host, self._proc = thread, device, library, host, proc
+        self._thread, self._device, self._library, self._host = thread, device, library, host
         self._readers: _Readers | None = None
         self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir)
         self.period_s = self._config.sample_s
@@ -130,7 +127,7 @@ class Sampler:
             values.update(readers.host.read(now))
         hung = 0.0 < self._gpu_since < now - HUNG_S
         if hung and not self._gpu_hung:
-            self._report_gpu({"what": "unavailable", "reason": "the driver of the GPU does not answer"})
+            self._report_gpu({"what": "unavailable", "reason": "driver_hangs"})
         self._gpu_hung = hung
         values.update(self._allocator())
         self._emit(values)
@@ -141,15 +138,9 @@ class Sampler:
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.training_thread import TrainingThreadReader
 
-        counters = None
-        if not (self._proc / "stat").exists():
-            from perfagent.samplers.psutil_counters import PsutilCounters
-
-            counters = PsutilCounters()
         self._readers = _Readers(
-            self._host or HostReader(self._proc, counters=counters), ProcessReader(counters), WorkerReader(counters),
-            TrainingThreadReader(self._thread, self._proc / "self"),
-        )  # fmt: skip
+            self._host or HostReader(), ProcessReader(), WorkerReader(), TrainingThreadReader(self._thread)
+        )
         return self._readers
 
     def _allocator(self) -> dict[str, float]:

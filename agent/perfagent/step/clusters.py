@@ -5,7 +5,7 @@ Unless another is named, a field is written by the training thread alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import torch
 
     from perfagent.device import Reading, Value
-    from perfagent.step.gradients import WeightChanges
-    from perfagent.step.row import DeferredValues
+    from perfagent.step.gradients import Deferred, WeightChanges
     from perfagent.step.trace import Loss
 
-__all__ = ["GradientMeasurement", "LossState", "MixedPrecision", "OverheadCounters", "PhaseState", "StepCounting"]
+__all__ = [
+    "GradientMeasurement", "LoopFacts", "LossState", "MixedPrecision", "OverheadCounters", "PhaseState", "StepCounting",
+]  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -31,14 +32,22 @@ class GradientMeasurement:
     deferred: other measurements of this step; whoever adds one sets `unusual`.
     in_closure: the step's gradients were measured inside of its closure.
     without_gradient: measurements in a row at which no parameter of the primary optimizer had a gradient.
+    planned_ns: expected cost of the next pass, on all threads and the device. aligned: its step is one that all ranks have
+        in common.
+    By the sender's thread: beyond_ns: how much longer the last pass took on the device than on the training thread; suspects:
+        places of parameters whose NaN and Inf are to be counted in the next pass.
     """
 
     clip_norm: list[Value] = field(default_factory=list)
     clipped_scaled: bool = False
     moved: WeightChanges | None = None
-    deferred: list[DeferredValues] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list)
     in_closure: bool = False
     without_gradient: int = 0
+    planned_ns: float = 0.0
+    aligned: bool = False
+    beyond_ns: float = 0.0
+    suspects: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -68,7 +77,8 @@ class MixedPrecision:
 class OverheadCounters:
     """What the hooks have cost the training so far.
 
-    clipped, clipped_gradients: calls that clip, and their gradients. pass_ns: measuring gradients.
+    clipped, clipped_gradients: calls that clip, and their gradients. pass_ns: measuring gradients. batches_ns: looking into
+        batches.
     By the sender's thread: report_ns: reporting those; device_ns: device time that the measurements added; hooks_ns: all
     other costs.
     """
@@ -76,6 +86,7 @@ class OverheadCounters:
     clipped: int = 0
     clipped_gradients: int = 0
     pass_ns: int = 0
+    batches_ns: int = 0
     report_ns: float = 0.0
     device_ns: float = 0.0
     hooks_ns: float = 0.0
@@ -106,7 +117,7 @@ class LossState:
     accumulates: several backward passes a step; assumed until the first step is over.
     user_losses: step -> logged "loss", until the sender's thread takes it.
     loss_made: of what the loss is made (measure/loss_function.py), once it is known.
-    proof: gets the root of the next backward pass (measure/uncleared.py).
+    proof: gets the root of the next backward pass (measure/clearing.py).
     arriving: the newest loss of this step, on its way from a device; is_late: it, or the one before, had not come
         before the update; inputs: what the model was called with, where it is so.
     parts_for: calls of the model whose input may be a part of a batch (hooks/forward.py).
@@ -122,6 +133,24 @@ class LossState:
     is_late: bool = False
     inputs: dict[str, ReferenceType[Any]] = field(default_factory=dict)
     parts_for: int = 0
+
+
+@dataclass(slots=True)
+class LoopFacts:
+    """What is known of the loop. By the sender's thread: averages, micro_batches.
+
+    averages: several undivided losses of a step are averaged; None until known.
+    micro_batches: the number of them by which the script divides the losses of a full window; 0.0: not known.
+    divided_later: the script divides the gradients of a step by the number of its losses, after all backward passes.
+    embedded: the model has an embedding, so that integer matrices are tokens.
+    watched_from: the step from which calls without gradients are seen: a few that begin then are the step's own.
+    """
+
+    averages: bool | None = None
+    micro_batches: float = 0.0
+    divided_later: bool = False
+    embedded: bool = False
+    watched_from: int = -3
 
 
 @dataclass(slots=True)

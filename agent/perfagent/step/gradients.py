@@ -1,5 +1,5 @@
-"""What was measured of a step's gradients and weights, as numbers on their way to the sender's thread, where
-decode/gradient_report.py names them."""
+"""What was measured of a step's gradients, weights and units, as numbers on their way to the sender's thread, where
+decode/gradient_report.py and deferred_values.py name them. `ready` never blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from perfagent.device import Reading
+from perfagent.device import reached, ready
 
-__all__ = ["GradientNorms", "ParameterTable", "WeightChanges"]
+if TYPE_CHECKING:
+    from perfagent.device import Event, Reading
+    from perfagent.wire.evidence import BatchTensor
+
+__all__ = ["DeadShares", "Deferred", "GradientNorms", "ParameterTable", "PassTime", "WeightChanges", "Witnessed"]
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -61,3 +64,42 @@ class WeightChanges:
 
     def ready(self) -> bool:
         return all(reading.ready() for reading, _ in self.readings)
+
+
+@dataclass(eq=False, slots=True)
+class DeadShares:
+    """The share of dead units of each activation module, 0 to 1. readings: values, and the names of their modules."""
+
+    readings: Sequence[tuple[Reading, Sequence[str]]]
+
+    def ready(self) -> bool:
+        return all(reading.ready() for reading, _ in self.readings)
+
+
+@dataclass(eq=False, slots=True)
+class PassTime:
+    """Marks of the device's clock around a pass. cost_ns: of the training thread."""
+
+    begin: Event
+    end: Event
+    cost_ns: int
+
+    def ready(self) -> bool:
+        return reached(self.end)
+
+
+@dataclass(eq=False, slots=True)
+class Witnessed:
+    """Numbers of a step whose loss was late (measure/step_witness.py). names: of parameters, largest: the magnitudes of their
+    gradients. inputs: of the model, each with its highest number."""
+
+    names: Sequence[str]
+    largest: Reading | None
+    inputs: Sequence[tuple[BatchTensor, Reading | None]]
+
+    def ready(self) -> bool:
+        return ready(self.largest) and all(ready(reading) for _, reading in self.inputs)
+
+
+Deferred = DeadShares | PassTime | Witnessed
+"""A measurement that only some steps have."""

@@ -1,9 +1,9 @@
 """The parts of a run that a step's state refers to, by what is asked of them: no import points to the rooms above. Each
-protocol is that of the class of its name in `hooks`, `measure`, `decode` or `causes`."""
+protocol is that of the class of its name in `hooks`, `measure` or `causes`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from perfagent.device import DeviceClock, Value
+    from perfagent.device import Value
+    from perfagent.step.clusters import LoopFacts
     from perfagent.step.governor import Governor
-    from perfagent.step.row import Note, OptimizerGradients, Row, StepRow
-    from perfagent.step.trace import Entry
+    from perfagent.step.row import OptimizerGradients
+    from perfagent.wire.evidence import BatchTensor
 
-__all__ = [
-    "BatchContents", "GradientSchedule", "Investigator", "JointStep", "LoopFacts", "OptimizerSelection", "RunLinks",
-    "StepFlops", "StepReader", "StepWitness",
-]  # fmt: skip
+__all__ = ["GradientSchedule", "Investigator", "JointStep", "OptimizerSelection", "RunLinks"]
 
 
 class OptimizerSelection(Protocol):
@@ -45,21 +43,12 @@ class OptimizerSelection(Protocol):
 
 
 class GradientSchedule(Protocol):
-    rank: int
-
     def measure(self, optimizer: Optimizer, *, after: bool = False) -> None: ...
     def measure_pieces(
         self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]], model: nn.Module, carried: Value | None
     ) -> None: ...
-    def compares(self) -> bool: ...
-    def measure_other(self, optimizer: Optimizer) -> Any: ...
-    def keep_other(self, optimizer: Optimizer) -> Any: ...
-    def compare_other(self, optimizer: Optimizer, kept: Any) -> Any: ...
     def finish(self, optimizer: Optimizer, step_ns: int) -> None: ...
     def found_model(self) -> None: ...
-    def took_on_device(self, ns: float, cost_ns: int) -> None: ...
-    def count_next(self, places: Sequence[int], known: Collection[int]) -> None: ...
-    def come_back(self) -> None: ...
 
 
 class JointStep(Protocol):
@@ -73,76 +62,43 @@ class JointStep(Protocol):
     def measure_clipped(self, clips: Any, clip: Any) -> None: ...
 
 
-class LoopFacts(Protocol):
-    averages: bool | None
-    divided_later: bool
-    embedded: bool
-    evaluations: Any
-    batches: Any
-
-    def trains(self, entries: Sequence[Entry]) -> bool: ...
-
-
-class StepReader(Protocol):
-    flops: Any
-    gradients: Any
-    investigator: Any
-    loss_by_user: bool
-
-    def loss_is_bad(self, row: StepRow) -> bool: ...
-    def needs_next_step(self, row: StepRow) -> bool: ...
-    def row(self, note: Note, clock: DeviceClock | None = None) -> Row: ...
-
-
 class Investigator(Protocol):
     stop: Any
 
+    def add(self, task: Any) -> None: ...
     def passing(self, error: BaseException) -> None: ...
     def suspect(self, loss: torch.Tensor | None) -> bool: ...
     def stays_bad(self, first: int) -> bool: ...
     def pressing(self, taken: Any) -> None: ...
     def judged(self, step: int, values: dict[str, float]) -> None: ...
-
-
-class StepWitness(Protocol):
-    def measure(self) -> None: ...
-
-
-class BatchContents(Protocol):
-    cost_ns: int
-
-    def inspect(self, iteration: int, batch: object) -> None: ...
-    def begun(self, loader: Any, iteration: int) -> None: ...
-    def ended(self, iteration: int) -> None: ...
-    def report(self) -> dict[str, float]: ...
-
-
-class StepFlops(Protocol):
-    def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None: ...
+    def witnessed(
+        self, step: int, names: list[str], among: Sequence[str] = (), inputs: Sequence[BatchTensor] = ()
+    ) -> None: ...
 
 
 @dataclass(slots=True)
 class RunLinks:
     """The parts of the run that hooks call.
 
-    governor: decides how often gradients are measured.
+    governor: decides how often gradients are measured. rank: global.
+    on_late_loss: before gradients or weights change, while the step's loss has not come from its device.
     on_resumed: gets the number of the next step. on_event: the sender's: (kind, data, *, step).
     pausing: after a step and before the loop continues, the agent does something that takes long.
     captured: the optimizers that have stepped while a graph is captured; None while none is.
     """
 
     governor: Governor
-    reader: StepReader
     facts: LoopFacts
+    rank: int = 0
     gradient_schedule: GradientSchedule = field(init=False)
     joint_step: JointStep = field(init=False)
-    investigator: Any = None
-    witness: StepWitness | None = None
-    on_first_step: Callable[[Optimizer], None] | None = None
-    on_resumed: Callable[[int], None] | None = None
-    on_next_model: Callable[[bool], None] | None = None
-    on_next_optimizer: Callable[[Optimizer], None] | None = None
-    on_event: Callable[..., None] | None = None
+    investigator: Investigator = field(init=False)
+    on_late_loss: Callable[[], None] = field(init=False)
+    on_first_step: Callable[[Optimizer], None] = field(init=False)
+    on_resumed: Callable[[int], None] = field(init=False)
+    on_next_model: Callable[[bool], None] = field(init=False)
+    on_next_optimizer: Callable[[Optimizer], None] = field(init=False)
+    on_event: Callable[..., None] = field(init=False)
     captured: list[Optimizer] | None = None
     pausing: bool = False
     ended: bool = False

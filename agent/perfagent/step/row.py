@@ -1,62 +1,37 @@
 """A completed step on its way from the training thread to the sender, as plain data.
 
-The training thread stores references. decode/finished_steps.py makes a `Note` of them once everything that belongs to
-the step has arrived, and decode/step_decoder.py turns that into names and values.
+The training thread stores references. Once everything that belongs to the step has arrived (decode/finished_steps.py),
+decode/step_decoder.py turns them into names and values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from perfagent.device import Value, ready
-from perfagent.step.gradients import GradientNorms, WeightChanges
+from perfagent.step.gradients import Deferred, GradientNorms, WeightChanges
 from perfagent.step.trace import Trace
 
-__all__ = ["AfterLastStep", "DeferredValues", "Note", "OccasionalValues", "OptimizerGradients", "Row", "StepRow"]
+__all__ = ["AfterLastStep", "OccasionalValues", "OptimizerGradients", "Row", "StepRow"]
 
 Row = tuple[int, float, float, dict[str, float]]
 """step, Unix time, monotonic time, values by name"""
 
 
-class Note(NamedTuple):
-    """One completed step as plain data.
+class StepRow(NamedTuple):
+    """One completed step as the training thread leaves it: a tuple, since that is the fastest to make.
 
-    wall: Unix time of its end; 0.0: to be computed from the monotonic clock.
     began: end of the step before in ns; 0 for the first.
     loss_count: the number of losses that were backpropagated in it.
-    user_loss: the value that the script logged as "loss".
-    passes: forward passes of a later step, if those of this step are not known.
     trace: see trace.py; its last entry holds the end.
-    rare: series that only some steps have.
     """
 
     step: int
-    wall: float
     began: int
     loss_count: int
     lr: Value | None
-    user_loss: float | None
-    passes: int
-    trace: Trace
-    rare: dict[str, float] | None
-
-
-class StepRow(NamedTuple):
-    """One completed step as the training thread leaves it. It has the fields of a `Note`, so a usual step
-    is already one; wall, user_loss and passes are filled in later, where they are needed.
-
-    A tuple, since that is the fastest for the training thread to make.
-    """
-
-    step: int
-    wall: float
-    began: int
-    loss_count: int
-    lr: Value | None
-    user_loss: float | None
-    passes: int
     trace: Trace
     rare: OccasionalValues | None
 
@@ -89,16 +64,6 @@ class OptimizerGradients(NamedTuple):
         return measured and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
-class DeferredValues(Protocol):
-    """A measurement that only some steps have, and that may still be on the device."""
-
-    def ready(self) -> bool:
-        """True when the measurement has arrived. Never blocks."""
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]]) -> None:
-        """Adds to the step's series, or appends rows where there are many names. Called once, when ready."""
-
-
 @dataclass(eq=False, slots=True)
 class OccasionalValues:
     """What only some steps have.
@@ -115,7 +80,7 @@ class OccasionalValues:
     scale: Value | None
     skipped: Value | bool | None
     skipped_before: int
-    deferred: list[DeferredValues]
+    deferred: list[Deferred]
     clipped_scaled: bool
     arrived: Sequence[OptimizerGradients] = ()
 

@@ -22,7 +22,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perfagent.step import clusters
-from perfagent.step.costs import clips_ns, log_ns, steps_ns
+from perfagent.step.costs import clips_ns, log_ns
 from perfagent.step.overflow import OverflowMark
 from perfagent.step.pending_logs import CapturedLog, EarlyLog
 from perfagent.step.row import OccasionalValues, OptimizerGradients, StepRow
@@ -31,7 +31,7 @@ from perfagent.step.trace import OPTIMIZER_END, Trace
 if TYPE_CHECKING:
     from perfagent.device import DeviceClock, Event, Value
     from perfagent.step.gradients import GradientNorms
-    from perfagent.step.roles import BatchContents, OptimizerSelection, RunLinks
+    from perfagent.step.roles import OptimizerSelection, RunLinks
 
 __all__ = ["StepState", "lives", "now", "state", "unwatched"]
 
@@ -88,7 +88,7 @@ class StepState:
         self.probe: Any = None
         self.clips: Any = None
         self.readers: dict[int, Any] = {}
-        self.contents: BatchContents | None = None
+        self.contents: Any = None
         self.amp = clusters.MixedPrecision()
         self.measured = clusters.GradientMeasurement()
         self.costs = clusters.OverheadCounters()
@@ -114,7 +114,7 @@ class StepState:
             self.plain = self.clock is None
         self.losses.accumulates = self.loss_count > 1
         trace = self.trace
-        self.last = row = _as_row(StepRow, (step, 0.0, self.step_end, self.loss_count, lr, None, 0, trace, rare))
+        self.last = row = _as_row(StepRow, (step, self.step_end, self.loss_count, lr, trace, rare))
         self.trace = []
         self.loss_count = 0
         self.opened = False
@@ -141,18 +141,33 @@ class StepState:
             amp.scaled.clear()
         return found
 
-    def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
-        """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged,
-        stepped: the sender's counts of log() calls and steps."""
-        counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.costs.clipped, self.costs.clipped_gradients)
-        looks = 0 if self.contents is None else self.contents.cost_ns
-        return counted + self.costs.hooks_ns + self.costs.pass_ns + self.costs.device_ns + looks
+    def spent_ns(self, logged: Sequence[int]) -> float:
+        """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged: the
+        sender's counts of log() calls."""
+        counted = log_ns(*logged) + clips_ns(self.costs.clipped, self.costs.clipped_gradients)
+        costs = self.costs
+        return counted + costs.hooks_ns + costs.pass_ns + costs.device_ns + costs.batches_ns
+
+    def plan_pass(self, after: int, step_ns: int) -> int:
+        """Returns how many steps are completed when gradients are measured next."""
+        period = self.links.governor.period(self.measured.planned_ns, step_ns)
+        if not self.measured.aligned:
+            return after + period
+        period = 1 << (period - 1).bit_length()
+        return (after // period + 1) * period
+
+    def come_back(self) -> None:
+        """Brings the next pass forward, but not into the step in progress, if steps have become longer since it was
+        planned: at 0.3 ms a step that may be a thousand steps. On the sender's thread."""
+        completed, step_ns = self.completed + 1, self.links.governor.step_ns
+        if self.measured.planned_ns and step_ns:
+            at = self.plan_pass(completed, step_ns)
+            if 2 * (at - completed) < self.measure_at - completed:
+                self.measure_at = at
 
     def report_phase(self, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
         """Sends the event of a part of the loop, so that it is shown although not every step has it. always: False for
         phases that may be short and in every step; one event a second is then enough. Any thread."""
-        if self.links.on_event is None:
-            return
         if not always and duration_s < _LONG_S:
             at, (reported_s, in_step) = time.monotonic(), self.phases.reported.get(name, (-math.inf, 0))
             soon = at - reported_s < _EVENT_EVERY_S and step - in_step <= 1

@@ -7,7 +7,7 @@ loop that reads `run.should_stop` by itself, any other by `Stopped`, which the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from perfagent.errors import Stopped
 from perfagent.step.state import state
@@ -61,12 +61,8 @@ class Stop:
         return not self.claimed
 
 
-class _Stoppable(Protocol):
-    stop: Stop
-
-
 def claim(*, owned: bool = False) -> Stop | None:
     """Called by a trainer at the end of each step. Returns the stop that it has to obey now, by a flag of its own."""
     p = state.current
-    watching: _Stoppable | None = None if p is None else p.links.investigator
-    return watching.stop if watching is not None and watching.stop.claim(owned=owned) else None
+    stop: Stop | None = None if p is None else p.links.investigator.stop
+    return stop if stop is not None and stop.claim(owned=owned) else None

@@ -10,20 +10,25 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
+from perfagent.integrations.loggers.capture import Logs, record
 from perfagent.media import Media
 from perfagent.run import Run
 from perfagent.session import join
-from perfagent.trackers.mirrored import log_mirrored
 
 __all__ = ["PerfagentTracker"]
 
 
 class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
-    """Begins the run when it is made: by name on the main process, in `init_trackers`; as an object on each rank that
-    makes it.
+    """For Accelerate: `Accelerator(log_with="perfagent")` or `Accelerator(log_with=PerfagentTracker())`.
 
-    run_name: the project, as `init_trackers` calls it. options: of `attach`, by name as
-    `init_kwargs={"perfagent": {...}}`. Raises ConfigError as `attach` does.
+    By name, the run begins on the main process in `init_trackers`; as an object, on each rank that makes one.
+
+    Args:
+        run_name: The project, as `init_trackers` calls it.
+        **options: Options of `perfagent.attach`; by name, `init_kwargs={"perfagent": {...}}`.
+
+    Raises:
+        ConfigError: An option cannot be used.
     """
 
     name = "perfagent"
@@ -44,8 +49,8 @@ class PerfagentTracker(GeneralTracker):  # type: ignore[misc]
         media = {name: values[name] for name, one in first.items() if isinstance(one, Media)}
         if media:
             self.tracker.log(media, step)
-        log_mirrored(values, step)
+        record(Logs(values, step, joint="/"))
 
     def finish(self) -> None:
-        """Ends the run: `end_training()` calls it."""
+        """Ends the run. `accelerator.end_training()` calls it."""
         self.tracker.finish()

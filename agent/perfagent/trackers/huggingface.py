@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.integrations.loggers.capture import Logs, captured
+from perfagent.boundary.guard import guarded
+from perfagent.integrations.loggers.capture import record
 from perfagent.integrations.loggers.libraries import logs_of
 from perfagent.session import current, join
 
@@ -22,9 +23,16 @@ _TrainerCallback: Any = importlib.import_module("transformers.trainer_callback")
 
 
 class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
-    """Begins the run with the training, on every rank, under the `run_name` of the arguments.
+    """For the Trainer of Transformers: `TrainingArguments(report_to="perfagent")` or
+    `Trainer(callbacks=[PerfagentCallback()])`.
 
-    options: of `attach`, such as project, tags and notes. Raises ConfigError as `attach` does, when the training begins.
+    Begins the run with the training, on every rank, under the `run_name` of the arguments.
+
+    Args:
+        **options: Options of `perfagent.attach`, such as `project`, `tags` and `notes`.
+
+    Raises:
+        ConfigError: An option cannot be used. Raised when the training begins.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -34,10 +42,10 @@ class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
         self._join(args, model)
 
     def on_log(self, args: Any, state: Any, *_: object, logs: Mapping[str, Any] | None = None, **__: object) -> None:
-        """Names and steps are those of the mirroring: `train/loss`, `eval/loss`."""
+        """Records what the trainer logs, such as `train/loss` and `eval/loss`, at the trainer's steps."""
         if current() is None:  # `evaluate()` without a training
             self._join(args, None)
-        _log(state, logs or {})
+        _record(state, logs or {})
 
     def _join(self, args: Any, model: nn.Module | None) -> None:
         name = getattr(args, "run_name", None)
@@ -45,10 +53,7 @@ class PerfagentCallback(_TrainerCallback):  # type: ignore[misc]
         join(model, **named | self._options)
 
 
-def _of_call(state: Any, logs: Mapping[str, Any]) -> list[Logs]:
-    return logs_of(state, logs)
-
-
-@captured(_of_call, wanted=True)
-def _log(state: Any, logs: Mapping[str, Any]) -> None:
-    """Writes nothing itself: `captured` has put the values into the run."""
+@guarded
+def _record(state: Any, logs: Mapping[str, Any]) -> None:
+    for one in logs_of(state, logs):
+        record(one)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.calls.arguments import as_dict
+from perfagent.integrations.loggers.capture import Logs, record
 from perfagent.integrations.loggers.settings import note
 from perfagent.media import Image, Media, Table
 from perfagent.run import Run
 from perfagent.session import current, join
-from perfagent.trackers.mirrored import log_mirrored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,10 +34,15 @@ _rank_zero_only: Any = importlib.import_module(f"{_PACKAGE}.utilities").rank_zer
 
 
 class PerfagentLogger(_Logger):  # type: ignore[misc]
-    """`Trainer(logger=PerfagentLogger(project="mine"))`, `Fabric(loggers=...)`. The run begins on every rank, when the
-    trainer or the script first asks for it.
+    """For Lightning and Fabric: `Trainer(logger=PerfagentLogger(project="mine"))`, `Fabric(loggers=PerfagentLogger())`.
 
-    options: of `attach`, such as project, name and tags. Raises ConfigError as `attach` does.
+    Begins the run on every rank, when the trainer or the script first asks for it.
+
+    Args:
+        **options: Options of `perfagent.attach`, such as `project`, `name` and `tags`.
+
+    Raises:
+        ConfigError: An option cannot be used.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -46,12 +51,12 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
 
     @property
     def experiment(self) -> Run:
-        """The run; `self.logger.experiment.log({"samples": perfagent.Image(x)})`."""
+        """The run: `self.logger.experiment.log({"samples": perfagent.Image(x)})`."""
         return current() or join(**self._options)
 
     @property
     def name(self) -> str:
-        """The project: with the version, where Lightning puts checkpoints."""
+        """The project. Lightning puts checkpoints into a folder of this name and the version."""
         return self.experiment.project
 
     @property
@@ -60,21 +65,28 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
         return self.experiment.id
 
     def log_graph(self, model: nn.Module, input_array: object = None) -> None:  # noqa: ARG002
-        """The trainer calls this on every rank before it trains: the run takes up the module."""
+        """Gives the module to the run. The trainer calls this on every rank before it trains."""
         join(model, **self._options)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if _rank_zero_only.rank == 0:
             _ = self.experiment
-            log_mirrored(metrics, step)
+            record(Logs(metrics, step, joint="/"))
 
     def log_hyperparams(self, params: object, *_args: object, **_kwargs: object) -> None:
-        """Beside those that the run finds in the module, which are mostly the same."""
+        """Adds hyperparameters to the run's configuration. The run also finds those of the module by itself."""
         _ = self.experiment
         note("lightning", as_dict(params))
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, caption: list[str] | None = None) -> None:
-        """images: of what `perfagent.Image` takes. caption: one each."""
+        """Records images.
+
+        Args:
+            key: The name.
+            images: Anything that `perfagent.Image` takes.
+            step: The step that they belong to.
+            caption: One text for each image.
+        """
         captions: Sequence[str | None] = caption or [None] * len(images)
         self._log_media(key, [Image(image, text) for image, text in zip(images, captions, strict=True)], step)
 
@@ -86,7 +98,15 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
         dataframe: object = None,
         step: int | None = None,
     ) -> None:
-        """As of the Trainer's loggers for other trackers: columns and rows, or a data frame."""
+        """Records a table, as Lightning's loggers for other trackers do.
+
+        Args:
+            key: The name.
+            columns: The names of the columns.
+            data: The rows.
+            dataframe: A pandas DataFrame, instead of columns and data.
+            step: The step that it belongs to.
+        """
         self._log_media(key, Table(columns, data or (), dataframe=dataframe), step)
 
     def _log_media(self, key: str, media: Media | list[Image], step: int | None) -> None:
@@ -95,9 +115,15 @@ class PerfagentLogger(_Logger):  # type: ignore[misc]
 
 
 class PerfagentLightningCallback(_Callback):  # type: ignore[misc]
-    """`Trainer(callbacks=[PerfagentLightningCallback()])`: begins the run on every rank when the trainer sets up.
+    """For Lightning, beside another logger: `Trainer(callbacks=[PerfagentLightningCallback()])`.
 
-    options: of `attach`. Raises ConfigError as `attach` does.
+    Begins the run on every rank when the trainer sets up.
+
+    Args:
+        **options: Options of `perfagent.attach`.
+
+    Raises:
+        ConfigError: An option cannot be used.
     """
 
     def __init__(self, **options: Any) -> None:

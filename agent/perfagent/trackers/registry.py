@@ -6,34 +6,26 @@ Called when the script imports one of them; the tables themselves are filled whe
 from __future__ import annotations
 
 import sys
+from functools import partial
 
+from perfagent import integrations
 from perfagent.boundary.guard import guarded
-from perfagent.boundary.import_hooks import Once, is_executing
+from perfagent.boundary.import_hooks import when_imported
 
 __all__ = ["register"]
 
+_TABLES = {
+    "accelerate.tracking": ("LOGGER_TYPE_TO_CLASS", "PerfagentTracker"),
+    "transformers.integrations.integration_utils": ("INTEGRATION_TO_CALLBACK", "PerfagentCallback"),
+}
+"""Module of a trainer -> its table, and our class for it."""
+
 
 def register() -> None:
-    for module, fill in _TABLES.items():
-        if module in sys.modules and not is_executing(module):
-            fill()
-        else:
-            sys.meta_path.insert(0, Once(module, fill))
+    for module, (table, ours) in _TABLES.items():
+        when_imported(module, partial(_fill, module, table, ours))
 
 
 @guarded
-def _transformers() -> None:
-    from perfagent.trackers.huggingface import PerfagentCallback
-
-    sys.modules[_REPORT_TO].INTEGRATION_TO_CALLBACK.setdefault("perfagent", PerfagentCallback)
-
-
-@guarded
-def _accelerate() -> None:
-    from perfagent.trackers.accelerate import PerfagentTracker
-
-    sys.modules[_LOG_WITH].LOGGER_TYPE_TO_CLASS.setdefault("perfagent", PerfagentTracker)
-
-
-_REPORT_TO, _LOG_WITH = "transformers.integrations.integration_utils", "accelerate.tracking"
-_TABLES = {_REPORT_TO: _transformers, _LOG_WITH: _accelerate}
+def _fill(module: str, table: str, ours: str) -> None:
+    getattr(sys.modules[module], table).setdefault("perfagent", getattr(integrations, ours))

@@ -15,8 +15,8 @@ ITSELF = "(the model itself)"
 """In the place of the name of a module, which the model has none of."""
 
 Reason = dict[str, str | int | float | list[str]]
-"""Why a command is refused, or a profile is cut short or without its trace. key: of the server's sentence; beside it the
-figures of that."""
+"""Why a command is refused, a profile is cut short or without its trace, or a process ended. key: of the server's sentence;
+beside it the figures of that."""
 
 
 class BadTensor(TypedDict, total=False):
@@ -93,8 +93,8 @@ class BatchTensor(TypedDict, total=False):
     hash: str
 
 
-Batch = TypedDict("Batch", {"step": int, "from": str, "hash": str, "tensors": list[BatchTensor]}, total=False)
-"""from: where it was found, in words."""
+Batch = TypedDict("Batch", {"step": int, "from": Reason | str, "hash": str, "tensors": list[BatchTensor]}, total=False)
+"""from: where it was found: called_with (by the model), or local_variables of a `function` at a `line`."""
 
 
 class Began(TypedDict, total=False):
@@ -190,6 +190,8 @@ class OperatorTimes(TypedDict, total=False):
 
 
 class Gap(TypedDict):
+    """after, before: what ran there, "" at the beginning and at the end of the steps."""
+
     s: float
     after: str
     before: str

@@ -1,6 +1,6 @@
 """Images, audio, tables and histograms of a run: the kinds there are, how large one may be, and what its bytes may hold.
 
-A type is told from the first bytes alone, on both sides. What is none of these is refused: SVG and HTML would run in
+A type is known from the first bytes alone, on both sides. What is none of these is refused: SVG and HTML would run in
 the browser of whoever looks at them.
 """
 

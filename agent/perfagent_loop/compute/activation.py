@@ -58,16 +58,28 @@ class _Settings:
 def checkpoint_activations(
     model: nn.Module, mode: str | Choose = "all", *, keep: Iterable[Operator] | None = None, preserve_rng: bool = True
 ) -> Callable[[], None]:
-    """Has blocks of the model compute their activations again in the backward pass; returns what takes it out again.
+    """Activation checkpointing: blocks of the model compute their activations again in the backward pass, which saves
+    memory.
 
-    mode: "all" blocks; "every:n", the first of each n (every:2 keeps half of the activations); "selective": all blocks,
-    of which the results of matrix products, convolutions and attention stay in memory and only the cheap rest is
-    computed again; or a function of (name, module) that says which modules. Blocks are the items of every list of like
-    modules, such as a transformer's layers. keep: operators (torch.ops.aten...) whose results stay, instead of those of
-    "selective". preserve_rng: False saves the reading of the generators' states, for blocks that draw nothing at random.
+    Losses, gradients and random numbers stay the same. Call it before DDP, FSDP2 and `torch.compile`.
 
-    Raises ConfigError where nothing would be checkpointed, or something twice, or where a kept result would be
-    overwritten by a module with inplace=True (by a function such as relu_, torch says so in the backward pass).
+    Args:
+        model: Any module with lists of like modules, such as the layers of a transformer. These items are the blocks.
+        mode: "all": all blocks. "every:n": the first of each n blocks ("every:2" keeps half of the activations).
+            "selective": all blocks, but results of matrix products, convolutions and attention stay in memory. Or a
+            function of (name, module) that returns which modules.
+        keep: Operators (`torch.ops.aten...`) whose results stay in memory, instead of those of "selective".
+        preserve_rng: False is faster, for blocks without random numbers (dropout).
+
+    Returns:
+        A function that removes the checkpointing.
+
+    Raises:
+        ConfigError: Nothing would be checkpointed, or something twice, or a module with `inplace=True` would overwrite
+            a result that is kept.
+
+    Source: Chen et al., [Training Deep Nets with Sublinear Memory Cost](https://arxiv.org/abs/1604.06174), 2016;
+    `torch.utils.checkpoint`.
     """
     chosen = _chosen(model, mode)
     operators = _operators(mode, keep)

@@ -61,13 +61,28 @@ def best_attention(
     weights: bool = False,
     gpu: Gpu | None = None,
 ) -> AttentionChoice:
-    """The kernel for these tensors, in the autocast, grad mode and sdpa_kernel context in which it is asked.
+    """Which kernel `scaled_dot_product_attention` runs for these tensors, why, and what to change for a faster one.
 
-    q, k, v: (batch, heads, length, width), as given to torch.nn.functional.scaled_dot_product_attention; tensors on the
-    meta device will do with `gpu`. causal, mask, dropout, gqa: its is_causal, attn_mask, dropout_p and enable_gqa.
-    weights: the model needs the attention weights themselves. gpu: answer for this GPU instead of the tensors' device.
+    The answer is for the autocast, grad mode and `sdpa_kernel` context in which it is called. On a GPU, reading a mask
+    waits for the device.
 
-    On a GPU, reading the mask waits for it. Raises ConfigError for what torch would refuse.
+    Args:
+        q: The query, (batch, heads, length, width). Tensors on the meta device are enough if `gpu` is given.
+        k: The key, of the same shape but for its length, and its heads with `gqa`.
+        v: The value.
+        causal: `is_causal` of the call.
+        mask: `attn_mask` of the call.
+        dropout: `dropout_p` of the call.
+        gqa: `enable_gqa` of the call.
+        weights: True if the model needs the attention weights.
+        gpu: Answer for this GPU instead of the device of the tensors.
+
+    Returns:
+        The choice: `kernel` ("flash", "efficient", "cudnn", "math", "explicit" or "none"), `why`, `change`, and
+            `score_bytes`, the memory of one matrix of scores (0 for fused kernels).
+
+    Raises:
+        ConfigError: torch would refuse these arguments.
     """
     _check(q, k, v, causal, mask, dropout)
     kind = "cuda" if gpu is not None else q.device.type

@@ -65,10 +65,16 @@ class SeenAttention:
 
 @contextmanager
 def watch_attention(model: nn.Module | None = None, *, warn: bool = True) -> Iterator[SeenAttention]:
-    """Notes the attention calls made inside; at the end, warns once of each kind that runs no fused kernel.
+    """Records the attention calls made inside a `with` block, and warns once of each kind that runs no fused kernel.
 
-    model: is asked whether its attention is written by hand (transformers: attn_implementation="eager"), where there is
-    no call to see. warn: False leaves it to you to print what was seen.
+        with perfagent.watch_attention(model) as seen:
+            loss = model(**batch).loss
+        print(seen)
+
+    Args:
+        model: The model, to notice attention that is written by hand (`attn_implementation="eager"` of transformers),
+            which makes no call.
+        warn: False leaves it to you to print what was seen.
     """
     if model is not None:
         check_module(model)

@@ -43,16 +43,26 @@ def compile_model(
     fullgraph: bool = False,
     backend: str = "inductor",
 ) -> Model:
-    """The same model, compiled when it is first called.
+    """`torch.compile` in place: the model keeps its type and the names of its parameters. It is compiled at its first
+    call.
 
-    mode: default; reduce-overhead, which records CUDA graphs and wants inputs of one shape and address; max-autotune,
-    which tries kernels for minutes and records CUDA graphs; max-autotune-no-cudagraphs. blocks: compile each of the
-    model's repeated blocks instead of the whole: the first one is compiled, the others take its code, so that a deep
-    model compiles in the time of a shallow one. dynamic: True for inputs of changing shapes, None lets torch find out
-    (it compiles a second time then). fullgraph: raise where the code cannot become one graph. backend: of
-    torch.compile; "eager" and "aot_eager" need no compiler.
+    Call it after `checkpoint_activations`.
 
-    Call it after checkpoint_activations. Raises ConfigError where the first step would fail for want of a compiler.
+    Args:
+        model: The model.
+        mode: "default"; "reduce-overhead" records CUDA graphs and needs inputs of one shape and address; "max-autotune"
+            tries kernels for minutes and records CUDA graphs; "max-autotune-no-cudagraphs".
+        blocks: True compiles one of the model's repeated blocks, and uses its code for the others: a deep model
+            compiles as fast as a shallow one.
+        dynamic: True for inputs of changing shapes. None lets torch find out, which costs a second compilation.
+        fullgraph: True raises an error if the code cannot become one graph.
+        backend: A backend of torch.compile; "eager" and "aot_eager" need no compiler.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: The first step would fail, for example because a C++ compiler is missing.
     """
     _check(model, mode, backend)
     parts: list[nn.Module] = blocks_of(nn.ModuleList([model])) if blocks else [model]

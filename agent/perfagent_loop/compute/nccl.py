@@ -50,15 +50,26 @@ class NcclCorrection:
 def nccl_preset(
     name: NcclPreset = "default", *, interface: str | None = None, apply: bool = True, **more: str | int
 ) -> dict[str, str]:
-    """The variables of a preset; with `apply` set in os.environ, in every rank before init_process_group.
+    """Sets NCCL's environment variables for a network. Call it on every rank, before `init_process_group`.
 
-    name: default (a rank whose collective failed or hangs is ended, which is torch's own default said aloud); ethernet
-    (TCP, not looking for InfiniBand); infiniband and roce (never falling back to TCP in silence, patient with large
-    fabrics: 2 minutes); no-p2p (GPUs of a host whose peer-to-peer traffic hangs, as under some virtual machines and
-    IOMMU settings); debug (what NCCL chose, and the last 2000 collectives written down at a timeout). interface:
-    network interfaces by name ("eth0" or "mlx5_0"), exactly those. more: further variables; old names are corrected.
+    Variables that are already set stay as they are.
 
-    What the environment says already is left as it is. Raises ConfigError for an unknown preset or variable.
+    Args:
+        name: "default": torch's default, said explicitly: a rank whose collective failed or hangs is ended. "ethernet":
+            TCP, without looking for InfiniBand. "infiniband" and "roce": never fall back to TCP, and wait 2 minutes on
+            large fabrics. "no-p2p": for GPUs whose peer-to-peer traffic hangs (some virtual machines and IOMMU
+            settings). "debug": logs what NCCL chose, and the last 2000 collectives at a timeout.
+        interface: Network interfaces by name, such as "eth0" or "mlx5_0".
+        apply: False only returns the variables.
+        **more: Further variables. Old names are corrected.
+
+    Returns:
+        The variables of the preset.
+
+    Raises:
+        ConfigError: There is no such preset or variable.
+
+    Source: NVIDIA's [NCCL environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
     """
     check_choice("preset", name, get_args(NcclPreset))
     wanted = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", **_PRESETS[name]}

@@ -33,15 +33,27 @@ def packed_attention(
     scale: float | None = None,
     method: PackedMethod = "auto",
 ) -> Tensor:
-    """Attention within each document of a packed row; the result has q's shape.
+    """Attention within each document of a packed row: no document attends to another one.
 
-    q, k, v: (tokens, heads, width), the documents one after the other; k and v may have fewer heads, a divisor of q's.
-    Rows of a batch are put one behind the other: x.flatten(0, 1) of (rows, tokens, heads, width), with the lengths of
-    all rows. lengths: tokens of each document, in order; they add up to all tokens (padding at the end is a document of
-    its own). causal: within each document. scale: of the scores, 1/sqrt(width) by default. method: see the module;
-    "auto" is varlen where it runs, else each, which for lengths on a GPU waits for them: give a list.
+    For a batch of rows, give `x.flatten(0, 1)` of (rows, tokens, heads, width), and the lengths of all rows.
 
-    Raises ConfigError for lengths or shapes that do not fit, and for varlen where there is no such kernel.
+    Args:
+        q: The query, (tokens, heads, width), one document after the other.
+        k: The key, (tokens, heads, width). Its heads may be a divisor of the query's.
+        v: The value, of the shape of `k`.
+        lengths: Tokens of each document, in order. They add up to all tokens; padding at the end is a document of its
+            own.
+        causal: Whether a token attends only to earlier ones of its document.
+        scale: The factor of the scores; 1/sqrt(width) by default.
+        method: "varlen": torch's variable-length kernel, on a GPU in half precision. "each": one call for each
+            document. "mask": one call with a block-diagonal mask. "auto": varlen if it runs, else each. With lengths on
+            a GPU, "each" waits for them: give a list.
+
+    Returns:
+        A tensor of the shape of `q`.
+
+    Raises:
+        ConfigError: Lengths or shapes do not fit, or "varlen" cannot run here.
     """
     counts = _checked(q, k, v, lengths)
     check_choice("method", method, get_args(PackedMethod))

@@ -36,11 +36,17 @@ _LOOK_EVERY = 256
 
 
 class DiskCache:
-    """Values by key in a folder that many processes may use at once.
+    """Values by key, in a folder that many processes can use at once. Can be pickled and used in DataLoader workers.
 
-    folder: made if it is not there. keep_free_bytes: nothing is written while the disk has less room than that (1 GiB).
-    hits, misses, damaged: counts of this process; damaged entries were misses too. `writing` turns False when the disk
-    is full or refuses; what is there is still read. May be pickled and used in DataLoader workers.
+    Args:
+        folder: The folder. It is made if it does not exist.
+        keep_free_bytes: Nothing is written while the disk has less free space than this (1 GiB).
+
+    Attributes:
+        hits: How many values this process read from disk.
+        misses: How many it had to make.
+        damaged: How many of the misses were damaged entries.
+        writing: False once the disk is full or refuses. What is there is still read.
     """
 
     def __init__(self, folder: StrPath, *, keep_free_bytes: int = 2**30) -> None:
@@ -57,7 +63,7 @@ class DiskCache:
         self._clear_left_overs()
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
-        """The value of a key, from the disk, or from make(), which is then kept. Its own errors go through."""
+        """The value of a key: from disk, or from `make()`, whose result is then stored. Errors of `make()` are raised."""
         path = self._path(key)
         content = _read(path)
         if content is not None:
@@ -78,7 +84,7 @@ class DiskCache:
         return self._path(key).exists()
 
     def verify(self) -> list[Path]:
-        """Reads every entry and removes those that are damaged; answers their paths."""
+        """Reads every entry, and removes the damaged ones. Returns their paths."""
         found = []
         for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.sample")):
             try:
@@ -151,13 +157,21 @@ def _read(path: Path) -> bytearray | None:
 
 
 class CachedDataset(Dataset[Any]):
-    """A map-style dataset whose samples are computed once and read from disk from then on.
+    """A map-style dataset whose samples are computed once, and read from disk from then on.
 
-    dataset: gives what entry.py can hold. folder: of the cache. version: of everything that a sample depends on
-    (source, tokenizer, preprocessing): another version, or a dataset of another length, lies in a folder of its own.
-    What a dataset draws at random is drawn once: keep random augmentation outside, in a dataset around this one.
+    Workers, ranks and nodes can share the folder. Random numbers are drawn once, too: put random augmentation into a
+    dataset around this one. Reading never runs code from a file.
 
-    Shared by workers, ranks and nodes. Raises ConfigError for an iterable dataset and for samples that it cannot hold.
+    Args:
+        dataset: A dataset with `__getitem__` and `__len__`. Samples are tensors, arrays, numbers, text, bytes, and
+            containers of them.
+        folder: The folder of the cache.
+        version: Names everything that a sample depends on (source, tokenizer, preprocessing). Another version, or
+            another length of the dataset, uses a folder of its own.
+        keep_free_bytes: Nothing is written while the disk has less free space than this (1 GiB).
+
+    Raises:
+        ConfigError: The dataset is iterable, or a sample cannot be stored.
     """
 
     def __init__(self, dataset: Any, folder: StrPath, *, version: str = "", keep_free_bytes: int = 2**30) -> None:

@@ -24,11 +24,20 @@ Batch: TypeAlias = dict[str, Tensor]
 
 
 def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1) -> Batch:
-    """A batch of shape (samples, longest): `input_ids` padded by pad_id, `labels` by -100, everything else by 0, and
-    the `attention_mask`, 1 where there is a token.
+    """Pads samples to one batch of shape (samples, longest): a `collate_fn` for language models.
 
-    length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with
-    settings: functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
+    `input_ids` are padded with `pad_id`, `labels` with -100, everything else with 0. `attention_mask` is 1 where there
+    is a token. With settings: `functools.partial(pad, pad_id=...)`.
+
+    Args:
+        samples: Mappings of one-dimensional sequences of one length (`input_ids`, `labels` ...), or sequences of
+            tokens.
+        pad_id: The token id of padding.
+        length: The length to pad to; that of the longest sample by default.
+        multiple_of: Rounds the length up to a multiple of this.
+
+    Raises:
+        ConfigError: A sample is longer than `length`, or its parts have different lengths.
     """
     check_count("multiple_of", multiple_of, "a number of tokens")
     rows = _rows(samples)
@@ -47,12 +56,16 @@ def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, m
 
 
 def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> Batch:
-    """A batch of one row in which the samples follow one another, of shape (1, tokens).
+    """Joins samples to one row of shape (1, tokens), for `packed_attention`: a `collate_fn`.
 
-    `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it
-    belongs to another one. `lengths` (one a sample) and `cu_seqlens` (their running sum from 0, int32) say where
-    samples end, for attention that stays within them. capacity: fills the row up to so many tokens by pad_id, as one
-    more sample without labels, so that all rows have one shape.
+    `position_ids` begin at 0 in every sample. `labels` are -100 where a sample begins. `lengths` (one for each sample)
+    and `cu_seqlens` (their running sum from 0, int32) say where samples end.
+
+    Args:
+        samples: Mappings of one-dimensional sequences of one length, or sequences of tokens.
+        capacity: Fills the row up to this many tokens with `pad_id`, as one more sample without labels, so that all
+            rows have one shape.
+        pad_id: The token id of padding.
     """
     rows = _rows(samples)
     lengths = [len(row["input_ids"]) for row in rows]

@@ -127,13 +127,22 @@ def inspect_batches(
     pad_id: int | None = None,
     ignored: int = IGNORED,
 ) -> BatchReport:
-    """Reads the first `batches` batches and reports what is in them.
+    """Reads some batches, and reports what is in them: shapes, padding, labels, and problems such as token ids out of
+    range.
 
-    loader: a DataLoader or another iterable that can be read again. model: its embeddings say which token ids there may
-    be. pad_id: tells padding where there is no mask. ignored: the label that the loss leaves out.
+    Tensors are found by name in mappings (`input_ids`, `labels`, `attention_mask`, `loss_mask` and a few more). The
+    second item of a pair is taken for the labels. An error that the loader raises is part of the report.
 
-    Tensors are found by name (input_ids, labels, attention_mask, loss_mask and a few more) in mappings; of a pair, the
-    second is taken for the labels. An error that the loader raises is part of the report.
+    Args:
+        loader: A DataLoader, or another iterable that can be read again.
+        batches: How many batches to read.
+        model: A model whose embeddings say which token ids are allowed.
+        pad_id: The token id of padding, where there is no mask.
+        ignored: The label that the loss leaves out, -100 by default.
+
+    Returns:
+        A report to print, with `ok`, `problems`, `lengths` (tokens of each sample), and `padding` and `labelled`
+            (shares from 0 to 1).
     """
     check_count("batches", batches)
     if isinstance(loader, Iterator) or not isinstance(loader, Iterable):

@@ -42,12 +42,18 @@ class Common(TypedDict, total=False):
 class LengthBatchSampler(Sampler[list[int]]):
     """A batch sampler (`DataLoader(dataset, batch_sampler=...)`) over samples whose lengths are known.
 
-    lengths: of each sample of the dataset, in tokens. shuffle: other batches in every epoch (the loop calls
-    `set_epoch`), or the same ones, longest first. seed: the same on all ranks. drop_last: leave out what does not fill
-    a batch or a step of all ranks. rank, world_size: this process's part; of the process group by default.
+    Ranks get the same number of batches. Where batches cannot be divided evenly, the largest are halved, so that every
+    sample comes exactly once. With fewer samples than ranks, some samples come twice.
 
-    Ranks get equally many batches. Where these do not go round, the largest are halved, so that every sample comes
-    exactly once; with fewer samples than ranks some come twice.
+    Args:
+        lengths: The length of each sample of the dataset, in tokens.
+        most: The largest length that is allowed, or None.
+        shuffle: True makes other batches in every epoch (the loop calls `set_epoch`). False makes the same batches,
+            longest first.
+        seed: The seed; the same on all ranks.
+        drop_last: True leaves out what does not fill a batch, or a step of all ranks.
+        rank: The number of this process; that of the process group by default.
+        world_size: The number of processes; that of the process group by default.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class LengthBatchSampler(Sampler[list[int]]):
         self._planned: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's batches come next; `perfagent.loop` calls it before each epoch."""
+        """Says which epoch's batches come next. `perfagent.loop` calls it before each epoch."""
         check_count("epoch", epoch, least=0)
         self.epoch = epoch
 
@@ -86,7 +92,7 @@ class LengthBatchSampler(Sampler[list[int]]):
 
     @property
     def fill(self) -> float:
-        """Tokens of this epoch over what its batches hold of tokens and padding, on all ranks together; from 0 to 1."""
+        """The share of tokens that are not padding, over the batches of this epoch and all ranks; from 0 to 1."""
         plan = self._plan()
         return sum(self.lengths[index] for batch in plan for index in batch) / sum(map(self.size_of, plan))
 
@@ -140,13 +146,19 @@ class LengthBatchSampler(Sampler[list[int]]):
 
 
 class LengthBucketBatchSampler(LengthBatchSampler):
-    """Batches of batch_size samples each, whose lengths are nearly the same, so that little is padding.
+    """A batch sampler of `batch_size` samples of nearly the same length, so that little is padding.
 
-    Without boundaries, a window of 50 batches drawn at random is sorted by length and cut. boundaries: the upper
-    lengths of buckets, as [128, 512]; a batch then holds samples of one bucket, which gives few different shapes when
-    each is padded to its bucket's upper length (`bound_of`): torch.compile makes one graph a shape.
+    Without boundaries, a random window of 50 batches is sorted by length and cut into batches.
 
-    lengths, common: see LengthBatchSampler. Raises ConfigError for a length above the last boundary.
+    Args:
+        lengths: The length of each sample, in tokens.
+        batch_size: Samples of a batch.
+        boundaries: The upper lengths of buckets, such as [128, 512]. A batch then has samples of one bucket. Padded to
+            `bound_of(batch)`, there are few shapes, and `torch.compile` compiles once for each.
+        **common: `shuffle`, `seed`, `drop_last`, `rank` and `world_size`: see `LengthBatchSampler`.
+
+    Raises:
+        ConfigError: A length is above the last boundary.
     """
 
     def __init__(
@@ -161,7 +173,7 @@ class LengthBucketBatchSampler(LengthBatchSampler):
         self.batch_size = batch_size
 
     def bound_of(self, batch: Sequence[int]) -> int:
-        """To what length a batch is padded: its bucket's upper one, or that of its longest sample."""
+        """The length to pad a batch to: the upper length of its bucket, or that of its longest sample."""
         longest = max(self.lengths[index] for index in batch)
         return longest if self.boundaries is None else self.boundaries[bisect.bisect_left(self.boundaries, longest)]
 
@@ -183,15 +195,20 @@ class LengthBucketBatchSampler(LengthBatchSampler):
 
 
 class TokenBudgetBatchSampler(LengthBatchSampler):
-    """Batches that hold at most max_tokens when padded to their longest sample: what decides about memory and time.
+    """A batch sampler with a budget of tokens: a batch padded to its longest sample has at most `max_tokens`.
 
-    A sum of lengths without the padding would let one long sample among many short ones take many times the memory.
+    Memory and time of a step depend on the padded size. Batches have different numbers of samples: give `loop.backward`
+    its `num_items`.
 
-    lengths: of each sample. max_tokens: of a batch, samples times the longest of them. max_samples: of a batch,
-    besides. multiple_of: to what lengths are padded (8 or 64 for tensor cores). common: see LengthBatchSampler. Batches
-    differ in samples: give `loop.backward` num_items.
+    Args:
+        lengths: The length of each sample, in tokens.
+        max_tokens: Samples of a batch times the length of the longest.
+        max_samples: Also limits the samples of a batch.
+        multiple_of: Lengths are padded to a multiple of this (8 or 64 for tensor cores).
+        **common: `shuffle`, `seed`, `drop_last`, `rank` and `world_size`: see `LengthBatchSampler`.
 
-    Raises ConfigError where a sample alone is over the budget.
+    Raises:
+        ConfigError: One sample alone is above the budget.
     """
 
     def __init__(
@@ -232,14 +249,21 @@ class TokenBudgetBatchSampler(LengthBatchSampler):
 
 
 class PackedBatchSampler(LengthBatchSampler):
-    """Each batch holds the samples of one row of at most `capacity` tokens; `collating.join` makes that row of them.
+    """A batch sampler that packs samples: each batch has the samples of one row of at most `capacity` tokens.
 
         DataLoader(dataset, batch_sampler=PackedBatchSampler(lengths, 8192), collate_fn=join)
 
-    lengths: of each sample. capacity: tokens of a row. window: samples that are packed together, drawn at random each
-    epoch; more fill better, fewer mix better. common: see LengthBatchSampler.
+    `join` is `perfagent_loop.data.collating.join`.
 
-    Raises ConfigError for a sample that is longer than a row.
+    Args:
+        lengths: The length of each sample, in tokens.
+        capacity: Tokens of a row.
+        window: How many samples, drawn at random each epoch, are packed together. More fill rows better, fewer mix
+            samples better.
+        **common: `shuffle`, `seed`, `drop_last`, `rank` and `world_size`: see `LengthBatchSampler`.
+
+    Raises:
+        ConfigError: A sample is longer than a row.
     """
 
     def __init__(self, lengths: Lengths, capacity: int, *, window: int = 10_000, **common: Unpack[Common]) -> None:

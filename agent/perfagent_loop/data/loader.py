@@ -43,14 +43,20 @@ class LoaderSettings:
 def loader_defaults(
     dataset: Any = None, *, batch_bytes: int | None = None, ranks_on_node: int | None = None, device: Any = None
 ) -> LoaderSettings:
-    """num_workers, pin_memory, persistent_workers and prefetch_factor for this machine.
+    """Chooses num_workers, pin_memory, persistent_workers and prefetch_factor for this machine.
 
-    dataset: tensors in memory need no workers. batch_bytes: of one batch; batches of all workers must fit into half of
-    the shared memory, which in containers is often 64 MB. ranks_on_node: processes that train on this machine;
-    LOCAL_WORLD_SIZE by default. device: what is trained on, as torch names it; CUDA by default where there is any.
+    `DataLoader(dataset, **loader_defaults(dataset).arguments)`. The number of workers is the cores of this rank minus
+    one, at least 1 and at most 8. This is a starting point: `find_num_workers` measures.
 
-    Workers: the cores of this rank but one, at least 1 and at most 8. What suits a dataset best is measured by
-    `perfagent.find_num_workers`; this is where to begin.
+    Args:
+        dataset: The dataset. Tensors in memory need no workers.
+        batch_bytes: The size of a batch. The batches of all workers must fit into half of the shared memory, which is
+            often 64 MB in containers.
+        ranks_on_node: Training processes on this machine; LOCAL_WORLD_SIZE by default.
+        device: The device of the training, as torch names it; CUDA by default if there is any.
+
+    Returns:
+        Settings with `arguments` for a DataLoader, and `why`, one line for each choice.
     """
     words = os.environ.get("LOCAL_WORLD_SIZE", "1").strip()
     ranks = ranks_on_node if ranks_on_node is not None else max(1, int(words)) if words.isdigit() else 1
@@ -89,13 +95,18 @@ def usable_cores() -> float:
 
 
 def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]:
-    """torchdata's StatefulDataLoader with the settings of `loader_defaults`, of which any may be given.
+    """torchdata's StatefulDataLoader with the settings of `loader_defaults`.
 
-    It knows where every worker is, so that a checkpoint of `perfagent.loop` goes on after the last batch that was
-    trained on, also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a
-    map-style dataset needs none of this. Must be resumed with the same num_workers.
+    It knows where each worker is, so that a checkpoint of `perfagent.loop` continues after the last batch that was
+    trained on, also with iterable datasets that have `state_dict()` and `load_state_dict()`. A plain DataLoader over a
+    map-style dataset needs none of this. Resume with the same `num_workers`.
 
-    Raises ConfigError without torchdata.
+    Args:
+        dataset: Any dataset.
+        **arguments: Arguments of a DataLoader. They override the defaults.
+
+    Raises:
+        ConfigError: torchdata is not installed.
     """
     if importlib.util.find_spec("torchdata") is None:
         raise ConfigError("an iterable dataset resumes within an epoch by torchdata alone (pip install torchdata)")

@@ -41,10 +41,15 @@ _ANEW = "write it anew with map_tokens"
 
 
 def map_tokens(path: StrPath, documents: Iterable[Any], *, dtype: torch.dtype = torch.int32) -> MappedTokens:
-    """Writes documents (sequences of token ids) into one file, and opens it.
+    """Writes documents into one file, and opens it. The file appears under its name when it is complete and on disk.
 
-    dtype: of the file; uint16 halves it for vocabularies below 65,536. The file appears under its name when all is
-    written and on the disk. Raises ConfigError for an id that the dtype cannot hold, naming the document.
+    Args:
+        path: The file.
+        documents: Sequences of token ids.
+        dtype: The type in the file. uint16 halves it, for vocabularies below 65,536.
+
+    Raises:
+        ConfigError: The dtype cannot represent an id. The message names the document.
     """
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         raise ConfigError(f"token ids are whole: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32")
@@ -79,10 +84,16 @@ def map_tokens(path: StrPath, documents: Iterable[Any], *, dtype: torch.dtype = 
 
 
 class MappedTokens(Dataset[Tensor]):
-    """Documents of token ids in a file that map_tokens wrote: `dataset[i]` is a tensor that lies in the mapping.
+    """Documents of token ids in a file that `map_tokens` wrote: `dataset[i]` is a tensor in the memory-mapped file.
 
-    lengths: of each document, for the samplers. tokens: all of them in a row, for windows that run over documents'
-    ends. Raises ConfigError for a file that is not ours, cut short, or damaged in its head; `verify()` reads all.
+    Args:
+        path: The file.
+
+    Attributes:
+        tokens: All tokens in a row, for windows that cross the ends of documents.
+
+    Raises:
+        ConfigError: The file was not written by `map_tokens`, is cut short, or its head is damaged.
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -120,11 +131,15 @@ class MappedTokens(Dataset[Tensor]):
 
     @property
     def lengths(self) -> list[int]:
-        """Of each document, in tokens."""
+        """The length of each document in tokens, for the samplers."""
         return self._offsets.diff().tolist()
 
     def verify(self) -> None:
-        """Reads every token. Raises ConfigError when one differs from what was written."""
+        """Reads every token.
+
+        Raises:
+            ConfigError: A token differs from what was written.
+        """
         crc, end = 0, _FIRST + self.tokens.nbytes
         view = memoryview(self._map)
         for begin in range(_FIRST, end, _CHUNK):
@@ -141,11 +156,16 @@ class MappedTokens(Dataset[Tensor]):
 
 
 class MappedLines(Dataset[Any]):
-    """The lines of a text file as samples: `dataset[i]` is parse(line), a line without its end, as bytes.
+    """The lines of a text file as samples: `dataset[i]` is `parse(line)`, without reading the file into memory.
 
-    parse: json.loads for JSON lines (default), bytes.decode for text. index: where the places of the lines are kept (8
-    bytes a line), `FILE.lines` by default; made anew when the text's size or time changes, or when it is damaged; kept
-    in memory alone where it cannot be written. Empty lines at the end are no samples.
+    Empty lines at the end are no samples.
+
+    Args:
+        path: The file.
+        parse: Called with the bytes of a line, without its end: `json.loads` for JSON lines (default), `bytes.decode`
+            for text.
+        index: The file with the positions of the lines (8 bytes a line); `FILE.lines` by default. It is made again if
+            the text's size or time changes, or if it is damaged, and kept in memory only if it cannot be written.
     """
 
     def __init__(

@@ -18,13 +18,18 @@ __all__ = ["PackedStream"]
 
 
 class PackedStream(IterableDataset[Batch]):
-    """Rows packed as the samples come: `DataLoader(PackedStream(samples, 8192), batch_size=None)`.
+    """Packs the samples of a stream into rows: `DataLoader(PackedStream(samples, 8192), batch_size=None)`.
 
-    source: an IterableDataset, which shares itself among workers and ranks as it always must; or a map-style dataset or
-    another iterable that can be read again, of which each worker of each rank takes every n-th sample. length, window:
-    see pack_stream. collate: what makes a batch of a row's samples; collating.join by default.
+    Args:
+        source: An IterableDataset, which divides itself among workers and ranks. Or a map-style dataset or another
+            iterable that can be read again: each worker of each rank takes every n-th sample.
+        capacity: Tokens of a row.
+        length: Returns the tokens of a sample; see `pack_stream`.
+        window: How many samples are packed together; see `pack_stream`.
+        collate: Makes a batch of the samples of a row; `perfagent_loop.data.collating.join` by default.
 
-    Raises ConfigError for a source that can be read only once.
+    Raises:
+        ConfigError: The source can be read only once.
     """
 
     def __init__(

@@ -29,17 +29,22 @@ Device: TypeAlias = torch.device | str | int | None
 
 
 class Prefetcher:
-    """An iterable over the loader's batches on a device.
+    """Copies the next batches of a loader to the GPU while the current step computes.
 
-    loader: a DataLoader or any iterable of batches. device: where to; without one the current CUDA device if there is
-    one, else the CPU. ahead: batches that are on their way while one is in use; each takes its room on the device.
+        for batch in Prefetcher(loader, "cuda"):  # tensors are on the device
+            ...
 
-    On the CPU the loader's own batches are handed out, untouched and none ahead. `len()`, `set_epoch`, `dataset`,
-    `sampler` and whatever else a loader has are the loader's. `state_dict()`, where the loader has one, is the state
-    after the last batch that was handed out, not after the last one read. An error of the loader is raised where its
-    batch would have come, after those before it.
+    `len()`, `set_epoch`, `dataset`, `sampler` and other attributes are the loader's. `state_dict()` is the state after
+    the last batch that was handed out. An error of the loader is raised where its batch would have come. On the CPU the
+    loader's own batches are handed out.
 
-    Raises ConfigError for a device that is not there, and inside of a DataLoader worker, where a GPU cannot be used.
+    Args:
+        loader: A DataLoader, or any iterable of batches.
+        device: The device; the current CUDA device by default, else the CPU.
+        ahead: How many batches are copied in advance. Each needs its memory on the device.
+
+    Raises:
+        ConfigError: There is no such device, or it runs in a DataLoader worker, where a GPU cannot be used.
     """
 
     def __init__(self, loader: Iterable[Batch], device: Device = None, *, ahead: int = 1) -> None:

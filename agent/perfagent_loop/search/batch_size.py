@@ -44,17 +44,23 @@ class BatchTrial:
 def find_batch_size(
     step: Callable[[int], Any], start: int = 1, limit: int = 4096, *, restore: Iterable[Any] = (), group: Any = None
 ) -> int:
-    """The largest batch size from start to limit with which a whole training step fits into memory.
+    """Finds the largest batch size for which a whole training step fits into memory.
 
-    step: runs one full training step (forward, backward, optimizer) with a batch of the size that it is given. What it
-    uses (modules, optimizers, and the schedulers and scalers that it refers to) is put back as it was, with the random
-    generators of Python, numpy and torch; freed memory goes back to the device. restore: further objects with
-    state_dict() and load_state_dict(). group: of ranks that search together, each calling this; all ranks by default.
-    They get the same answer. On a CPU, no size is tried that would, as the smaller ones grew, take over 90 % of what is
-    left.
+    Sizes are doubled until one does not fit, then the gap is halved. Ranks that search together get the same answer. On
+    a CPU, no size is tried that would need more than 90 % of the free memory.
 
-    Raises ConfigError when not even `start` fits, for a step that communicates between ranks, and for sizes that are
-    not whole numbers; every error of the step but a lack of memory goes through.
+    Args:
+        step: Runs one training step (forward, backward, optimizer) with a batch of the given size. Modules, optimizers,
+            schedulers and scalers that it uses are restored afterwards, as are the random generators of Python, numpy
+            and torch.
+        start: The smallest size.
+        limit: The largest size.
+        restore: Further objects with `state_dict()` and `load_state_dict()` to restore.
+        group: The ranks that search together, each of which calls this; all ranks by default.
+
+    Raises:
+        ConfigError: Even `start` does not fit, the step communicates between ranks, or a size is no whole number. Other
+            errors of the step are raised as they are.
     """
     return search_batch_size(step, start, limit, restore=restore, group=group)[0]
 

@@ -56,7 +56,7 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
     report = tune(
         job, steps=arguments.steps, rounds=arguments.rounds, largest_batch=arguments.largest_batch, compiling=arguments.compile,
-        told=show,
+        on_step=show,
     )  # fmt: skip
     if arguments.json:
         steps = [dataclasses.asdict(step) | {"gain_pct": step.gain_pct} for step in report.steps]

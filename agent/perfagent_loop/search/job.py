@@ -27,10 +27,17 @@ __all__ = ["TuningJob", "checked_loss", "demo_job", "job_from"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningJob:
-    """A training in its pieces.
+    """The parts of a training, for `perfagent.tune`, `perfagent tune FILE` and `perfagent estimate FILE`.
 
-    loss: of the model and a batch that lies on the model's device. dataset: map-style. collate: makes a batch of
-    samples, torch's own by default. The other fields are what the training uses today; a search begins there.
+    Attributes:
+        model: The model, on its device.
+        optimizer: Its optimizer.
+        dataset: A map-style dataset.
+        loss: Computes the loss from the model and a batch that is on the model's device.
+        batch_size: The batch size that the training uses now.
+        num_workers: The number of workers that it uses now.
+        precision: The precision that it uses now.
+        collate: Makes a batch of samples; torch's own by default.
     """
 
     model: nn.Module
@@ -59,11 +66,11 @@ class TuningJob:
         return device_of(self.model)
 
     def with_loss(self) -> nn.Module:
-        """The model and its loss as one module: called with a batch, it returns the loss."""
+        """The model and its loss as one module, which returns the loss of a batch."""
         return _WithLoss(self.model, self.loss)
 
     def loader(self, *, batch_size: int = 0, workers: int | None = None, pin: bool = False) -> DataLoader[Batch]:
-        """Shuffled batches of whole size, as long as there are enough samples for one."""
+        """A DataLoader of shuffled batches, all of the same size if there are enough samples for one."""
         size = batch_size or self.batch_size
         workers = self.num_workers if workers is None else workers
         drop_last = len(self.dataset) >= size  # type: ignore[arg-type]
@@ -73,7 +80,7 @@ class TuningJob:
         )  # fmt: skip
 
     def batch(self, size: int) -> Any:
-        """A batch of the first samples; they come again where the dataset has fewer."""
+        """A batch of the first samples. They repeat if the dataset has fewer."""
         collate: Any = self.loader(workers=0).collate_fn
         return collate([self.dataset[number % len(self.dataset)] for number in range(size)])  # type: ignore[arg-type]
 

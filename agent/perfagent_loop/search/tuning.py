@@ -100,7 +100,7 @@ class TuningReport:
         return " and ".join(signs)
 
 
-Told: TypeAlias = Callable[[TuningStep], None]
+OnStep: TypeAlias = Callable[[TuningStep], None]
 
 
 def tune(
@@ -110,16 +110,28 @@ def tune(
     rounds: int = 3,
     largest_batch: int | None = None,
     compiling: bool | None = None,
-    told: Told | None = None,
+    on_step: OnStep | None = None,
 ) -> TuningReport:
-    """Searches for a faster setting of a training; a minute for a small one.
+    """Searches for a faster setting of a training: one change at a time, measured in turns with the best so far.
 
-    In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with
-    2-d convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice,
-    four and eight times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how
-    many steps each side of a comparison makes, and how often they take turns. told: called after every step.
+    In this order: num_workers, pin_memory (CUDA), bf16, the fused optimizer, channels_last (2-d convolutions),
+    torch.compile, and batches of twice, four and eight times the size. Model, optimizer and random generators are
+    restored. A small training takes about a minute.
 
-    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob.
+    Args:
+        job: The training.
+        steps: Steps of each side of a comparison.
+        rounds: How often the two sides take turns.
+        largest_batch: The largest batch size; eight times the current one by default, on CUDA what fits.
+        compiling: Whether to try torch.compile, which takes a minute; on CUDA by default.
+        on_step: Called after every step.
+
+    Returns:
+        A report to print, with `setting`, the best that was found, `gain_pct`, and `samples_per_s` of the training as
+            it was given.
+
+    Raises:
+        ConfigError: `job` is no TuningJob.
     """
     if not isinstance(job, TuningJob):
         raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")
@@ -131,7 +143,7 @@ def tune(
     with contextlib.suppress(OSError):
         load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with restoring_state(job.loss, [job.model, job.optimizer]):
-        search = _Search(job, given, steps, rounds, told)
+        search = _Search(job, given, steps, rounds, on_step)
         search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
         if search.best == given:
             as_given, gain_pct = search.first or search.in_turns(given, given)[0], 0.0
@@ -143,8 +155,8 @@ def tune(
 
 
 class _Search:
-    def __init__(self, job: TuningJob, given: Setting, steps: int, rounds: int, told: Told | None) -> None:
-        self._job, self._steps, self._rounds, self._told = job, steps, rounds, told
+    def __init__(self, job: TuningJob, given: Setting, steps: int, rounds: int, on_step: OnStep | None) -> None:
+        self._job, self._steps, self._rounds, self._on_step = job, steps, rounds, on_step
         self.best = given
         self.first: float | None = None
         self.done: list[TuningStep] = []
@@ -194,8 +206,8 @@ class _Search:
         spread_pct = max(100 * (max(side) - min(side)) / statistics.median(side) for side in rates)
         step = TuningStep(change, before, after, not why_not, why_not or remark, spread_pct)
         self.done.append(step)
-        if self._told is not None:
-            self._told(step)
+        if self._on_step is not None:
+            self._on_step(step)
         return not why_not
 
     def _workers(self) -> None:

@@ -42,18 +42,23 @@ def find_num_workers(
     most_s: float = 5.0,
     step_s: float | None = None,
 ) -> int:
-    """The number of workers to give to a DataLoader.
+    """Finds the smallest `num_workers` of a DataLoader that is as fast as any, or as fast as the training needs.
 
-    make_loader: makes a loader with so many workers, as in `lambda n: DataLoader(data, batch_size=32, num_workers=n)`.
-    candidates: numbers to try; 0, 1, 2, 4 ... up to the larger of 8 and twice the cores by default, since workers that
-    wait for a disk or a network need no core. batches, most_s: how many batches, and how many seconds, a trial may take
-    at most beside the start of the workers. step_s: what a training step takes without its data; with it, the fewest
-    workers are chosen whose batches come in that time.
+    The first batches are not counted, because they wait for the processes to start. A loader that ends is begun again.
+    The search ends early if more workers bring nothing. The random generators are restored.
 
-    The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends
-    early when more workers bring nothing; before any worker is recommended, the loader without them gets a second
-    chance. Puts the random generators back. Raises ConfigError for candidates that are no numbers of workers and for a
-    loader without batches, and the loader's own error when none of the candidates works.
+    Args:
+        make_loader: Makes a loader with a number of workers: `lambda n: DataLoader(data, batch_size=32,
+            num_workers=n)`.
+        candidates: Numbers to try; 0, 1, 2, 4 ... up to the larger of 8 and twice the cores by default.
+        batches: How many batches a trial reads at most.
+        most_s: How many seconds a trial takes at most, without the start of the workers.
+        step_s: Seconds of a training step without its data. If given, the fewest workers are chosen whose batches come
+            in that time.
+
+    Raises:
+        ConfigError: A candidate is no number of workers, or the loader has no batches. The loader's own error is raised
+            if no candidate works.
     """
     return search_num_workers(make_loader, candidates, batches=batches, most_s=most_s, step_s=step_s)[0]
 

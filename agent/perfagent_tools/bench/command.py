@@ -19,7 +19,7 @@ BENCHMARKS = {
     "checkpointing": ("checkpointing", "activation checkpointing: memory saved, time added"),
     "workers": ("workers", "loader workers, and a cache of samples"),
     "pinning": ("pinning", "copies to the GPU from pinned memory"),
-    "packing": ("packing", "sequence packing: how full, how fast to pack, tokens a second"),
+    "packing": ("packing", "sequence packing: how full, how fast to pack, tokens per second"),
     "attention": ("attention", "attention kernels on your shapes"),
     "async-checkpoint": ("async_checkpoint", "how long a training waits for its checkpoints"),
     "compile": ("compiling", "torch.compile: time to compile, time saved"),

@@ -68,14 +68,14 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
             ),
             "speed": Figure(
                 speed,
-                f"packed trains {times(speed)} as many tokens a second as batches padded to their longest",
+                f"packed trains {times(speed)} as many tokens per second as batches padded to their longest",
                 f"The gain is what padding wasted (here {percent(100 - 100 * filled['batches of 16, padded'])} of the tokens), "
                 f"less what attention over packed rows costs: here {by}. Nothing is gained where lengths are alike, or in "
                 "batches of like lengths.",
             ),
         },
         beside={"pack_s": took},
-        head=["batches", "filled %", "tokens a second"],
+        head=["batches", "filled %", "tokens per second"],
         rows=[
             [name, f"{100 * share:.2f}", f"{trained[key]:,.0f}" if (key := _TRAINED.get(name)) else "-"]
             for name, share in filled.items()

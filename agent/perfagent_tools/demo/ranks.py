@@ -20,7 +20,7 @@ from typing import IO
 __all__ = ["Ranks", "free_port"]
 
 STOP_S = 5.0
-"""A rank has so long to end after it was told to; then it is killed. After Ctrl-C, torch lets a rank that waits for the
+"""A rank has so long to end after it was asked to; then it is killed. After Ctrl-C, torch lets a rank that waits for the
 gradients of another that is gone wait at its exit, too: for ever."""
 
 

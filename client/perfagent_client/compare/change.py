@@ -12,7 +12,7 @@ _SPEED = ("tokens_per_s", "samples_per_s", "step_time_s")
 LEAST_STEPS, LEAST_INDEPENDENT = 50, 20
 """Of the server's interval, named in the sentence on a run that has fewer."""
 _PLAIN_TIMES, _PLAIN_STEPS = 1.5, 50
-"""So large a difference, of medians over so many steps each, is told without an interval that slow steps in groups deny."""
+"""So large a difference, of medians over so many steps each, is reported without an interval that slow steps in groups deny."""
 _WORTH = 0.2  # of the change of the step time: a phase that makes less of it is not named
 
 

@@ -30,7 +30,7 @@ __all__ = ["find_runs", "of_database"]
 _READERS: tuple[Reader, ...] = (
     recordings, tensorboard, wandb_offline, mlflow_store, trackio, neptune, mlflow_files, trainer_state, tables, printed,
 )  # fmt: skip
-"""A file belongs to the first that claims it: formats that can be told by their bytes come before text."""
+"""A file belongs to the first that claims it: formats that can be recognized by their bytes come before text."""
 _DEEPEST = 12
 _PASSED_OVER = frozenset((".git", ".venv", "venv", "site-packages", "node_modules", "__pycache__"))
 """Where programs lie, with thousands of files. One of them is looked into when it is named itself."""

@@ -36,7 +36,7 @@ Part = Callable[[Sequence[Source], Callable[[Report], None]], Done]
 
 
 def in_processes(sources: Sequence[Source], part: Part, tell: Callable[[Report | Done], None]) -> None:
-    """part: brings some of the sources, telling of each run; importable by its name. tell: is told what all of them tell. Raises
+    """part: brings some of the sources, telling of each run; importable by its name. tell: gets what all of them report. Raises
     the error of the first that fails, and ends the others."""
     count = min(_MOST, os.cpu_count() or 1, len(sources), 1 + sum(map(_size, sources)) // _WORTH_BYTES)
     if count < 2:

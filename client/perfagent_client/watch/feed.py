@@ -1,5 +1,5 @@
 """What the server has, kept up to date: its WebSocket; where that is refused, questions every few seconds; and while the
-server is away, patience. The one who listens is told how it stands."""
+server is away, patience. The listener is informed of the connection's state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Link:
 
 class Feed:
     """refresh: fetches again all that is shown; raises PerfagentError. on_message: one message of the WebSocket.
-    on_link: how it stands, told when it changes."""
+    on_link: the state of the connection, when it changes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""All runs as the table shows them: what the server listed, and what it has told since. Pure: no terminal, no clock."""
+"""All runs as the table shows them: what the server listed, and what it has sent since. Pure: no terminal, no clock."""
 
 from __future__ import annotations
 

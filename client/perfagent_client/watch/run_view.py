@@ -1,4 +1,4 @@
-"""One run as its screen shows it: the server's answers, and what it has told since. Pure."""
+"""One run as its screen shows it: the server's answers, and what it has sent since. Pure."""
 
 from __future__ import annotations
 

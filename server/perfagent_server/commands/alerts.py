@@ -59,7 +59,7 @@ def alerts(parser: argparse.ArgumentParser) -> None:
 
 def silences(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Silences: no channel is told about alerts of the runs that they match. Again every day or week: maintenance."
+        "Silences: no channel gets alerts of the runs that they match. Every day or week again: maintenance."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="add|list|remove")
     add = actions.add_parser("add", help="make a silence")
@@ -74,7 +74,7 @@ def silences(parser: argparse.ArgumentParser) -> None:
     add.set_defaults(run=_silence)
     show = actions.add_parser("list", help="list silences")
     show.set_defaults(run=_silences)
-    remove = actions.add_parser("remove", help="end a silence: what fires is told now")
+    remove = actions.add_parser("remove", help="end a silence: what still fires is sent now")
     remove.add_argument("id", help="the silence's id, as `silences list` shows it")
     remove.set_defaults(run=_unsilence)
     for action in (add, show, remove):

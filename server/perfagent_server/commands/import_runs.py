@@ -43,7 +43,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project", help="of all these runs; without it each keeps its own, or goes to `default`")
     parser.add_argument("--group", default="", help="of the runs that have none")
     parser.add_argument(
-        "--follow", action="store_true", help="go on with what is added, until Ctrl-C; runs that go on are live"
+        "--follow", action="store_true", help="import what is added, until Ctrl-C; active runs are live"
     )
     parser.add_argument("--list", action="store_true", help="list the imports of the server")
     parser.add_argument("--undo", metavar="IMPORT", help="delete the runs that an import began")

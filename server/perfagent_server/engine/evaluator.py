@@ -22,6 +22,7 @@ from perfagent_server.alerts.grouping import group
 from perfagent_server.alerts.state_machine import RUN_ENDED, Change, Machine
 from perfagent_server.engine import reports
 from perfagent_server.engine.reports import REPORTED_LIFE, USER_LIFE
+from perfagent_server.rules.causes import reason_stored
 from perfagent_server.rules.loss.loss_spike import LossSpike
 from perfagent_server.rules.loss.nonfinite_loss import NonfiniteLoss
 from perfagent_server.rules.own_alert import OwnAlert, Point
@@ -41,7 +42,7 @@ _MOST_OTHERS = 256
 """Alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory."""
 _SAID_S = 3600.0
 """After that a user's alert may make room for another: it is a point in time, and nothing that goes on."""
-_WORDS_OF_END = ("reason", "exception", "traceback", "unused")
+_WORDS_OF_END = ("exception", "traceback", "unused")
 _MOST_ENDS = 64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -285,6 +286,7 @@ class Evaluator:
         if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
         words = {key: str(event.data.get(key) or "")[:8000] for key in _WORDS_OF_END}
+        words["reason"] = reason_stored(event.data.get("reason"))[:8000]
         step, kills = whole(event.step), whole(event.data.get("oom_kills"))
         # A watcher knows no step. What other ranks send of later steps must not move this end.
         time = reports.time_of(event, window.now)

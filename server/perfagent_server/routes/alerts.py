@@ -126,7 +126,7 @@ def alerts_of(services: Services, run: str) -> list[Alert]:
 
 @router.get("/alerts/{alert_id}", responses={200: {"model": AlertWithHistory}})
 def one_alert(alert_id: str, services: ServicesDep, identity: Reader) -> Response:
-    """An alert, and what happened to it. GET /deliveries?alert= has what was sent about it."""
+    """An alert and its history. `GET /deliveries?alert=` has what was sent about it."""
     found = spoken(_known(services, identity, alert_id))
     with services.database.read() as connection:
         happened = history.history_of(connection, alert_id)
@@ -142,7 +142,7 @@ def acknowledge(
     identity: Operator,
     asked: ActRequest | None = None,
 ) -> Response:
-    """Somebody has seen it and works on it: it is not repeated any more. Its state stays."""
+    """Acknowledges an alert: somebody has seen it and works on it. It is no longer repeated; its state stays."""
     note = asked.note if asked else ""
 
     def act(connection: Connection, ident: str, now: float) -> None:
@@ -177,9 +177,9 @@ def mute(
     asked: QuietRequest | None = None,
     for_s: Annotated[Seconds, Query()] = None,
 ) -> Response:
-    """No channel is told that this alert fires, or another of the same rule in the same run, for `for_s` seconds, given
-    in the body or in the query; until somebody undoes it, where they are not given. 0 undoes it. What still fires at the
-    end of the mute is told then; that an alert is resolved is told at once to those who were told that it fires."""
+    """Mutes this rule in this run for `for_s` seconds, given in the body or in the query; without them, until somebody
+    ends it (0 ends it). No channel gets alerts of it meanwhile. What still fires at the end is sent then; a resolution is
+    sent at once to the channels that got the alert."""
     lasts_s, note = _asked(asked, for_s)
 
     def act(connection: Connection, ident: str, now: float) -> bool:
@@ -196,7 +196,7 @@ def unmute(
     identity: Operator,
     asked: ActRequest | None = None,
 ) -> Response:
-    """Ends a mute: what fires is told now."""
+    """Ends a mute: what still fires is sent now."""
     note = asked.note if asked else ""
 
     def act(connection: Connection, ident: str, now: float) -> bool:
@@ -214,8 +214,8 @@ def snooze(
     asked: QuietRequest | None = None,
     for_s: Annotated[Seconds, Query()] = None,
 ) -> Response:
-    """No channel is told about this alert for `for_s` seconds; if it still fires then, it is told again. Until it is
-    resolved, where they are not given. 0 undoes it."""
+    """Snoozes this alert for `for_s` seconds; without them, until it is resolved (0 ends it). No channel gets it
+    meanwhile. If it still fires at the end, it is sent again."""
     lasts_s, note = _asked(asked, for_s)
 
     def act(connection: Connection, ident: str, now: float) -> bool:
@@ -250,7 +250,7 @@ def resolve(
     identity: Operator,
     asked: ActRequest | None = None,
 ) -> Response:
-    """Closes it by hand. Within its cool-down it opens again if its cause is still there, which is told when it
+    """Closes it by hand. Within its cool-down it opens again if its cause is still there, and is sent again when it
     lasts."""
     found = _operated(services, identity, alert_id)
     why = f"resolved by {identity.name}" + (f": {asked.note}" if asked and asked.note else "")

@@ -57,8 +57,9 @@ def list_audit(
     before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """What was done, newest first: logins, and every change by a person or a key. `since` and `until`: RFC 3339. To an
-    administrator of some projects: what was done in these."""
+    """The audit log, newest first: logins, and every change by a person or a key. `since` and `until`: RFC 3339. An
+    administrator of some projects sees what was done in these.
+    """
     asked = AuditQuery(
         projects=identity.rights.projects("admin"), who=who, action=action, thing=thing, project=project,
         since=time_of(since, "since"), until=time_of(until, "until"), before=before, limit=limit + 1,

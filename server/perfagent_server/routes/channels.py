@@ -138,7 +138,7 @@ class DeliveryList:
 def create_channel(
     new: ChannelRequest, request: Request, services: ServicesDep, identity: AdministratorOfAll
 ) -> Response:
-    """A new channel. `secret` is shown this once."""
+    """Makes a channel. `secret` is shown only in this answer."""
     given = {name: getattr(new, name) for name in _names(ChannelRequest)}
     wanted = _checked(services, **{**given, "name": new.name or channels.shown_url(new.kind, new.url)[:80] or new.kind})
     audit = record(request, identity, "channel.create", wanted.name, wanted.kind)
@@ -178,8 +178,9 @@ def change_channel(
 
 @router.post("/channels/{channel_id}/rotate", responses={200: {"model": ChannelMade}})
 def rotate_secret(channel_id: str, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
-    """A new secret for a webhook, shown this once. For a day the old one signs, too, so that a receiver can be changed
-    without losing a message."""
+    """Makes a new secret for a webhook, shown only in this answer. The old one also signs for a day, so that a receiver
+    can be changed without losing a message.
+    """
     audit = record(request, identity, "channel.rotate", channel_id)
 
     def job(connection: Connection) -> str | None:
@@ -219,8 +220,9 @@ def delete_channel(channel_id: str, request: Request, services: ServicesDep, ide
 
 @router.post("/channels/{channel_id}/test", responses={200: {"model": DeliveryShown}})
 def try_channel(channel_id: str, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
-    """Sends channel.test through the outbox and tells what came of it. One that arrives enables a disabled channel
-    again."""
+    """Sends a `channel.test` message, and answers with the result. A message that arrives enables a disabled channel
+    again.
+    """
     audit = record(request, identity, "channel.test", channel_id)
 
     def job(connection: Connection) -> str | None:
@@ -249,8 +251,9 @@ def list_deliveries(
     state: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> Response:
-    """Deliveries, newest first: what is waiting, what arrived, what was given up. Who sees some projects only sees what
-    was sent about their runs."""
+    """Messages to channels, newest first: waiting, delivered, given up. A user of some projects sees those about their
+    runs.
+    """
     if state is not None and state not in _DELIVERY_STATES:
         raise ApiError(422, "invalid", f"state is {state[:80]!r}; allowed are {', '.join(_DELIVERY_STATES)}", "state")
     query = select(delivery).order_by(delivery.c.created.desc(), delivery.c.id).limit(limit)

@@ -59,13 +59,13 @@ def ask(
     services: ServicesDep,
     identity: Operator,
 ) -> Response:
-    """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while
-    it runs, and says what became of it: see GET. 409 where none of those asked can answer: they have ended, are lost,
-    were not heard for a minute, or log over HTTP without an agent. profile: torch.profiler for `steps` steps. stacks:
-    what every thread is doing. sampling: the agent's share of the step time, and how often host and device are sampled.
-    flush: send at once. stop: ends the training at the end of a step that rank 0 names, where its script allows it. For
-    operators: a profile slows a training down, and a job's ingest key must not do that to
-    another run."""
+    """Asks the processes of a run for something. Each process gets the command with the answer to its next frame,
+    within seconds while it runs; `GET` has their answers. 409 if no process can answer: they have ended, are lost, sent
+    nothing for a minute, or log over HTTP without an agent. `profile`: torch.profiler for `steps` steps. `stacks`: what
+    every thread is doing. `sampling`: the agent's share of the step time, and how often host and device are sampled.
+    `flush`: send at once. `stop`: end the training after a step that rank 0 chooses, if its script allows it. Needs an
+    operator, because a profile slows a training down.
+    """
     run = at.id
     given = dict(asked)
     kind, ranks = given.pop("kind", None), given.pop("ranks", None)
@@ -92,7 +92,7 @@ def ask(
 
 @router.get("/runs/{run}/commands", dependencies=_READ, responses={200: {"model": OrderList}})
 def list_commands(run: SeenRun, services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
-    """What this run was asked for, newest first, and what each process answered."""
+    """The commands that were sent to this run, newest first, with the answer of each process."""
     return reply({"commands": services.orders.of(run, limit)})
 
 

@@ -35,7 +35,7 @@ def comparison(
         list[str], Query(min_length=FEWEST, max_length=MOST, description="RUN or RUN:FROM-TO, by id or name")
     ],
 ) -> Response:
-    """2 to 20 runs, or windows of them, with the first: `?runs=A&runs=B:100-500`."""
+    """Compares 2 to 20 runs, or windows of runs, with the first: `?runs=A&runs=B:100-500`."""
     return reply(compare(services.store, [_asked(services, identity, text) for text in runs]))
 
 

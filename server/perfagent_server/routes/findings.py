@@ -26,12 +26,12 @@ class FindingList:
 
 @router.get("/runs/{run}/verdict", dependencies=[Depends(require("read"))], responses={200: {"model": Finding}})
 def verdict(run: SeenRun, services: ServicesDep) -> Response:
-    """Healthy, or the one thing that holds the run back."""
+    """The most important finding about a run, or `healthy`."""
     return reply(services.verdict_of(run))
 
 
 @router.get("/runs/{run}/findings", dependencies=[Depends(require("read"))], responses={200: {"model": FindingList}})
 def findings(run: SeenRun, services: ServicesDep) -> Response:
-    """Everything that is found now, worst first; for a run that ended also what held most of the time it ran."""
+    """All findings about a run, the worst first. For a run that has ended, also what was true for most of its time."""
     rate = services.rate_of(run)
     return reply({"findings": [with_money(spoken(found), rate) for found in services.engine.findings(run)]})

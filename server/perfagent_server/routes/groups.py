@@ -134,8 +134,10 @@ class Groups:
 def groups(
     services: ServicesDep, asked: Filtered, by: By = "", goal: GoalText = "", metrics: Annotated[str, Query(max_length=4000)] = ""
 ) -> Response:  # fmt: skip
-    """The newest 10,000 runs that match, a row a group; the 100 best by the mean of the goal. A run with several tags is in
-    the group of each. `metrics`: names, separated by commas. Without `by`: by what one can group."""
+    """Groups of the newest 10,000 runs that match, one row for each; the 100 best by the mean of the goal. A run with
+    several tags is in the group of each. `metrics`: names, separated by commas. Without `by`: what runs can be grouped
+    by.
+    """
     named = [name.strip() for name in metrics.split(",") if name.strip()]
     if len(named) > _MOST_METRICS:
         raise ApiError(422, "invalid", f"metrics may name {_MOST_METRICS} series, not {len(named)}", "metrics")
@@ -167,7 +169,7 @@ def bands(
     to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
     points: Annotated[int, Query(ge=2, le=2000)] = 500,
 ) -> Response:  # fmt: skip
-    """A series of the first 20 groups of GET /groups: mean, lowest and highest of their runs, step by step."""
+    """A series of the first 20 groups of `GET /groups`: mean, lowest and highest value of their runs at each step."""
     if from_step is not None and to_step is not None and from_step > to_step:
         raise ApiError(422, "invalid", f"from is {from_step} and to is {to_step}; from must not be above to", "from")
     grouping = _by(by)
@@ -209,5 +211,5 @@ class RunSettings:
 
 @router.get("/groups/runs", responses={200: {"model": RunSettings}})
 def settings(services: ServicesDep, asked: Filtered, by: By = "", goal: GoalText = "") -> Response:
-    """What differs in the settings of the newest 300 runs that match, beside their results."""
+    """The settings in which the newest 300 runs that match differ, with their results."""
     return reply(services.run_groups.settings(asked, _by(by), _goal(goal)))

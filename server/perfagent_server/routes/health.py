@@ -23,13 +23,13 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def healthz() -> Response:
-    """The process answers."""
+    """200 if the process answers."""
     return reply({"status": "ok"})
 
 
 @router.get("/livez")
 async def livez(services: ServicesDep) -> Response:
-    """Whether the server needs no restart. It does not ask the database, whose loss a restart does not mend."""
+    """200 unless the server needs a restart. It does not check the database, which a restart does not repair."""
     if not services.is_well:
         return problem(503, "not_well", "a thread has ended or is stuck (/readyz says which); restart the server")
     return reply({"status": "ok"})
@@ -37,8 +37,8 @@ async def livez(services: ServicesDep) -> Response:
 
 @router.get("/readyz")
 async def readyz(services: ServicesDep) -> Response:
-    """The database can be read, there is room to write, and runs are judged. Asked on a thread of its own: all those of the
-    routes may wait for something."""
+    """200 if the database can be read, there is space to write, and runs are judged."""
+    # on a thread of its own: all those of the routes may wait for something
     return await to_thread.run_sync(_readiness, services, limiter=CapacityLimiter(1))
 
 
@@ -72,7 +72,7 @@ def _readiness(services: Services) -> Response:
 
 @router.get("/metrics", dependencies=[Depends(require_everywhere("read"))], response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
-    """The server and the runs that go on, in Prometheus' text format, or as OpenMetrics where the Accept header asks for
+    """The server and the active runs, in Prometheus' text format, or as OpenMetrics where the Accept header asks for
     it."""
     monitoring: Monitoring = request.app.state.monitoring
     content, media_type = monitoring.exposition(request.headers.get("accept", ""))

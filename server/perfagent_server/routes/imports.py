@@ -98,7 +98,7 @@ class TakenBack:
 
 @router.put("/imports/{import_id}", status_code=204, response_class=Response)
 def begin(import_id: ImportId, new: NewImport, request: Request, services: ServicesDep, identity: Sender) -> Response:
-    """Begins an import, or goes on with one's own. Its id goes with the frames of each run, in `import` events."""
+    """Begins an import, or continues one's own. Its id goes with the frames of each run, in `import` events."""
     if new.project:
         check_sender(identity, (new.project,))
     who = identity.name or identity.who
@@ -118,7 +118,7 @@ def begin(import_id: ImportId, new: NewImport, request: Request, services: Servi
 
 @router.post("/imports/known", responses={200: {"model": Known}})
 def known(asked: Asked, services: ServicesDep, identity: Sender) -> Response:
-    """How far runs are imported, so that an import goes on where it was."""
+    """How far runs are imported, so that an import continues where it was."""
     with services.database.read() as connection:
         found = imported(connection, asked.runs)
     mine = {run: Here(how) for run, (project, how) in found.items() if identity.project in (None, project)}
@@ -127,7 +127,7 @@ def known(asked: Asked, services: ServicesDep, identity: Sender) -> Response:
 
 @router.get("/imports", responses={200: {"model": ImportList}})
 def list_imports(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """Imports with runs that one sees, newest first."""
+    """Imports with runs that the caller may see, newest first."""
     if project:
         check_project(identity, "read", project)
     seen = {project} if project else identity.seen_projects
@@ -147,7 +147,7 @@ def list_imports(services: ServicesDep, identity: Reader, project: ProjectAsked 
 
 @router.delete("/imports/{import_id}", responses={200: {"model": TakenBack}})
 def take_back(import_id: str, request: Request, services: ServicesDep, identity: Administrator) -> Response:
-    """Deletes the runs that an import began, with everything that belongs to them, some at each request."""
+    """Deletes the runs that an import began, and everything that belongs to them, some at each request."""
     with services.database.read() as connection:
         its = select(runs.c.id, runs.c.project).join(imported_run, imported_run.c.run == runs.c.id)
         left = connection.execute(its.where(imported_run.c.import_id == import_id)).all()

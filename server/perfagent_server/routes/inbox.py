@@ -67,9 +67,10 @@ def inbox(
     key: str = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> Response:
-    """Alerts that are alike as one group each: of one rule and severity, with titles that differ in numbers and quoted
-    names only. `view`: open, acknowledged, quiet or resolved; `q`: words that must all be in an alert; `key`: only this
-    group, with its newest `limit` alerts."""
+    """Alerts in groups: of one rule and severity, with titles that differ only in numbers and quoted names. `view`:
+    open, acknowledged, quiet or resolved; `q`: words that must all be in an alert; `key`: only this group, with its
+    newest `limit` alerts.
+    """
     for name, given, allowed in (("view", view, VIEWS), ("severity", severity, ("", *SEVERITIES))):
         if given not in allowed:
             raise ApiError(422, "invalid", f"{name} is {given[:80]!r}; allowed are {', '.join(allowed)}", name)
@@ -85,7 +86,9 @@ def inbox(
 
 @router.post("/alerts/ack", responses={200: {"model": Several}})
 def acknowledge(asked: SeveralRequest, request: Request, services: ServicesDep, identity: Operator) -> Response:
-    """Somebody has seen these alerts, and works on them. Those that are acknowledged already stay as they are."""
+    """Acknowledges alerts: somebody has seen them and works on them. Those that are acknowledged already stay as they
+    are.
+    """
 
     def act(connection: Connection, ident: str, now: float) -> None:
         acts.acknowledge(connection, ident, now, who=identity.name, note=asked.note)

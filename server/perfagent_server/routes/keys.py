@@ -78,7 +78,7 @@ class KeyList:
 
 @router.post("/keys", status_code=201, responses={201: {"model": KeyMade}})
 def create_key(new: NewKey, request: Request, services: ServicesDep, identity: Administrator) -> Response:
-    """A new key. `key` is shown this once. An administrator of some projects makes keys of these projects."""
+    """Makes a key. `key` is shown only in this answer. An administrator of some projects makes keys of these projects."""
     if new.scope not in KEY_SCOPES:
         raise ApiError(422, "invalid", f"scope is {new.scope[:80]!r}; allowed are {', '.join(KEY_SCOPES)}", "scope")
     if len(new.name.encode()) > MAX_NAME_BYTES:
@@ -101,15 +101,17 @@ def create_key(new: NewKey, request: Request, services: ServicesDep, identity: A
 
 @router.get("/keys", responses={200: {"model": KeyList}})
 def list_keys(services: ServicesDep, identity: Administrator) -> Response:
-    """Every key without its secret, also revoked and expired ones, newest first; to an administrator of some projects
-    those of these projects."""
+    """Every key without its secret, also revoked and expired ones, newest first. An administrator of some projects sees
+    those of these projects.
+    """
     return reply({"keys": [_shown(key) for key in services.access.keys.list() if _administers(identity, key)]})
 
 
 @router.delete("/keys/{key_id}", status_code=204, response_class=Response)
 def revoke_key(key_id: str, request: Request, services: ServicesDep, identity: Administrator) -> Response:
-    """The key is refused from now on, and so is what it opened: sessions of browsers, and pages that show live
-    updates."""
+    """Revokes a key. From now on it is refused, and so are the browser sessions and live pages that were opened with
+    it.
+    """
     known = _known(services, identity, key_id)
     audit = record(request, identity, "key.revoke", key_id, known.name, project=known.project or "")
     services.access.keys.revoke(key_id, also=audit)
@@ -121,7 +123,7 @@ def revoke_key(key_id: str, request: Request, services: ServicesDep, identity: A
 def limit_key(
     key_id: str, changes: KeyLimits, request: Request, services: ServicesDep, identity: Administrator
 ) -> Response:
-    """Limits of the key's own, in place of those that it had; they hold for what it sends from now on."""
+    """Sets the key's own limits, which replace those before, for what it sends from now on."""
     known = _known(services, identity, key_id)
     limits = _checked_limits(services, identity, changes.limits)
     audit = record(request, identity, "key.limit", key_id, listed(limits), project=known.project or "")

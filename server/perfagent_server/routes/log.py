@@ -71,6 +71,7 @@ _REPLY_SCHEMA: dict[str, Any] = {
 @router.post(
     "/log",
     summary="Store samples given as JSON",
+    description="Stores one row of samples, or a list of rows, for programs without an agent (docs/reference/wire.md).",
     openapi_extra={
         "parameters": [
             {

@@ -52,8 +52,9 @@ class HistogramList:
 def list_media(
     run: SeenRun, services: ServicesDep, name: Name = None, at: Step = None, before: Id = None, limit: Limit = 100
 ) -> Response:
-    """What a run has logged beside numbers, without the bytes. `name`: under that name; `at`: of its last step up to this
-    one."""
+    """The media that a run has logged, without the bytes. `name`: under that name; `at`: of its last step up to this
+    one.
+    """
     found = services.media.items(run, name, at, before, limit)
     more = found[-1].id if len(found) == limit and at is None else None
     names = services.media.names(run)
@@ -64,7 +65,7 @@ def list_media(
 def histograms(
     run: SeenRun, services: ServicesDep, name: Annotated[str, Query(max_length=256)], limit: Limit = 100
 ) -> Response:
-    """The histograms of a name, of at most `limit` evenly spaced steps, oldest first."""
+    """The histograms of a name at no more than `limit` evenly spaced steps, oldest first."""
     return reply({"histograms": services.media.histograms(run, name, limit)})
 
 
@@ -75,7 +76,9 @@ def histograms(
     responses={200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}},
 )
 def media_bytes(run: SeenRun, media: MediaId, request: Request, services: ServicesDep) -> Response:
-    """The bytes of one: PNG, JPEG, WebP or GIF; WAV, MP3 or OGG; JSON of a table or a histogram. They never change."""
+    """The bytes of one item: PNG, JPEG, WebP or GIF; WAV, MP3 or OGG; JSON of a table or a histogram. They never
+    change.
+    """
     tag = f'"{media}"'
     headers = {
         "Cache-Control": _FOR_EVER,

@@ -112,7 +112,7 @@ class TriedAlert:
 
 @router.get("/rules/alerts", responses={200: {"model": OwnAlertList}})
 def list_own_alerts(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """The alerts that users made for all projects, and for those that one sees. `project`: of these only for this one."""
+    """The alerts that users made for all projects, and for those that the caller may see. `project`: only for this one."""
     if project:
         check_project(identity, "read", project)
     seen = [project] if project else identity.seen_projects
@@ -123,7 +123,7 @@ def list_own_alerts(services: ServicesDep, identity: Reader, project: ProjectAsk
 def create_own_alert(
     new: NewOwnAlert, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = ""
 ) -> Response:
-    """A new alert for runs of a project; of all projects without one. Runs that go on are judged at once. 100 at most."""
+    """A new alert for runs of a project; of all projects without one. Active runs are judged at once. 100 at most."""
     check_project(identity, "admin", project)
     alert = _alert(asdict(new) | {"project": project})
     audit = record(request, identity, "own_alert.create", alert.name, _detail(alert), project=project)
@@ -136,7 +136,7 @@ def change_own_alert(
     name: str, form: AlertForm, request: Request, services: ServicesDep, identity: Administrator,
     project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Makes the alert of this name as the form says, whether there is one or not. What it had found is resolved."""
+    """Makes or replaces the alert of this name. What it had found is resolved."""
     check_project(identity, "admin", project)
     alert = _alert(asdict(form) | {"name": name, "project": project})
     audit = record(request, identity, "own_alert.change", name, _detail(alert), project=project)
@@ -148,7 +148,7 @@ def change_own_alert(
 def delete_own_alert(
     name: str, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = ""
 ) -> Response:
-    """What it had found is resolved."""
+    """Deletes an alert that a user made. What it had found is resolved."""
     check_project(identity, "admin", project)
     audit = record(request, identity, "own_alert.delete", name, project=project)
 
@@ -168,7 +168,7 @@ def delete_own_alert(
 def try_own_alert(
     form: OwnAlertToTry, services: ServicesDep, identity: Administrator, project: ProjectAsked = ""
 ) -> Response:
-    """When the alert would have fired in a run, by its stored samples. Nothing is saved."""
+    """When an alert would have fired in a run, from its stored samples. Nothing is saved."""
     check_project(identity, "admin", project)
     said = asdict(form) | {"project": project}
     run = said.pop("run")

@@ -75,7 +75,9 @@ PanelId = Annotated[
 
 @router.get("/panels", responses={200: {"model": PanelList}})
 def list_panels(services: ServicesDep, identity: Reader, project: ProjectNamed) -> Response:
-    """The panels of a project, oldest first. The page of each of its runs draws those of whose lines it has the series."""
+    """The panels (charts that users made) of a project, oldest first. The page of a run draws those of whose series the
+    run has any.
+    """
     check_project(identity, "read", project)
     return reply(PanelList(panels_of(services, project)))
 
@@ -90,7 +92,7 @@ def panels_of(services: Services, project: str) -> list[PanelShown]:
 def put_panel(
     panel: PanelId, form: PanelForm, project: ProjectNamed, request: Request, services: ServicesDep, identity: Operator
 ) -> Response:
-    """Makes the panel of this id as the form says, whether there is one or not. A project has 50 at most."""
+    """Makes or replaces the panel of this id. A project has at most 50."""
     check_project(identity, "operate", project)
     for at, line in enumerate(form.lines):
         try:
@@ -122,7 +124,7 @@ def put_panel(
 def delete_panel(
     panel: PanelId, project: ProjectNamed, request: Request, services: ServicesDep, identity: Operator
 ) -> Response:
-    """From all runs of the project. PUT with the same form brings it back."""
+    """Deletes a panel for all runs of the project. PUT with the same form makes it again."""
     check_project(identity, "operate", project)
     audit = record(request, identity, "panel.delete", panel, project=project)
 

@@ -55,7 +55,7 @@ class PriceList:
 
 @router.get("/prices", responses={200: {"model": PriceList}})
 def list_prices(services: ServicesDep, identity: Reader) -> Response:
-    """The prices of all projects that have one, and that one may see."""
+    """The prices of all projects that have one and that the caller may see."""
     with services.database.read() as connection:
         known = prices(connection)
     seen = [_shown(project, one) for project, one in known.items() if not project or identity.sees(project)]
@@ -66,8 +66,9 @@ def list_prices(services: ServicesDep, identity: Reader) -> Response:
 def change_price(
     asked: NewPrice, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Sets the price of a project; without one, that of all projects that have none of their own. It counts for all of
-    a run's hours, also for those before."""
+    """Sets the price of a project; without one, of all projects without their own. It counts for all hours of a run,
+    also those before.
+    """
     check_project(identity, "admin", project)
     if not 1 <= len(asked.currency) <= 16 or any(one.isspace() for one in asked.currency):
         said = f"currency is {asked.currency[:40]!r}; a word of up to 16 characters, such as EUR, is needed"
@@ -91,7 +92,7 @@ def change_price(
 def remove_price(
     request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Takes the price of a project away; without one, that of all projects."""
+    """Removes the price of a project; without one, that of all projects."""
     check_project(identity, "admin", project)
     audit = record(request, identity, "price.remove", project, project=project)
 

@@ -56,14 +56,17 @@ class FlameShown:
 
 @router.get("/runs/{run}/profiles", dependencies=_READ, responses={200: {"model": ProfileList}})
 def list_profiles(run: SeenRun, services: ServicesDep) -> Response:
-    """Profiles of a run, newest first, each with its five largest operators. POST /runs/{run}/commands asks for one."""
+    """Profiles of a run, newest first, each with its five most expensive operators. `POST /runs/{run}/commands` asks
+    for one.
+    """
     return reply({"profiles": services.profiles.of(run)})
 
 
 @router.get("/runs/{run}/profiles/{profile}/operators", dependencies=_READ, responses={200: {"model": StoredProfile}})
 def operators(run: SeenRun, profile: str, services: ServicesDep) -> Response:
-    """One profile with all its operators: calls, and time on the CPU and on the device, their own and with what they
-    call."""
+    """One profile with all its operators: calls, and time on the CPU and on the device, of their own and with the
+    operators that they call.
+    """
     return reply(_known(services, run, profile))
 
 
@@ -74,7 +77,7 @@ def operators(run: SeenRun, profile: str, services: ServicesDep) -> Response:
     responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
 )
 def trace(run: SeenRun, profile: str, services: ServicesDep) -> Response:
-    """The trace, gzip-compressed JSON: open it as it is at https://ui.perfetto.dev or in chrome://tracing."""
+    """The trace of a profile, gzip-compressed JSON. Open it as it is at https://ui.perfetto.dev or in chrome://tracing."""
     found = _with_trace(services, run, profile)
     headers = {
         "Content-Disposition": f'attachment; filename="{found.id[:12]}-rank{found.rank}.pt.trace.json.gz"',
@@ -88,7 +91,7 @@ def trace(run: SeenRun, profile: str, services: ServicesDep) -> Response:
 def flame(
     run: SeenRun, profile: str, services: ServicesDep, thread: Annotated[int, Query(ge=0, le=99)] = 0
 ) -> Response:
-    """What ran inside what in one thread or GPU stream of the trace, put together by names: the 2,000 with the most time."""
+    """A flame graph of one thread or GPU stream of the trace, combined by names: the 2,000 entries with the most time."""
     _with_trace(services, run, profile)
     try:
         lanes = services.flames.of(run, profile)
@@ -103,7 +106,7 @@ def flame(
 
 @router.get("/runs/{run}/stacks", dependencies=_READ, responses={200: {"model": StackList}})
 def stacks(run: SeenRun, services: ServicesDep, command: str | None = None) -> Response:
-    """What every thread of each rank was doing when it was last asked, or when that command asked."""
+    """The stack of every thread of each rank, when it was asked last, or at the given command."""
     found = stacks_of(services.database, run, command=command)
     return reply(StackList(found, _grouped(found)))
 

@@ -121,7 +121,7 @@ class Going:
 
 @router.get("/retention", responses={200: {"model": PolicyList}})
 def list_policies(services: ServicesDep, identity: Reader) -> Response:
-    """The default of all projects, and the projects that have settings of their own, and that one may see."""
+    """The retention of all projects, and of each project with its own that the caller may see."""
     with services.database.read() as connection:
         stored = stored_policies(connection)
     policies = Policies(services.retention.policy, stored)
@@ -131,7 +131,7 @@ def list_policies(services: ServicesDep, identity: Reader) -> Response:
 
 @router.get("/retention/preview", dependencies=[Depends(require_everywhere("read"))], responses={200: {"model": Going}})
 def show_what_would_go(services: ServicesDep) -> Response:
-    """What would go now, by age and for size budgets that are exceeded. Changes nothing."""
+    """What would be deleted now, by age and by size budgets. Changes nothing."""
     return reply(_going(services.retention.preview()))
 
 
@@ -139,8 +139,9 @@ def show_what_would_go(services: ServicesDep) -> Response:
 def change_policy(
     asked: NewPolicy, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Sets how long the data of a project is kept; without one, that of all projects that have nothing of their own. What
-    is left out is taken back: PATCH keeps it."""
+    """Sets how long the data of a project is kept; without one, that of all projects without their own. What the body
+    leaves out is reset (PATCH keeps it).
+    """
     return _changed(asked, request, services, identity, project, keep_others=False)
 
 
@@ -148,7 +149,7 @@ def change_policy(
 def change_part_of_policy(
     asked: NewPolicy, request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Sets some of it; what is left out stays as it was set before."""
+    """Sets a part of it. What the body leaves out stays as it was."""
     return _changed(asked, request, services, identity, project, keep_others=True)
 
 
@@ -156,7 +157,7 @@ def change_part_of_policy(
 def remove_policy(
     request: Request, services: ServicesDep, identity: Administrator, project: ProjectAsked = "", field: FieldsAsked = (),
 ) -> Response:  # fmt: skip
-    """Takes back what was set for a project; without one, for all projects. field: only these, such as max_bytes."""
+    """Resets the retention of a project; without one, of all projects. `field`: only these, such as `max_bytes`."""
     check_project(identity, "admin", project)
     fields = set(field)
     if unknown := sorted(fields - set(PROJECT_FIELDS)):

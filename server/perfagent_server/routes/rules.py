@@ -84,8 +84,9 @@ class RuleChange:
 
 @router.get("/rules", responses={200: {"model": RuleList}})
 def list_rules(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """Every rule that judges runs, in the order of verdicts. `project`: with the thresholds of this project. `ignored`:
-    what is stored for it, or for all projects, and does not count; also a silence that cannot be read."""
+    """Every rule, in the order of verdicts. `project`: with the thresholds of this project. `ignored`: stored settings
+    that have no effect, and silences that cannot be read.
+    """
     if project:
         check_project(identity, "read", project)
     rules = services.rule_settings.rules_of(project)
@@ -101,8 +102,9 @@ def change_rule(
     rule: str, change: RuleChange, request: Request, services: ServicesDep, identity: Administrator,
     project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Sets a rule for a project; for all projects without one. It counts from the next sample on, and wins over
-    rules.toml."""
+    """Sets a rule for a project; without one, for all projects. It takes effect with the next sample, and overrides
+    rules.toml.
+    """
     check_project(identity, "admin", project)
     _known(rule)
     settings: dict[str, Any] = {**change.thresholds, "enabled": change.enabled}
@@ -129,7 +131,7 @@ def reset_rule(
     rule: str, request: Request, services: ServicesDep, identity: Administrator,
     project: ProjectAsked = "",
 ) -> Response:  # fmt: skip
-    """Takes back what PUT set for this project, or for all: the rule is as rules.toml and its own thresholds say."""
+    """Removes what PUT set for this project, or for all: rules.toml and the rule's own thresholds count again."""
     check_project(identity, "admin", project)
     _known(rule)
     audit = record(request, identity, "rule.reset", rule, project=project)

@@ -56,7 +56,7 @@ class AnnotationList:
     "/runs/{run}/annotations", dependencies=[Depends(require("read"))], responses={200: {"model": AnnotationList}}
 )
 def list_annotations(run: SeenRun, services: ServicesDep) -> Response:
-    """What people wrote at steps of a run, by step."""
+    """The notes that people wrote at steps of a run, in the order of steps."""
     return reply(AnnotationList(annotations_of(services, run)))
 
 
@@ -70,7 +70,7 @@ def annotations_of(services: Services, run: str) -> list[AnnotationShown]:
 def annotate(
     at: OperatedRun, new: NewAnnotation, request: Request, services: ServicesDep, identity: Operator
 ) -> Response:
-    """Writes at a step. A run has 200 at most."""
+    """Writes a note at a step. A run has at most 200."""
     if not new.text.strip():
         raise ApiError(422, "invalid", "text has only spaces", "text")
     values: dict[str, Any] = {
@@ -93,6 +93,7 @@ def annotate(
 def delete_annotation(
     at: OperatedRun, annotation: str, request: Request, services: ServicesDep, identity: Operator
 ) -> Response:
+    """Deletes a note at a step."""
     audit = record(request, identity, "annotation.delete", at.id, annotation[:80], project=at.project)
 
     def job(connection: Connection) -> None:

@@ -99,11 +99,11 @@ def list_runs(
     """Runs, newest first. Give `next` back as `cursor` for the following page; it is null on the last one. A page has
     fewer than `limit` runs where their configurations are large.
 
-    `severity` and `state`: one or several. A run's severity is that of its open alerts while it goes on, and that of its
+    `severity` and `state`: one or several. A run's severity is that of its open alerts while it is active, and that of its
     verdict once it has ended: critical, warning, info, healthy, or unknown where nothing was judged. `q`: words that must
     all be in name, project, tag, host or an open alert, and comparisons of settings and newest values (`config.lr = 1e-3`,
     `val/acc > 0.6`), or a regular expression between slashes; `attention`: only runs with an open critical or warning alert
-    that nobody acknowledged; `since` (RFC 3339): only runs that were heard of since.
+    that nobody acknowledged; `since` (RFC 3339): only runs that sent something since.
 
     With `with` (any of verdict, latest, timing, trend, config) it is a screen of a table: each run has these parts, `alerts` and
     `needs_attention`; `counts` says how many runs there are by state and severity, and `next` is the `offset` of the
@@ -146,8 +146,10 @@ def _listed(text: str) -> list[str]:
 def get_run(
     run: SeenRun, services: ServicesDep, with_: Annotated[str, Query(alias="with", max_length=80)] = ""
 ) -> Response:
-    """One run. `with` (any of names, latest, alerts, marks, annotations, panels) adds what the routes of these names answer.
-    panels: of its project; marks: rule -> the series on whose charts its alerts are marked, best first."""
+    """One run. `with` (any of names, latest, alerts, marks, annotations, panels) adds the answers of the routes of
+    these names. `panels`: of its project; `marks`: for each rule the series on whose charts its alerts are marked, best
+    first.
+    """
     wrong = [part for part in _listed(with_) if part not in _PARTS]
     if wrong:
         raise ApiError(422, "invalid", f"with is {wrong[0]!r}; allowed are {', '.join(_PARTS)}", "with")
@@ -158,8 +160,9 @@ def get_run(
 def change_run(
     at: OperatedRun, change: RunChange, request: Request, services: ServicesDep, identity: Operator
 ) -> Response:
-    """Name, tags, notes and switched-off rules of a run. For operators of its project; a job's ingest key neither reads
-    nor changes other runs."""
+    """Changes the name, tags, notes or switched-off rules of a run. Needs an operator of its project; an ingest key
+    neither reads nor changes other runs.
+    """
     run = at.id
     if change.name is not None and not _can_be_a_name(change.name):
         raise ApiError(422, "invalid", "name must be a printable text of 1 to 256 bytes, not only spaces", "name")
@@ -222,7 +225,7 @@ def _shown(services: Services, summary: RunSummary | None, parts: Mapping[str, A
 
 @router.delete("/runs/{run}", status_code=204, response_class=Response)
 def delete_run(at: AdministeredRun, request: Request, services: ServicesDep, identity: Administrator) -> Response:
-    """Removes a run with everything that belongs to it."""
+    """Deletes a run and everything that belongs to it."""
     run = at.id
     # First of all: should the server end on the way, it is known who has emptied the run.
     services.database.write(record(request, identity, "run.delete", run, project=at.project), essential=True)
@@ -235,7 +238,7 @@ def delete_run(at: AdministeredRun, request: Request, services: ServicesDep, ide
     "/runs/{run}/latest", dependencies=[Depends(require("read"))], responses={200: {"model": dict[str, Latest]}}
 )
 def latest(run: SeenRun, services: ServicesDep) -> Response:
-    """The newest value of every name, ranks put together as the catalogue says."""
+    """The newest value of each series of a run, combined over ranks as the catalog of metrics says."""
     return reply(services.store.latest(run))
 
 
@@ -250,7 +253,7 @@ class Names:
 
 @router.get("/runs/{run}/names", dependencies=[Depends(require("read"))], responses={200: {"model": Names}})
 def names(run: SeenRun, services: ServicesDep) -> Response:
-    """Every name that the run has sent, sorted."""
+    """The names of all series of a run, sorted."""
     return reply(_names(services, run))
 
 
@@ -283,8 +286,9 @@ def events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
 ) -> Response:
-    """The newest events, oldest of them first: console lines (kind=log), states, phases, alerts of the script. `before`
-    an event's id pages back."""
+    """The newest events of a run: console lines (`kind=log`), states, phases, alerts of the script. Of those, the
+    oldest comes first. `before` an event's id: the page before it.
+    """
     if kind is not None and kind not in EVENT_KINDS:
         raise ApiError(422, "invalid", f"kind is {kind[:80]!r}; allowed are {', '.join(EVENT_KINDS)}", "kind")
     return reply({"events": services.runs.events(run, kind=kind, rank=rank, limit=limit, before=before)})

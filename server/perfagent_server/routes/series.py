@@ -107,7 +107,9 @@ def ranks(
     to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
     points: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> Response:
-    """One row a rank, one column a bucket. The name `own_work_s` is the step time of a rank less what it waited for others."""
+    """A matrix with one row for each rank and one column for each bucket of steps. The name `own_work_s` is the step
+    time of a rank without its waiting for others.
+    """
     _check_range(from_step, to_step)
     read = partial(services.store.ranks, run, from_step=from_step, to_step=to_step, points=points)
     return reply(own_work(read) if name == OWN_WORK else read(name))
@@ -120,7 +122,7 @@ def layers(
     family: Annotated[str, Query(max_length=64, description="such as grad_norm")],
     points: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> Response:
-    """One row a layer, in the order of the model, one column a bucket."""
+    """A matrix with one row for each layer, in the order of the model, and one column for each bucket of steps."""
     if f"{family}/" not in FAMILIES:
         allowed = ", ".join(name.rstrip("/") for name in FAMILIES)
         raise ApiError(422, "invalid", f"family is {family!r}; allowed are {allowed}", "family")
@@ -131,8 +133,9 @@ def layers(
 def step_timing(
     run: SeenRun, services: ServicesDep, steps: Annotated[int | None, Query(ge=1, le=20_000)] = None
 ) -> Response:
-    """Step time, its phases, throughput and shares: of the newest 100 steps, or of the whole run when it has ended.
-    These are the figures that page, command line and healthy verdict show. `steps`: of the newest so many instead."""
+    """Step time, its phases, throughput and shares, as the page and the command line show them: of the newest 100
+    steps, or of the whole run if it has ended. `steps`: of the newest so many.
+    """
     figures = services.figures
     return reply(figures.of(run) if steps is None else figures.newest(run, steps))
 

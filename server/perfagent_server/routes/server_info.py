@@ -41,7 +41,7 @@ def self_(services: ServicesDep, identity: Reader) -> Response:
     null is for ever, and no limit; GET /retention has that of projects) and counters: accepted, refused, queued, dropped,
     judged, delivered; set_aside: the runs that the rules cannot judge for now, why, and when they try again;
     rules_stopped: why this server judges no run, null while it does. Storage,
-    counters and set_aside tell of all projects: they are empty for who sees some only."""
+    counters and set_aside are of all projects: they are empty for users who see only some."""
     settings = services.settings
     sees_all = identity.seen_projects is None
     policy = services.retention.policies().default

@@ -79,8 +79,7 @@ class Link:
 async def who_am_i(
     request: Request, services: ServicesDep, run: Annotated[str | None, Query(max_length=128)] = None
 ) -> Response:
-    """Who this request is from and what it may do; open to everybody, so that a page can ask before it shows a button.
-    `run`: what it may do with that run."""
+    """Who the caller is, and what the caller may do. Open to everybody. `run`: what the caller may do with that run."""
     identity = await services.access.identify(request)
     rights = identity.rights
     may = rights.scopes if run is None or not rights.by_project else await _may_with(services, identity, run)
@@ -135,7 +134,7 @@ def own_sessions(request: Request, services: ServicesDep, user: User) -> Respons
 
 @router.delete("/sessions/{session_id}", status_code=204, response_class=Response)
 def end_session(session_id: str, request: Request, services: ServicesDep, user: User) -> Response:
-    """Ends one of one's own sessions, such as that of a lost laptop."""
+    """Ends one of the caller's own sessions, such as that of a lost laptop."""
     audit = record(request, _as_identity(user), "session.end", session_id)
     if not services.access.sessions.end(user.id, session_id, also=audit):
         said = f"you have no session {session_id[:40]!r}; GET /api/v1/sessions lists them"
@@ -146,7 +145,7 @@ def end_session(session_id: str, request: Request, services: ServicesDep, user: 
 
 @router.post("/session/password", status_code=204, response_class=Response)
 async def change_password(new: NewPassword, request: Request, services: ServicesDep, user: User) -> Response:
-    """A new password for the user who is logged in. All other sessions of the user end."""
+    """Sets a new password for the user who is logged in, and ends the user's other sessions."""
     people = services.people
     if user.issuer is not None:
         raise ApiError(409, "not_possible", f"you sign in at {user.issuer}; change your password there")
@@ -168,7 +167,7 @@ async def change_password(new: NewPassword, request: Request, services: Services
 
 @router.post("/session/links", status_code=201, responses={201: {"model": Link}})
 def new_link(request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
-    """A new one-time address that makes a browser an administrator's."""
+    """Makes an address that works once and makes a browser an administrator's."""
     services.database.write(record(request, identity, "session.link"))
     return reply({"url": f"{services.settings.url}/login?token={services.access.sessions.issue_link()}"}, 201)
 

@@ -80,8 +80,9 @@ class SilenceList:
 
 @router.get("/silences", responses={200: {"model": SilenceList}})
 def list_silences(services: ServicesDep, identity: Reader) -> Response:
-    """Silences that are on, that are to come, and that ended in the last 30 days; newest first. Who sees some projects
-    only sees those of these projects. One that cannot be read silences nothing: GET /rules names it as ignored."""
+    """Active and coming silences, and those that ended in the last 30 days; newest first. A user of some projects sees
+    those of these projects. A silence that cannot be read has no effect: `GET /rules` lists it under `ignored`.
+    """
     now = time.time()
     query = select(silence).where((silence.c.repeats != "") | (silence.c.ends > now - _KEPT_S))
     if identity.seen_projects is not None:
@@ -93,7 +94,7 @@ def list_silences(services: ServicesDep, identity: Reader) -> Response:
 
 @router.post("/silences", status_code=201, responses={201: {"model": SilenceShown}})
 def create_silence(new: NewSilence, request: Request, services: ServicesDep, identity: Operator) -> Response:
-    """A new silence. Alerts that fire go on firing, and are told when it ends. An operator of some projects names one of
+    """A new silence. Alerts that fire stay open, and are sent when it ends. An operator of some projects names one of
     them, or a run in it."""
     now = time.time()
     starts, ends = _times(new, now)
@@ -127,7 +128,7 @@ def create_silence(new: NewSilence, request: Request, services: ServicesDep, ide
 
 @router.delete("/silences/{silence_id}", status_code=204, response_class=Response)
 def delete_silence(silence_id: str, request: Request, services: ServicesDep, identity: Operator) -> Response:
-    """Ends a silence: what fires is told now."""
+    """Ends a silence: what still fires is sent now."""
 
     def job(connection: Connection) -> None:
         query = select(silence.c.project).where(silence.c.id == silence_id)

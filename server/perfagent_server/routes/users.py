@@ -91,7 +91,7 @@ def list_users(services: ServicesDep) -> Response:
 
 @router.post("/users", status_code=201, responses={201: {"model": UserShown}})
 def add_user(new: NewUser, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
-    """A new user."""
+    """Adds a user."""
     name = new.name.strip()
     if (why := why_no_name(name)) is not None:
         raise ApiError(422, "invalid", why, "name")
@@ -110,7 +110,9 @@ def add_user(new: NewUser, request: Request, services: ServicesDep, identity: Ad
 def change_user(
     name: str, change: UserChange, request: Request, services: ServicesDep, identity: AdministratorOfAll
 ) -> Response:
-    """Changes roles or password, disables or enables. It counts at once, also for open sessions and live pages."""
+    """Changes roles or password, disables or enables a user. It takes effect at once, also in open sessions and live
+    pages.
+    """
     known = _known(services, name)
     if known.issuer is not None and (change.roles is not None or change.password is not None):
         said = f"{known.name!r} signs in at {known.issuer}, from where roles come; only `disabled` can be changed here"
@@ -130,7 +132,7 @@ def change_user(
 
 @router.delete("/users/{name}", status_code=204, response_class=Response)
 def remove_user(name: str, request: Request, services: ServicesDep, identity: AdministratorOfAll) -> Response:
-    """Removes a user, whose sessions end now. What they did stays under their name."""
+    """Removes a user and ends their sessions. What they did stays under their name."""
     known = _known(services, name)
     services.people.accounts.remove(known.id, also=record(request, identity, "user.remove", known.name))
     services.hub.check_pages()

@@ -60,7 +60,7 @@ class ViewList:
 
 @router.get("/views", responses={200: {"model": ViewList}})
 def list_views(services: ServicesDep, identity: Reader, project: ProjectAsked = "") -> Response:
-    """Views of all projects and of those that one sees, by name. `project`: of these only this one's."""
+    """Saved views of all projects and of those that the caller may see, by name. `project`: only of this one."""
     if project:
         check_project(identity, "read", project)
     seen = {project} if project else identity.seen_projects
@@ -75,8 +75,9 @@ def list_views(services: ServicesDep, identity: Reader, project: ProjectAsked = 
 def save_view(
     name: str, view: View, request: Request, services: ServicesDep, identity: Operator, project: ProjectAsked = ""
 ) -> Response:
-    """Saves a view for a project; for all projects without one. 409 where there is one of this name and `replace` is not
-    true."""
+    """Saves a view for a project; without one, for all projects. 409 if there is a view of this name and `replace` is
+    not true.
+    """
     check_project(identity, "operate", project)
     if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable() or name != name.strip() or "/" in name:
         said = f"name is {name[:80]!r}; give up to {_LONGEST_NAME} letters without a slash, not with a space at an end"

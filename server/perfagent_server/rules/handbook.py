@@ -26,7 +26,7 @@ _QUESTIONS = {
     Question.ARE_ITS_NUMBERS_FINITE: "Are its numbers finite?",
     Question.DOES_IT_MOVE: "Does it move, and is it heard?",
     Question.DOES_IT_LEARN: "Does it learn?",
-    Question.WILL_IT_GO_ON: "Will it go on?",
+    Question.WILL_IT_GO_ON: "Will it continue?",
     Question.IS_IT_FAST: "Is it fast?",
 }
 

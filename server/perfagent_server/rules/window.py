@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from perfagent.wire import LOSS, Event, loss_kind
+from perfagent_server.rules.causes import reason_words
 from perfagent_server.rules.learning_rate import LearningRate
 from perfagent_server.rules.nonfinite_steps import NonfiniteStep, NonfiniteSteps
 from perfagent_server.rules.own_series import OwnSeries
@@ -65,8 +66,9 @@ class Samples(Protocol):
 
 @dataclass(slots=True)
 class End:
-    """How a process of this attempt ended, in its own words. unused: parameters without a gradient, by name, of which
-    DistributedDataParallel complained; oom_kills: what the kernel has killed on its host for want of memory."""
+    """How a process of this attempt ended, in its own words. reason: those of an exception, or facts (`reason_stored`); unused:
+    parameters without a gradient, by name, of which DistributedDataParallel complained; oom_kills: what the kernel has killed
+    on its host for want of memory."""
 
     state: str
     rank: int
@@ -77,6 +79,16 @@ class End:
     traceback: str = ""
     unused: str = ""
     oom_kills: int | None = None
+
+    @property
+    def said(self) -> str:
+        """Why it ended: the words that rules search."""
+        return reason_words(self.reason)
+
+    @property
+    def facts(self) -> str | None:
+        """The same in facts, of which a reader's language makes words."""
+        return self.reason if self.reason != self.said else None
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, sel
 from perfagent.errors import WireError
 from perfagent.wire import OUTCOMES, RunSummary
 from perfagent_server.database import Database
+from perfagent_server.rules.causes import reason_words
+from perfagent_server.rules.texts.reader import reader
 from perfagent_server.runs.outcomes import LEVEL, with_outcome
 from perfagent_server.runs.run_filters import TableQuery, filtered
 from perfagent_server.store.statements import Prepared
@@ -243,7 +245,8 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
         meta = {name: value for name, value in meta.items() if name not in _LONG}
     return RunSummary(
         run=row["id"], project=row["project"], name=row["name"], state=row["state"], step=row["step"],
-        started=rfc3339(row["started"]), updated=rfc3339(row["heard"]), ended=rfc3339(row["ended"]), reason=row["reason"],
+        started=rfc3339(row["started"]), updated=rfc3339(row["heard"]), ended=rfc3339(row["ended"]),
+        reason=reason_words(row["reason"], reader.get()),
         world_size=row["world_size"], attempts=row["attempts"], tags=stored_names(row["tags"]), group=row["group_name"],
         host=row["host"], config=stored_object(row["config"]), meta=meta, rules_off=stored_names(row["rules_off"]),
         left_out=stored_object(row["left_out"]), severity=OUTCOMES[row["level"]],
@@ -254,7 +257,7 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {
         "project": row["project"], "name": row["name"], "state": row["state"], "step": row["step"],
         "started": rfc3339(row["started"]), "updated": rfc3339(row["heard"]), "ended": rfc3339(row["ended"]),
-        "reason": row["reason"], "world_size": row["world_size"], "attempts": row["attempts"],
+        "reason": reason_words(row["reason"], reader.get()), "world_size": row["world_size"], "attempts": row["attempts"],
         "tags": stored_names(row["tags"]), "group": row["group_name"], "host": row["host"],
         "severity": OUTCOMES[row["level"]],
     }  # fmt: skip

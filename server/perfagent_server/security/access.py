@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
-from perfagent.endpoint.admin_proof import ProofCheck
 from perfagent.endpoint.local_server import announcement
 from perfagent_server.refusal import RefusalError
 from perfagent_server.security.failures import Failures
 from perfagent_server.security.keys import is_shaped_like_key
+from perfagent_server.security.proof_check import ProofCheck
 from perfagent_server.security.rights import SCOPES, Identity, Rights, Scope, rights_of_scope
 from perfagent_server.settings import Settings
 

@@ -107,7 +107,8 @@ def _insert_new(connection: Connection, table: Any, **values: Any) -> None:
 class StoredProfile:
     """One profile. who: asked for it; rule, alert: for which it was taken, empty where a person asked; trace: "complete",
     "arriving", or "none" (note says why); url: of the trace, on this server; operators: with calls, and times in seconds;
-    shares: how the time of the steps is divided, in seconds; says: what it shows, in sentences."""
+    shares: how the time of the steps is divided, in seconds; says: what it shows, in sentences;
+    cut_short: why it ended before its time."""
 
     id: str
     command: str
@@ -128,6 +129,7 @@ class StoredProfile:
     shares: dict[str, Any] = field(default_factory=dict)
     says: list[str] = field(default_factory=list)
     note: str = ""
+    cut_short: str = ""
 
 
 class Profiles:
@@ -253,7 +255,7 @@ def _shown(row: Mapping[Any, Any], known: _Asked, *, operators: int | None) -> S
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
         shares=divided if isinstance(divided, dict) else {},
         says=words or ([str(one) for one in says] if isinstance(says, list) else []),  # agents of before sent sentences
-        note=reason_words(note, reader.get()),
+        note=reason_words(note, reader.get()), cut_short=reason_words(summary.get("cut"), reader.get()),
     )  # fmt: skip
 
 

@@ -6,26 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import command
 from torch_versions import TORCH, since_torch
 
-from perfagent.cli import main
 from perfagent_tools.bench.command import BENCHMARKS
 
 MARKS = {"compile": pytest.mark.long, "workers": pytest.mark.long, "prefetch": pytest.mark.real}
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*torch.jit:DeprecationWarning")
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", *words])
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
 def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    code, out, err = run(capsys, *words, "--json", "--device", "cpu")
-    assert code == 0, err
-    return dict(json.loads(out))
+    ended = command(capsys, "bench", *words, "--json", "--device", "cpu")
+    assert ended.code == 0, ended.err
+    return dict(json.loads(ended.out))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in BENCHMARKS])
@@ -54,9 +47,9 @@ def test_attention_is_measured_on_the_user_s_shapes(capsys: pytest.CaptureFixtur
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "amp", "--device", "cuda")
-    assert code == 1
-    assert "--device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA" in err
+    ended = command(capsys, "bench", "amp", "--device", "cuda")
+    assert ended.code == 1
+    assert "--device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -69,6 +62,6 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(capsys: pytest.Captu
     ],
 )
 def test_wrong_use_ends_with_2(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
-    code, _, err = run(capsys, *words)
-    assert code == 2
-    assert said in err
+    ended = command(capsys, "bench", *words)
+    assert ended.code == 2
+    assert said in ended.err

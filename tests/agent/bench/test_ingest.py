@@ -8,25 +8,18 @@ from typing import Any
 
 import pytest
 from api_builders import listening
+from command_line import command
 
-from perfagent.cli import main
 from perfagent_server.ingest_benchmark.agents import NAMES
 from perfagent_server.runs.run_filters import TableQuery
 
 pytestmark = pytest.mark.real
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "ingest", *words])
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
 def measured(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    code, out, err = run(capsys, *words, "--json")
-    assert code == 0, err
-    return dict(json.loads(out))
+    ended = command(capsys, "bench", "ingest", *words, "--json")
+    assert ended.code == 0, ended.err
+    return dict(json.loads(ended.out))
 
 
 def test_it_starts_a_server_and_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,10 +35,11 @@ def test_it_starts_a_server_and_nothing_is_lost(capsys: pytest.CaptureFixture[st
 
 def test_the_runs_are_whole_runs_of_a_server_that_was_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with listening(tmp_path) as server:
-        code, out, _ = run(capsys, "--url", server.url, "--agents", "3", "--seconds", "1", "--period", "0.25")
-        assert code == 0
-        assert "lost           0 of" in out
-        assert "server  " not in out, "what the server takes is not known from outside"
+        words = ("--url", server.url, "--agents", "3", "--seconds", "1", "--period", "0.25")
+        ended = command(capsys, "bench", "ingest", *words)
+        assert ended.code == 0
+        assert "lost           0 of" in ended.out
+        assert "server  " not in ended.out, "what the server takes is not known from outside"
         services = server.app.state.services
         runs, _ = services.runs.page(TableQuery())
         assert [run.project for run in runs] == ["bench"] * 3

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent.scripts import run_script
 from agent_recorded import Recording
 from builders import job_environment
-from preloaded import run
 
 import perfagent
 
@@ -25,8 +25,8 @@ LEFT_OUT = {
 
 def train(script: str, folder: Path, **environment: str) -> list[str]:
     """What perfagent says."""
-    environment = {"PERFAGENT_SERVER": "http://127.0.0.1:9"} | environment
-    [done] = run([str(HERE / script), "perfagent", str(folder)], folder, [job_environment(folder, **environment)])
+    environment = {"PERFAGENT_SERVER": "http://127.0.0.1:9", "PERFAGENT_RECORD": ""} | environment
+    done = run_script(folder, HERE / script, "perfagent", str(folder), **environment)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("perfagent: ")]
 

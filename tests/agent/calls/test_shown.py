@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from whole_end import whole_end
 
 import perfagent
 from perfagent.calls.shown import Shown
-
-
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    yield
-    perfagent.finish()
 
 
 def test_shown_run_has_its_newest_loss_and_no_foreign_markup() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_accelerator import Control
 
 from perfagent.causes.batch import Fingerprint, count_nonfinite
 from perfagent.causes.variables import in_callers
@@ -27,7 +28,7 @@ def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
 
     where, names = train()
     assert names == ["inputs", "labels"]
-    assert where.startswith("local variables of train (")
+    assert (where["key"], where["function"]) == ("local_variables", "train")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_its_place_is_written_as_the_user_types_it(tmp_path: Path, monkeypatch: 
         here.rmdir()
     names: dict[str, Any] = {"torch": torch, "found": in_callers, "frame": sys._getframe}
     exec(compile("x = torch.ones(6, 3)\nanswer = found(6, frame())", str(tmp_path / "here/train.py"), "exec"), names)
-    assert names["answer"][0].endswith(f"{written}:2)")
+    assert names["answer"][0]["line"].endswith(f"{written}:2")
 
 
 class Store(Mapping[int, Any]):
@@ -83,6 +84,15 @@ def test_a_fingerprint_is_of_the_values() -> None:
         (shown,) = Fingerprint(1, "", [("x", torch.ones(6, 2).to(kind))]).result()["tensors"]
         assert shown["hash"]
         assert "min" not in shown
+
+
+def test_a_batch_on_a_device_has_the_hosts_fingerprint(fakegpu: Control) -> None:
+    x = torch.randn(4, 3)
+    there, lost = (Fingerprint(1, "", [("x", x.to(f"fakegpu:{index}"))]) for index in (0, 1))
+    assert there.ready()
+    assert there.result()["hash"] == Fingerprint(1, "", [("x", x)]).result()["hash"]
+    fakegpu.lose()
+    assert "hash" not in lost.result()["tensors"][0]
 
 
 @pytest.mark.parametrize(

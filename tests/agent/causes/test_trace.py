@@ -113,7 +113,7 @@ def test_of_a_device_times_gaps_and_shares_are_told() -> None:
     gaps = trace.gaps(records.cpu, records.device, 1, 0, 1000)
     assert (gaps["of"], gaps["busy_s"], gaps["idle_pct"]) == ("device", 550e-9, 45.0)
     assert [(round(1e9 * gap["s"]), gap["before"]) for gap in gaps["longest"]] == [
-        (150, "the end"), (120, "Memcpy HtoD (Pageable -> Device)"), (100, "gemm"), (80, "Memcpy DtoH (Device -> Pinned)")
+        (150, ""), (120, "Memcpy HtoD (Pageable -> Device)"), (100, "gemm"), (80, "Memcpy DtoH (Device -> Pinned)")
     ]  # fmt: skip
     found = {name: round(1e9 * seconds) for name, seconds in trace.shares(records, 1, 0, 1000).items()}
     assert (found["h2d_s"], found["d2h_s"], found["d2d_s"]) == (100, 50, 0)

@@ -11,8 +11,6 @@ from agent.hooks.loops import one_ahead, sgd, step
 from torch import nn
 from torch.utils.data import DataLoader
 
-import perfagent.measure.compiled  # noqa: F401 - as the sender's thread does
-
 
 def start(record, model=None):
     model = model or nn.Linear(8, 1)

@@ -12,28 +12,27 @@ from progress import new_progress
 
 from perfagent.causes.investigator import Investigator
 from perfagent.decode import step_decoder
-from perfagent.decode.phase_times import LoopFacts
+from perfagent.decode.phase_times import TraceReader
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.drafts import rows_of
 from perfagent.measure.batches.size import inputs
 from perfagent.probes.flops.op_formulas import Counted
 from perfagent.probes.flops.step_flops import StepFlops
 from perfagent.step import trace as kinds
-from perfagent.step.row import Note
+from perfagent.step.row import StepRow
 from perfagent.step.trace import entries_of, trace_of
 
 OF_A_STEP = {"_entries", "_fetches", "_passes", "_repeated", "_again", "_whole", "_evaluated"}
 CHOICES = {
     "loader": (None, 7, 7, 8), "fetches": (1,) * 9 + (2,), "returned": (None, True, False), "cleared": (None, "before", "after"),
     "size": ((32, None, False), (16, 256, True), (16, 256, False), (None, None, False)), "lr": (0.1, 0.1, None),
-    "micro": (1, 1, 1, 2), "phase": (False,) * 9 + (True,), "wall": (0.0, 1000.0), "training": (True,) * 19 + (False,),
+    "micro": (1, 1, 1, 2), "phase": (False,) * 9 + (True,), "training": (True,) * 19 + (False,),
     "logs": (0.02, 0.0, 0.98, 1.0), "honest": (True,) * 4 + (False,),
 }  # fmt: skip
 """What a training may do in each of its steps."""
 
 
 class Loop:
-    """Makes the notes of a training that keeps its habits for a while and then changes them."""
+    """Makes the steps of a training that keeps its habits for a while and then changes them."""
 
     def __init__(self, seed: int, **habits: object) -> None:
         self.random = random.Random(seed)
@@ -52,7 +51,8 @@ class Loop:
         self.now += self.random.randrange(1, 3_000_000)
         return self.now
 
-    def note(self) -> Note:
+    def step_row(self) -> tuple[StepRow, dict[str, float] | None, float | None]:
+        """A step, what only some have, and the loss that the script logs."""
         does, began, trace = self.habits, self.now if self.step else 0, []
         is_fed = does.loader is not None
         for _ in range(does.micro):
@@ -79,8 +79,7 @@ class Loop:
         rare = self.random.choice([{"grad/norm": 1.0}, {"grad/norm": 2.0, "grad/nonfinite": 1.0}, *[None] * 8])
         logged = loss if does.honest and type(loss) is float else self.random.random()
         user_loss = logged if self.random.random() < does.logs else None
-        wall = does.wall and does.wall + self.step
-        return Note(self.step, wall, began, does.micro, does.lr, user_loss, 0, trace_of(trace), rare)
+        return StepRow(self.step, began, does.micro, does.lr, trace_of(trace), None), rare, user_loss
 
 
 def reader(*, embedded: bool) -> StepReader:
@@ -89,12 +88,12 @@ def reader(*, embedded: bool) -> StepReader:
     made = StepReader()
     made.epoch = 1_000_000.0
     made.facts.embedded = embedded
-    made.flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)})
+    made.add_flops = StepFlops(lambda: None, {(32, 0): Counted(products=1e9, attention=0.0)}).add
     made.investigator = Investigator(new_progress(deque()), SimpleNamespace(rows=deque()), lambda: None)
     return made
 
 
-class Alone(LoopFacts):
+class Alone(TraceReader):
     """Reads every step entry by entry."""
 
     def read_usual(self, trace):
@@ -103,33 +102,33 @@ class Alone(LoopFacts):
 
 def learned(made: StepReader) -> list[object]:
     """What a reader has taken from the steps so far for those to come."""
-    batches, investigator = vars(made.facts.batches), made.investigator
+    batches, investigator = vars(made.traces.batches), made.investigator
     found: list[object] = [(name, batches[name]) for name in sorted({*batches} - OF_A_STEP)]
     return [repr(found), made.loss_by_user, repr(investigator.history()), investigator.judged_upto, investigator.is_bad]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_the_loop_does_both_ways_of_reading_agree(seed, monkeypatch):
-    ways, lost = [], []
-    for facts in (Alone, LoopFacts):
-        monkeypatch.setattr(step_decoder, "LoopFacts", facts)
+    ways = []
+    for facts in (Alone, TraceReader):
+        monkeypatch.setattr(step_decoder, "TraceReader", facts)
         made, loop, said = reader(embedded=seed % 2 == 0), Loop(seed), []
         for _ in range(320):
             if loop.random.random() < 0.03:
                 loop.change()
-            said.append((repr(rows_of([loop.note()], made, lost.append)), learned(made)))
+            row, rare, user_loss = loop.step_row()
+            said.append((repr(made.row(row, rare, user_loss=user_loss)), learned(made)))
         ways.append(said)
-    assert not lost
     for one, other in zip(*ways, strict=True):
         assert one == other
 
 
 @pytest.mark.parametrize("loader", [None, 7])
 def test_usual_step_is_read_in_the_shorter_way(loader):
-    facts, short = LoopFacts(), 0
+    facts, short = TraceReader(), 0
     loop = Loop(0, loader=loader, fetches=1, micro=1, phase=False, training=True, size=(32, None, False))
     for _ in range(100):
-        trace = loop.note().trace
+        trace = loop.step_row()[0].trace
         if facts.read_usual(trace) is None:
             facts.read(entries_of(trace))
         else:

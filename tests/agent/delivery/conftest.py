@@ -21,10 +21,9 @@ def sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.counters = Counter()
     made.progress = new_progress(made.rows)
     made.progress.completed = 40
-    made.reader = made.progress.links.reader
     return made
 
 
 @pytest.fixture
 def collector(sender: Any) -> Collector:
-    return Collector(sender, Columns(), lambda: None, lambda _: None)
+    return Collector(sender, Columns())

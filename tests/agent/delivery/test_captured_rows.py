@@ -27,13 +27,14 @@ def progress(sender: Any) -> StepState:
 
 def written(collector: Collector, *, last: bool = False) -> Written:
     taken = collector.collect(time.monotonic(), last=last)
-    return sorted(((row[0], dict(row[3])) for block in taken.packed for row in rows_in(block)), key=str)
+    return sorted(((row[0], dict(row[3])) for block in taken for row in rows_in(block) if row[0]), key=str)
 
 
-def stepped(progress: StepState, *names: str, steps: int = 2) -> None:
-    """So many steps were made and read, with these series."""
-    progress.completed, progress.last = steps, object()  # type: ignore[assignment]
-    progress.links.reader.delivers(names, steps)
+def stepped(sender: Any, *names: str, steps: int = 2) -> None:
+    """So many steps were made and are read, with these series, under step 0."""
+    sender.progress.completed, sender.progress.last = steps, object()  # type: ignore[assignment]
+    sender.reader.steps += steps
+    sender.rows.append((0, 1.0, 1.0, names, (0.5,) * len(names)))
 
 
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,16 +43,16 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + EARLY_S)
 
 
-def steps(*names: str, steps: int = 2) -> Callable[[StepState], None]:
-    return lambda progress: stepped(progress, *names, steps=steps)
+def steps(*names: str, steps: int = 2) -> Callable[[Any], None]:
+    return lambda sender: stepped(sender, *names, steps=steps)
 
 
-def backward(progress: StepState) -> None:
-    progress.losses.seen_backward = True
+def backward(sender: Any) -> None:
+    sender.progress.losses.seen_backward = True
 
 
-def by_log(progress: StepState) -> None:
-    progress.logs.by_log = True
+def by_log(sender: Any) -> None:
+    sender.progress.logs.by_log = True
 
 
 LATE = {"mfu": 30.0, "grad_norm/0.weight": 1.0, "gpu/power_w": 80.0}
@@ -76,7 +77,7 @@ CASES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_when_and_under_which_name_it_is_written(progress, collector, monkeypatch, case) -> None:
+def test_when_and_under_which_name_it_is_written(sender, progress, collector, monkeypatch, case) -> None:
     step = 10_000 if "far ahead" in case else 1
     last = False
     for what in CASES[case]:
@@ -91,14 +92,14 @@ def test_when_and_under_which_name_it_is_written(progress, collector, monkeypatc
         elif what == "later":
             later(monkeypatch)
         elif callable(what):
-            what(progress)
+            what(sender)
         last |= what == "end"
     assert not collector.waits
     assert progress.logged_at() == 10_000 or case != "far ahead, where no optimizer steps"
 
 
 def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: StepState, collector: Collector) -> None:
-    stepped(progress, "lr")
+    stepped(sender, "lr")
     sender.rows.append((2, 0.0, time.monotonic(), {"acc": 0.5, "loss": 3.0}))
     sender.rows.append((2, 0.0, time.monotonic(), {"odd": torch.tensor(0.5)}))
     progress.log_captured({"acc": 0.5, "loss": 3.0, "odd": 0.5}, 2, None)
@@ -107,8 +108,8 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, progress: StepState, co
     ]  # fmt: skip
 
 
-def test_value_that_two_loggers_were_given_counts_once(progress: StepState, collector: Collector) -> None:
-    stepped(progress, "phase/optimizer_s")
+def test_value_that_two_loggers_were_given_counts_once(sender: Any, progress: StepState, collector: Collector) -> None:
+    stepped(sender, "phase/optimizer_s")
     for step, value in ((2, 1.0), (2, 1.0), (2, 2.0), (2, float("nan")), (2, float("nan")), (3, 2.0)):
         progress.log_captured({"x": value}, step, None)
     found = [(step, str(values["x"])) for step, values in written(collector)]

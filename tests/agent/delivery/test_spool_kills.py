@@ -130,7 +130,7 @@ def live(folder: Path, books: Books, chance: random.Random) -> Spool:
             step = steps.stop
             books.tried.update(steps)
             event = Event(kind="alert", time=float(step), data={"title": "x"})
-            written = spool.append(tick_of(rows(steps.start, len(steps)), [event] if what == "event" else []), now=now)
+            written = spool.append(*tick_of(rows(steps.start, len(steps)), [event] if what == "event" else []), now=now)
             books.taken.update(steps if written else ())
         elif what == "hold":
             spool.hold(now=now)

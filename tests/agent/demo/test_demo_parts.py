@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from builders import until
+from clocks import Clock
 
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent_server.rules.catalogue import all_rules
@@ -39,32 +40,25 @@ def test_ranks_share_the_windows_in_as_many_batches() -> None:
     assert len({index for share in shares for index in share}) == sum(map(len, shares))
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_hanging_job_is_stopped_once_its_stacks_have_come() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     vigil = command._Vigil(faults.named("hang"), stays=False, clock=clock)
     assert vigil.look(trains=True, is_named=False) == ""
-    clock.now = 70.0
+    clock.at = 70.0
     assert vigil.look(trains=True, is_named=True) == ""
-    clock.now += command.STACKS_S
+    clock.at += command.STACKS_S
     assert vigil.look(trains=True, is_named=True) == "stop"
     stays = command._Vigil(faults.named("hang"), stays=True, clock=clock)
     assert stays.look(trains=True, is_named=True) == "stay"
     assert stays.look(trains=True, is_named=True) == "", "said once"
     assert stays.stays
     for fault, does in (("hang", "stop"), ("leak", "let go"), ("nan", "")):
-        clock = Clock()
+        clock = Clock(0.0)
         vigil = command._Vigil(faults.named(fault), stays=True, clock=clock)
-        clock.now = 1000.0
+        clock.at = 1000.0
         assert vigil.look(trains=False, is_named=False) == "", "a slow start is no time of the rule"
         assert vigil.look(trains=True, is_named=False) == ""
-        clock.now = 2000.0
+        clock.at = 2000.0
         assert vigil.look(trains=True, is_named=False) == does, "a verdict is not waited for for ever"
 
 

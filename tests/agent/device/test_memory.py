@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfagent.device.memory import allocator, measured
+from perfagent.device.memory import allocator, chosen_device, device_in_use, measured
 from perfagent.wire import CATALOGUE
 
 
@@ -54,6 +54,8 @@ def test_what_the_allocator_does_not_tell_is_absent(monkeypatch: pytest.MonkeyPa
     assert "cuda/headroom_bytes" not in measured(stats(1, 2))
     cuda(monkeypatch, None)
     assert allocator(0, free_bytes=1.0) == {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert (allocator(0), device_in_use(), chosen_device(first=True)) == ({}, None, None), "it never used a device"
 
 
 @pytest.mark.parametrize(("share", "headroom"), [(1.0, 5400.0), (0.5, 4400.0), (0.05, 0.0)])

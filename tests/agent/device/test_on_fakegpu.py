@@ -16,7 +16,7 @@ from torch import nn
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import Collector
 from perfagent.delivery.row_packing import rows_in
-from perfagent.device import duplicate, fetched, is_captured, reached, readings, to_host
+from perfagent.device import DeviceClock, duplicate, fetched, is_captured, reached, readings
 from perfagent.media.snapshot import Snapshot
 
 MIB = 2**20
@@ -90,29 +90,27 @@ def test_no_capture_of_the_script_ends_by_a_fetch(fakegpu: Control, monkeypatch:
 def test_large_copies_wait_for_the_device_and_nobody_for_them(fakegpu: Control) -> None:
     x = torch.arange(6.0, device="fakegpu:1")
     fakegpu.hold(1)
-    head, (copy, copy_there) = to_host(x), duplicate(x)
-    assert head
-    host, head_there = head
-    x += 10  # behind them in the stream
-    assert not reached(head_there) and not reached(copy_there)
+    copy, copied = duplicate(x)
+    x += 10  # behind it in the stream
+    assert not reached(copied)
     fakegpu.let_go(1)
-    assert reached(head_there) and reached(copy_there)
+    assert reached(copied)
     fakegpu.hold(1)
     threading.Timer(0.01, lambda: fakegpu.let_go(1)).start()
-    assert host.tolist() == fetched(copy).tolist() == [0, 1, 2, 3, 4, 5]
+    assert fetched(copy).tolist() == [0, 1, 2, 3, 4, 5]
     with torch.fakegpu.Stream("fakegpu:1"), torch.accelerator.Graph():
-        assert to_host(x) is None and is_captured(x)
+        assert is_captured(x)
 
 
 def test_a_log_that_waits_for_its_device_holds_up_no_step(fakegpu: Control, record: Any) -> None:
     recorded, model = record(), nn.Linear(4, 1).to("fakegpu:0")
     trained(model, 1, torch.ones(2, 4, device="fakegpu:0"))
     sender = recorded.sender
-    sender.counters, sender.reader = Counter(), recorded.progress.links.reader
-    collector = Collector(sender, Columns(), lambda: None, lambda _: None)
+    sender.counters = Counter()
+    collector = Collector(sender, Columns())
 
     def collected() -> set[tuple[int, str]]:
-        blocks = collector.collect(0.0, last=False).packed
+        blocks = collector.collect(0.0, last=False)
         return {(step, name) for block in blocks for step, _, _, values in rows_in(block) for name in dict(values)}
 
     with fakegpu.held(1):
@@ -218,3 +216,11 @@ def test_a_lost_device_raises_in_the_script_alone(fakegpu: Control, record: Any)
     with pytest.raises(torch.AcceleratorError):
         trained(model, 1, x)
     recorded.sender.rows.clear()  # those of the last steps will never be known
+
+
+def test_no_time_is_known_between_marks_of_a_lost_device(fakegpu: Control) -> None:
+    clock = DeviceClock(torch.device("fakegpu", 0))
+    begin, end = clock.mark(), clock.mark()
+    assert begin and end and clock.seconds(begin, end) is not None
+    fakegpu.lose()
+    assert (clock.seconds(begin, end), clock.mark()) == (None, None)

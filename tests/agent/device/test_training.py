@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agent.device.trainings import (
-    MADE_OF_TORCH,
-    Train,
-    captured,
-    mixed_precision,
-    plain,
-    value,
-)
+from agent.device.trainings import MADE_OF_TORCH, Train, captured, mixed_precision, plain, value
 from agent_recorded import Recording
 from fake_accelerator import Control, Counts
 

@@ -57,7 +57,7 @@ def test_command_says_where_the_server_was_that_was_killed(
         source = "a" * 32
         header = Header(source=source, project="p", rank=0, server=DEFAULT, run="r", attempt=1)
         left = Spool(AgentConfig.from_env().sources / source, header)
-        left.append(tick_of([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})]), now=0.0)
+        left.append(*tick_of([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})]), now=0.0)
         left.close(final="finished")
     ended = command(capsys, *words)
     assert ended.code == 1

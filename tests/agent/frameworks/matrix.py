@@ -6,6 +6,7 @@ test_matrix.py trains every row, and scripts/compatibility writes the table. Thi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 COLUMNS = {
     "steps": "Steps",
@@ -71,67 +72,64 @@ class Row:
         return "-".join([self.module, self.function, *self.options.values()])
 
 
-def _one(
-    family: str, name: str, module: str, function: str, absent: dict[str, str] = _NO_TOKENS | _FULL, **more: object
-) -> Row:
-    return Row(family=family, name=name, module=module, function=function, absent=absent | _ALONE, **more)  # type: ignore[arg-type]
-
-
-def _two(
-    family: str, name: str, module: str, function: str, absent: dict[str, str] = _NO_TOKENS | _FULL, **more: object
-) -> Row:
-    return Row(family=family, name=name, module=module, function=function, absent=absent, ranks=2, **more)  # type: ignore[arg-type]
-
-
 PLAIN, COMPILE, PRECISION, SEVERAL = "Plain torch", "torch.compile", "Mixed precision", "Several models or optimizers"
 PARALLEL, DEEPSPEED, TRAINERS = "torch.distributed, two ranks", "DeepSpeed, two ranks", "Trainers"
 
+
+def _row(
+    family: str, name: str, module: str, function: str, absent: dict[str, str] = _NO_TOKENS | _FULL, **more: Any
+) -> Row:
+    ranks = 2 if family in (PARALLEL, DEEPSPEED) else 1
+    absent = absent if ranks > 1 else absent | _ALONE
+    return Row(family=family, name=name, module=module, function=function, absent=absent, ranks=ranks, **more)
+
+
 ROWS = (
-    _one(PLAIN, "DataLoader, AdamW, clipping, scheduler", "plain", "loader_and_scheduler"),
-    _one(PLAIN, "own batches of tokens, SGD, attach(model)", "plain", "own_batches", _FULL | _NO_LOADER),
-    _one(PLAIN, "accumulation, loss divided, short last window", "plain", "accumulation_divided"),
-    _one(PLAIN, "accumulation, loss as it is", "plain", "accumulation_plain"),
-    _one(PLAIN, "evaluation in between", "plain", "evaluation_between"),
-    _one(PLAIN, "LBFGS, closure", "plain", "closure", _NO_TOKENS | _FULL | _NO_LOADER),
-    _one(PLAIN, "DataLoader with two workers", "plain", "loader_with_workers"),
-    _one(PLAIN, "back to a checkpoint and on from there", "plain", "back_to_a_checkpoint"),
-    _one(PLAIN, "a loss that becomes NaN", "plain", "becomes_nan"),
-    _one(PLAIN, "no gradients (evolution strategy)", "plain", "without_gradients",
+    _row(PLAIN, "DataLoader, AdamW, clipping, scheduler", "plain", "loader_and_scheduler"),
+    _row(PLAIN, "own batches of tokens, SGD, attach(model)", "plain", "own_batches", _FULL | _NO_LOADER),
+    _row(PLAIN, "accumulation, loss divided, short last window", "plain", "accumulation_divided"),
+    _row(PLAIN, "accumulation, loss as it is", "plain", "accumulation_plain"),
+    _row(PLAIN, "evaluation in between", "plain", "evaluation_between"),
+    _row(PLAIN, "LBFGS, closure", "plain", "closure", _NO_TOKENS | _FULL | _NO_LOADER),
+    _row(PLAIN, "DataLoader with two workers", "plain", "loader_with_workers"),
+    _row(PLAIN, "back to a checkpoint and on from there", "plain", "back_to_a_checkpoint"),
+    _row(PLAIN, "a loss that becomes NaN", "plain", "becomes_nan"),
+    _row(PLAIN, "no gradients (evolution strategy)", "plain", "without_gradients",
          _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING),
-    _one(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
-    _one(SEVERAL, "Muon and AdamW, clipping", "several", "muon", since=(2, 9)),
-    _one(SEVERAL, "two models, one optimizer", "several", "several_models"),
-    _one(SEVERAL, "GAN", "several", "adversarial"),
-    _one(PRECISION, "float16, GradScaler, an overflow", "precision", "half_with_scaler", _NO_TOKENS),
-    _one(PRECISION, "bfloat16 autocast", "precision", "brain_float"),
-    _one(COMPILE, "attached before", "compiled", "attached_before"),
-    _one(COMPILE, "attached after", "compiled", "attached_after"),
-    _one(COMPILE, "Inductor", "compiled", "attached_before", options={"backend": "inductor"}),
-    _one(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
-    _one(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
-    _one(TRAINERS, "Lightning, accumulation, clipping", "with_lightning", "automatic",
+    _row(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
+    _row(SEVERAL, "Muon and AdamW, clipping", "several", "muon", since=(2, 9)),
+    _row(SEVERAL, "two models, one optimizer", "several", "several_models"),
+    _row(SEVERAL, "GAN", "several", "adversarial"),
+    _row(PRECISION, "float16, GradScaler, an overflow", "precision", "half_with_scaler", _NO_TOKENS),
+    _row(PRECISION, "bfloat16 autocast", "precision", "brain_float"),
+    _row(COMPILE, "attached before", "compiled", "attached_before"),
+    _row(COMPILE, "attached after", "compiled", "attached_after"),
+    _row(COMPILE, "Inductor", "compiled", "attached_before", options={"backend": "inductor"}),
+    _row(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
+    _row(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
+    _row(TRAINERS, "Lightning, accumulation, clipping", "with_lightning", "automatic",
          options={"accumulate": "4", "clip": "0.5"}),
-    _one(TRAINERS, "Lightning, accumulation", "with_lightning", "automatic", options={"accumulate": "2"}),
-    _one(TRAINERS, "Lightning, manual", "with_lightning", "manual"),
-    _one(TRAINERS, "Accelerate, accumulate()", "with_accelerate", "accumulate"),
-    _two(PARALLEL, "DDP", "parallel", "data_parallel"),
-    _two(PARALLEL, "DDP, no_sync, clipping", "parallel", "data_parallel_accumulation"),
-    _two(PARALLEL, "DDP, torch.compile", "parallel", "data_parallel", options={"compiled": "yes"}),
-    _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True, since=(2, 7)),
-    _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded",
+    _row(TRAINERS, "Lightning, accumulation", "with_lightning", "automatic", options={"accumulate": "2"}),
+    _row(TRAINERS, "Lightning, manual", "with_lightning", "manual"),
+    _row(TRAINERS, "Accelerate, accumulate()", "with_accelerate", "accumulate"),
+    _row(PARALLEL, "DDP", "parallel", "data_parallel"),
+    _row(PARALLEL, "DDP, no_sync, clipping", "parallel", "data_parallel_accumulation"),
+    _row(PARALLEL, "DDP, torch.compile", "parallel", "data_parallel", options={"compiled": "yes"}),
+    _row(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True, since=(2, 7)),
+    _row(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded",
          options={"clip": "0.5"}, sharded=True, norm_from=2, since=(2, 7)),
-    _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True, since=(2, 7)),
-    _two(PARALLEL, "FSDP2, two optimizers, one of replicated parameters", "parallel", "fully_sharded_beside_replicated",
+    _row(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True, since=(2, 7)),
+    _row(PARALLEL, "FSDP2, two optimizers, one of replicated parameters", "parallel", "fully_sharded_beside_replicated",
          sharded=True, since=(2, 7)),
-    _two(PARALLEL, "FSDP (first version), sharded gradients", "parallel", "first_version",
+    _row(PARALLEL, "FSDP (first version), sharded gradients", "parallel", "first_version",
          options={"strategy": "SHARD_GRAD_OP"}, sharded=True),
-    _two(PARALLEL, "FSDP (first version), its clipping", "parallel", "first_version",
+    _row(PARALLEL, "FSDP (first version), its clipping", "parallel", "first_version",
          options={"strategy": "FULL_SHARD", "clip": "0.5"}),
-    _two(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
-    _two(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
-    _two(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),
-    _two(DEEPSPEED, "no ZeRO", "zero", "zero", options={"stage": "0"}),
-    _two(DEEPSPEED, "ZeRO-2, bfloat16, its scheduler", "zero", "zero_brain_float"),
-    _two(DEEPSPEED, "ZeRO-1, float16, overflows", "zero", "zero_half", _NO_TOKENS),
-    _two(DEEPSPEED, "ZeRO-1, GAN of two engines", "zero", "zero_adversarial"),
+    _row(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
+    _row(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
+    _row(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),
+    _row(DEEPSPEED, "no ZeRO", "zero", "zero", options={"stage": "0"}),
+    _row(DEEPSPEED, "ZeRO-2, bfloat16, its scheduler", "zero", "zero_brain_float"),
+    _row(DEEPSPEED, "ZeRO-1, float16, overflows", "zero", "zero_half", _NO_TOKENS),
+    _row(DEEPSPEED, "ZeRO-1, GAN of two engines", "zero", "zero_adversarial"),
 )  # fmt: skip

@@ -35,4 +35,4 @@ while not run._identity.known and time.monotonic() < end:
     time.sleep(0.05)
 dist.barrier()
 dist.destroy_process_group()
-sys.modules["perfagent.run"].EXIT_S = 60.0  # type: ignore[attr-defined]  # the end waits until all is written
+sys.modules["perfagent.lifecycle"].EXIT_S = 60.0  # type: ignore[attr-defined]  # the end waits until all is written

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import textwrap
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import builders
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import job_environment
-from preloaded import run
 
-__all__ = ["logged_once", "printed", "ran"]
+__all__ = ["logged_once", "printed", "ran", "trained"]
+
+PATH = f"{Path(__file__).parent}:{Path(builders.__file__).parent}"
+"""Of trainers.py and of the tests' own modules."""
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def ran(folder: Path, script: Path | str, *words: str) -> str:
-    """What it printed. script: a file, or the text of one, which may import trainers.py. It ends well, and perfagent says
-    nothing but that a loss is NaN."""
-    if isinstance(script, str):
-        beside = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        (folder / "script.py").write_text(beside + textwrap.dedent(script), encoding="utf-8")
-        script = folder / "script.py"
-    [ended] = run([str(script), *words], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")])
+def ran(folder: Path, script: Path | str, *words: str, fresh: bool = False) -> str:
+    """What it printed. It ends well, and perfagent says nothing but that a loss is NaN."""
+    ended = run_script(folder, script, *words, fresh=fresh, PYTHONPATH=PATH)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output[-3000:]
     assert not re.search(r"perfagent:(?!.*the loss is NaN)", output), output[-3000:]
@@ -33,6 +33,15 @@ def ran(folder: Path, script: Path | str, *words: str) -> str:
 def printed(folder: Path, script: str) -> Any:
     """The JSON in its last line."""
     return json.loads(ran(folder, script).strip().splitlines()[-1])
+
+
+@functools.cache
+def trained(script: Path, *words: str, fresh: bool = False) -> Path:
+    """The folder that a script was told, in which it has left what it logged and recorded. It runs once."""
+    _folders.append(tempfile.TemporaryDirectory())
+    folder = Path(_folders[-1].name)
+    ran(folder, script, str(folder), *words, fresh=fresh)
+    return folder
 
 
 def logged_once(folder: Path) -> tuple[Recording, set[str]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from agent.scripts import run_script
 from agent_recorded import recorded
-from builders import job_environment
-from preloaded import run
 
 TRAINS_IN_A_POOL = """
 import sys, torch, torch.multiprocessing as for_tensors, multiprocessing as plain
@@ -36,13 +35,10 @@ if __name__ == "__main__":
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("method", "module"),
-    [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)],
+    ("method", "module"), [("fork", "plain"), pytest.param("spawn", "tensors", marks=pytest.mark.long)]
 )
 def test_a_training_in_a_pool_ends_with_its_task(tmp_path: Path, method: str, module: str) -> None:
-    (script := tmp_path / "train.py").write_text(TRAINS_IN_A_POOL)
-    variables = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    [done] = run([str(script), method, module], tmp_path, [variables])
+    done = run_script(tmp_path, TRAINS_IN_A_POOL, method, module)
     assert done.stdout == "[False, True, True]\n", done.stderr
     ends = sorted((len(one.series["loss"]), one.states[-1]["state"]) for one in recorded(tmp_path / "record"))
     assert ends == [(5, "failed"), (6, "finished"), (7, "finished")]

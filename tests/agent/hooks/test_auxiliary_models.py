@@ -11,8 +11,6 @@ import torch
 from agent.hooks.loops import READINGS_S, about, nap, sgd, step
 from torch import nn
 
-import perfagent.measure.compiled  # noqa: F401 - as the sender's thread does
-
 pytestmark = pytest.mark.usefixtures("clock", "nothing_compiled")
 
 CALL = "_compiled_call_impl"

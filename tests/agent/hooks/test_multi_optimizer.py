@@ -68,7 +68,7 @@ def test_the_norm_is_of_all_that_step_in_whatever_order(every_step, order, clear
 def test_layers_and_bad_parameters_are_those_of_all(every_step):
     model, optimizers = three_parts()
     recorded, bad = every_step(model), []
-    recorded.progress.links.reader.gradients.on_nonfinite = lambda step, names: bad.append((step, names))
+    recorded.sender.reader.gradients.on_nonfinite = lambda step, names: bad.append((step, names))
     for step in range(4):
         backward(model)
         true = {name: norm_of([p]) for name, p in model.named_parameters()}
@@ -99,7 +99,7 @@ def test_what_a_scaler_skips_is_no_bad_gradient(every_step, order, unscales, fus
             optimizers[name] = torch.optim.AdamW(own(optimizers[name]), lr=1e-3, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     recorded, bad, true = every_step(model), [], {}
-    recorded.progress.links.reader.gradients.on_nonfinite = lambda _, names: bad.append(names)
+    recorded.sender.reader.gradients.on_nonfinite = lambda _, names: bad.append(names)
     for step in (1, 2, 3, 4):
         scaler.scale(loss_of(model, 3.0)).backward()
         true[step] = pytest.approx(norm_of(model.parameters()) / scaler.get_scale(), rel=1e-5)

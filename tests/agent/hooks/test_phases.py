@@ -14,8 +14,6 @@ from agent.hooks.loops import READINGS_S, about, nap, sgd
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import perfagent.measure.compiled  # noqa: F401 - as the sender's thread does
-
 DATA_S, FORWARD_S, OWN_S = 0.05, 0.07, 0.11
 """What a row takes to be made, a call of the model, and what else a loop does."""
 X = torch.ones(2, 8)

@@ -64,7 +64,7 @@ def test_a12_kill_for_memory_is_oom_with_the_last_memory_sample(tmp_path: Path, 
         assert job.returncode == -signal.SIGKILL, printed
         until(lambda: "oom" in server.states(), within_s=30, why=f"states were {server.states()}")
         (last,) = [data for data in server.events("state") if data["state"] == "oom"]
-        assert "out of memory" in last["reason"]
+        assert last["reason"] == {"key": "killed_for_memory"}
         assert server.samples("host/memory_used_bytes")[-1] > LIMIT - 3 * PORTION
         assert set(server.samples("host/memory_total_bytes")) == {LIMIT}
         steps = sorted(server.values("held"))

@@ -195,7 +195,7 @@ def test_a13_server_learns_how_a_training_ended_and_the_rest(
     ran(tmp_path, server, "train.py")
     assert ended(server) == state
     (last,) = [data for data in server.events("state") if data["state"] == state]
-    assert reason in last["reason"]
+    assert last["reason"]["signal"] == reason
     assert sorted(server.values("loss")) == list(range(1, 61))
     assert len({frame.run for frame in server.frames}) == 1
 

@@ -111,7 +111,7 @@ def train(name: str, folder: Path, *, monitored: bool) -> dict[str, Any]:
     rank = dist.get_rank()
     sender = RecordingSender(folder / f"{rank}", overhead_budget_pct=1e9)
     run = Run(sender.config, name=None, config={}, tags=[], group=None, start_step=None, sender=sender)  # type: ignore[arg-type]
-    run._progress.links.gradient_schedule.rank = rank
+    run._progress.links.rank = rank
     run._progress.links.gradient_schedule.deeper = 1
     trained = optimizers_of(made, two=name == "two optimizers")
     if monitored:

@@ -21,10 +21,12 @@ def look(model, batch):
     output = DeadUnits(model, told.append).call(model, (batch,), {})
     assert not guard.failures
     assert output.requires_grad or not any(True for _ in model.parameters())
-    rows: list[dict[str, float]] = []
-    for shares in told:
-        shares.add({}, rows)
-    return {name.removeprefix("dead_share/"): share for row in rows for name, share in row.items()}
+    return {
+        name: share
+        for one in told
+        for reading, names in one.readings
+        for name, share in zip(names, reading.values(), strict=True)
+    }
 
 
 def dead(layer, units, others=1e3):

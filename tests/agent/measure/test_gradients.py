@@ -93,7 +93,7 @@ def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
     model, told = small(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     recorded = everything(model)
-    recorded.progress.links.reader.gradients.on_nonfinite = lambda step, names: told.append((step, names))
+    recorded.sender.reader.gradients.on_nonfinite = lambda step, names: told.append((step, names))
     for _ in range(2):
         model(torch.randn(4, 8)).square().mean().backward()
         model[2].weight.grad[0, :5] = float("nan")
@@ -139,7 +139,7 @@ def test_a_device_without_room_for_a_pass_costs_that_pass_only(record, monkeypat
     recorded = record(model)
     train(model, optimizer, 4)
     assert not guard.failures
-    recorded.progress.links.gradient_schedule.come_back()
+    recorded.progress.come_back()
     assert recorded.progress.measure_at >= 1000
     assert asked == [0], "each failure makes torch give back what it holds in reserve"
     assert [number for number, _ in recorded.steps()] == [1, 2, 3, 4]

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from agent.hooks.test_multi_optimizer import BIG, SMALL, THIRD, backward, three_parts
 from torch import nn
 
 from perfagent.decode.gradient_report import ratios_of
@@ -108,26 +109,6 @@ def test_frozen_weights_are_left_out_and_take_no_room():
 
 # ---- several optimizers of one step
 
-BIG, SMALL, THIRD = "big", "small", "third"
-
-
-def three_parts():
-    """Matrices, biases and a scale, each with an optimizer of its own, that move them at very different speeds."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4))
-    return model, {
-        BIG: torch.optim.SGD([model[0].weight, model[2].weight], lr=1e-3),
-        SMALL: torch.optim.AdamW([model[0].bias, model[2].bias], lr=1e-2),
-        THIRD: torch.optim.Adam(model[3].parameters(), lr=1e-1),
-    }
-
-
-def backward(model):
-    (30 * (model(torch.randn(4, 8)) - torch.randn(4, 4)).square().mean()).backward()
-
-
-def told(recorded):
-    return dict(recorded.of("update/ratio"))
-
 
 @pytest.mark.parametrize("order", [(BIG, SMALL, THIRD), (SMALL, BIG, THIRD), (SMALL, THIRD, BIG)])
 @pytest.mark.parametrize("clips", [False, True])
@@ -145,6 +126,6 @@ def test_the_ratio_is_of_all_that_step_in_whatever_order(everything, order, clip
         true[step], each = moved(before, parameters)
     if clips:
         del true[1]  # its gradients were clipped before any optimizer was known
-    assert told(recorded) == pytest.approx(true, rel=1e-5)
+    assert recorded.series("update/ratio") == pytest.approx(true, rel=1e-5)
     for (name, _), ratio in zip(model.named_parameters(), each, strict=True):
         assert dict(recorded.of(f"update_ratio/{name}"))[4] == pytest.approx(ratio, rel=1e-5), name

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -22,8 +19,6 @@ GRAY = np.full((4, 4), 0.5)
 @pytest.fixture(autouse=True)
 def ended(monkeypatch):
     whole_end(monkeypatch)
-    yield
-    perfagent.finish()
 
 
 def sent(folder) -> list[tuple[int, str, int, str]]:
@@ -64,27 +59,17 @@ def test_what_cannot_be_sent_is_said_and_counted(tmp_path, caplog):
     assert [value for _, value in Recording(tmp_path).series("loss")] == [1.0, 1.0]
 
 
-def test_numbers_do_not_wait_for_an_image_on_its_device(tmp_path):
-    run = perfagent.init(record=tmp_path)
-    image, arrived = perfagent.Image(GRAY), threading.Event()
-    image._content._event = SimpleNamespace(query=arrived.is_set)
-    run.log({"samples": image, "x": 1.0}, step=1)
-    until(lambda: run._sender.counters["samples"] >= 1, why="the number waited for the image")
-    assert len(run._media.waiting) == 1
-    arrived.set()
-    run.finish()
-    assert len(sent(tmp_path)) == 1
-
-
-def test_what_waits_for_the_sender_is_bounded(tmp_path, monkeypatch):
+def test_a_few_images_wait_for_their_device_and_no_number(fakegpu, tmp_path, monkeypatch):
     monkeypatch.setattr(outbox, "WAITING_ITEMS", 5)
-    run = perfagent.init(record=tmp_path)
-    monkeypatch.setattr(run._media, "poll", lambda: None)  # a sender that is busy
-    run._media.source._poll = lambda: None
-    for _ in range(9):
-        run.log({"samples": perfagent.Image(GRAY)})
-    assert len(run._media.waiting) == 5
-    assert run._sender.counters["dropped_media"] == 4
+    run, image = perfagent.init(record=tmp_path), torch.ones(4, 4, device="fakegpu:0")
+    with fakegpu.held():
+        for step in range(9):
+            run.log({"samples": perfagent.Image(image), "x": 1.0}, step=step)
+        until(lambda: len(Recording(tmp_path).series("x")) == 9, why="numbers wait for the images")
+        assert sent(tmp_path) == []
+    run.finish()
+    assert [step for step, *_ in sent(tmp_path)] == [0, 1, 2, 3, 4]
+    assert max(one.get("left_out", 0) for one in Recording(tmp_path).events("media")) == 4
 
 
 def test_a_run_that_logs_too_many_goes_on_with_fewer(tmp_path, monkeypatch):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-import textwrap
 from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from agent.scripts import run_script
 from agent_recorded import Recording
-from builders import job_environment
-from preloaded import run
-from whole_end import IN_A_SCRIPT
 
 import perfagent
 from perfagent import session
@@ -55,9 +52,7 @@ CLOSE = """if epoch == 0:
 
 def trained(folder: Path, script: str = LOOP, **environment: str) -> tuple[Recording, str]:
     folder.mkdir(exist_ok=True)
-    (folder / "script.py").write_text(IN_A_SCRIPT + textwrap.dedent(script))
-    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), **environment)
-    [done] = run([str(folder / "script.py")], folder, [environment])
+    done = run_script(folder, script, **environment)
     assert done.returncode == 0, done.stderr
     return Recording(folder / "record"), done.stderr
 

@@ -39,13 +39,13 @@ def test_spool_whose_numbers_are_a_scripts_goes_on_in_own_files(tmp_path: Path) 
     from agent.delivery.test_spool import crash, drain, header, rows, steps_of
 
     spool = Spool(tmp_path / "s", header())
-    assert spool.append(tick_of(rows(0)), now=0.0)
+    assert spool.append(*tick_of(rows(0)), now=0.0)
     links = {int(link.name): link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
     numbers = [fd for fd, link in links.items() if (tmp_path / "s") in link.readlink().parents]
     assert len(numbers) >= 3, "lock, state and rows"
     for fd in numbers:
         take_over(fd, tmp_path / str(fd))
-    assert spool.append(tick_of(rows(3)), now=0.0)
+    assert spool.append(*tick_of(rows(3)), now=0.0)
     frame = spool.next()
     assert frame is not None
     assert steps_of(frame) == [*range(6)]

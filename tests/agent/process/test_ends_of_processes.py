@@ -14,6 +14,8 @@ from agent_recorded import Recording, recorded
 from builders import job_environment
 from whole_end import IN_A_SCRIPT
 
+from perfagent_server.rules.causes import reason_words
+
 pytestmark = pytest.mark.real
 
 
@@ -30,7 +32,8 @@ def run(
 
 def ends(record: Path) -> list[tuple[str, str]]:
     """(state, reason) of each run's end, in order. Nobody may be writing any more."""
-    return sorted((source.states[-1]["state"], source.states[-1].get("reason", "")) for source in recorded(record))
+    last = (source.states[-1] for source in recorded(record))
+    return sorted((one["state"], reason_words(one.get("reason"))) for one in last)
 
 
 # ---- workers

@@ -59,7 +59,7 @@ def test_a22_driver_that_hangs_costs_seconds_of_gpu_figures(
     assert sender.flush(20), "figures from before are on their way"
     before, seen = figures(), len(server.samples("process/rss_bytes"))
     until(lambda: len(server.samples("process/rss_bytes")) > seen + 5, why="the other samples stopped")
-    until(lambda: {"what": "unavailable", "reason": "the driver of the GPU does not answer"} in server.events("gpu"))
+    until(lambda: {"what": "unavailable", "reason": "driver_hangs"} in server.events("gpu"))
     assert figures() == before
     assert sender.counters["couriers_lost"] == 1
     assert agents() == ["perfagent-courier", "perfagent-courier", "perfagent-sender"], "one of them waits in the driver"

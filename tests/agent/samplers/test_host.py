@@ -66,6 +66,18 @@ def test_rates_need_two_readings_of_whole_disks_and_real_links(machine: Machine)
     assert {name: told[f"host/{name}"] for name in expected} == expected
 
 
+def test_bytes_of_a_link_below_another_count_once(machine: Machine, tmp_path: Path) -> None:
+    """A virtual function has the bytes of the interface above it."""
+    links = "eth0: {0} 0 0 0 0 0 0 0 {0} 0\nenP1: {0} 0 0 0 0 0 0 0 {0} 0\n"
+    (tmp_path / "net" / "enP1").mkdir(parents=True)
+    (tmp_path / "net" / "enP1" / "master").symlink_to(tmp_path / "net" / "eth0")
+    reader = HostReader(machine.proc, NO_GROUP, tmp_path / "net")
+    for now, count in ((10.0, 0), (12.0, 3000)):
+        (machine.proc / "net" / "dev").write_text(links.format(count))
+        values = reader.read(now)
+    assert values["host/net_received_bytes_per_s"] == values["host/net_sent_bytes_per_s"] == 1500.0
+
+
 def test_memory_is_tight_when_it_will_be_used_up_soon(machine: Machine) -> None:
     reader = HostReader(machine.proc, NO_GROUP)
 

@@ -32,7 +32,7 @@ def test_recording_has_all_ranks_and_events(tmp_path: Path) -> None:
         spool = Spool(tmp_path / "recorded" / header.source, header, recording=True)
         began = Event(kind="state", time=1.7e9, data={"state": "starting", "world_size": 2})
         spool.append(
-            tick_of(
+            *tick_of(
                 [Group([1, 2], [1.7e9, 1.7e9 + 1], [0.0, 1.0], {"loss": array("f", [rank + 0.5, math.nan])})], [began]
             ),
             now=0.0,

@@ -66,7 +66,7 @@ def recording(folder: Path, losses: Sequence[float], *, rank: int = 0, run: str 
         piece = [*losses[first : first + 20]]
         steps = list(range(first + 1, first + 1 + len(piece)))
         times = [START + step for step in steps]
-        spool.append(tick_of([Group(steps, times, times, {"loss": piece})], [] if part else [began]), now=60.0 * part)
+        spool.append(*tick_of([Group(steps, times, times, {"loss": piece})], [] if part else [began]), now=60.0 * part)
         spool.hold(now=60.0 * part + 61)
     spool.close()
 

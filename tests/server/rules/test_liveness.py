@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from judging import fired, frame, judge_series, make_evaluator, state
@@ -10,7 +11,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from perfagent.wire import Event
 from perfagent_server.engine.evaluator import Evaluator
+from perfagent_server.rules.causes import reason_words
 from perfagent_server.rules.life.process_crash import THREAD_DIED, ProcessCrash
+from perfagent_server.rules.texts.spoken import spoken
 
 TRACE = "Traceback (most recent call last):\n  File 'train.py', line 3, in <module>\nValueError: bad shape"
 
@@ -37,7 +40,7 @@ def _trained(steps: int = 30, **columns: list[float]) -> Evaluator:
     return evaluator
 
 
-def _end(evaluator: Evaluator, name: str, *, rank: int = 0, **data: str) -> list:
+def _end(evaluator: Evaluator, name: str, *, rank: int = 0, **data: Any) -> list:
     return evaluator.take(frame({}, [], ident=evaluator.upto + 1, rank=rank, events=[state(name, step=30, **data)]))
 
 
@@ -117,12 +120,13 @@ def raised(said: str) -> dict[str, str]:
 def test_the_step_of_an_end_is_not_moved_by_other_ranks() -> None:
     evaluator = _trained()
     evaluator.window.world_size = 2
-    [change] = _end(evaluator, "killed", rank=1, reason="killed by SIGKILL")
+    [change] = _end(evaluator, "killed", rank=1, reason={"key": "killed", "signal": "SIGKILL"})
     evaluator.take(frame({"loss": [2.0] * 9}, range(31, 40), ident=evaluator.upto + 1))
-    _end(evaluator, "preempted", reason="terminated by SIGTERM")
+    _end(evaluator, "preempted", reason={"key": "terminated"})
     assert (
         change.finding.message == evaluator.verdict().message == "Rank 1 was killed after step 30: killed by SIGKILL."
     )
+    assert reason_words({"key": "killed", "signal": "SIGKILL"}, "zh") in spoken(change.finding, "zh").message
 
 
 CRASH, OOM, TOLD = ("process_crash", "critical"), ("oom_observed", "critical"), ("process_crash", "info")

@@ -275,4 +275,6 @@ def test_x09_what_one_may_read_is_there_and_the_socket_asks(callers: Callers, ca
 def test_the_page_of_the_table_is_current(tmp_path: Path) -> None:
     written = tmp_path / "authorization.md"
     subprocess.run([sys.executable, ROOT / "scripts" / "authorization", "--out", written], check=True)
-    assert written.read_text() == (ROOT / "docs" / "reference" / "authorization.md").read_text(), "run scripts/authorization"
+    assert written.read_text() == (ROOT / "docs" / "reference" / "authorization.md").read_text(), (
+        "run scripts/authorization"
+    )

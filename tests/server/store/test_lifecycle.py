@@ -69,7 +69,7 @@ def test_the_first_failure_names_the_cause(shelf, order: tuple[int, ...]) -> Non
     ranks_run(shelf, len(order))
     for rank in order:
         shelf.append(frame(2, ENDS[rank], rank=rank))
-    assert of(shelf, "state", "reason") == ["failed", "rank 1: ValueError: bad batch"]
+    assert of(shelf, "state", "reason") == ["failed", '{"key": "of_rank", "rank": 1, "why": "ValueError: bad batch"}']
     ranks_run(shelf, 2, run="well")
     for rank in range(2):
         assert of(shelf, "state", run="well") == ["running"]

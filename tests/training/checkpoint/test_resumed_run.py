@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agent_recorded import Recording
 from builders import job_environment, until
 from ingest_server import IngestServer
 from preloaded import Running, started
@@ -59,6 +60,17 @@ def test_a_resumed_training_continues_its_run(given: str | None, tmp_path: Path,
     assert len({source for source, _ in levels}) == 1, "more sources than one in the second attempt"
     ends = [event.data for frame in server.stored.values() for event in frame.events if event.kind == "state"]
     assert [data["continues"] for data in ends if "continues" in data] == ([] if given else [first.id])
+
+
+def test_a_run_attached_after_the_resumption_continues(tmp_path: Path) -> None:
+    with perfagent.attach(record=tmp_path / "first") as first:
+        train(small_loop(tmp_path / "runs", every=2), steps=4)
+    training = small_loop(tmp_path / "runs", every=2)
+    assert training.resume() == 4
+    with perfagent.attach(record=tmp_path / "second") as second:
+        train(training, steps=6)
+    assert second.id == first.id
+    assert [step for step, _ in Recording(tmp_path / "second").series("lr")] == [5, 6]
 
 
 IN_A_FOLDER = """

@@ -63,7 +63,7 @@ def test_workers_are_found_for_waiting_data_and_all_is_put_back(
     job = small_job(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), batch_size=4)
     before = state_of(job)
     heard: list[TuningStep] = []
-    report = tune(job, steps=6, rounds=1, largest_batch=4, told=heard.append)
+    report = tune(job, steps=6, rounds=1, largest_batch=4, on_step=heard.append)
     assert heard == report.steps
     first = report.steps[0]
     assert (first.change, first.kept, first.gain_pct) == ("num_workers=1", True, 300.0)

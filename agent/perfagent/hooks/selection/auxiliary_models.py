@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.call_slot import CALL, CallSlot, anything_compiled, copy_that_calls
+from perfagent.boundary.call_slot import CALL, CallSlot, copy_that_calls
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import compiled, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import WatchedModel, size_of_call
@@ -53,12 +53,10 @@ class AuxiliaryModelFinder:
             self._stop()
             self._watch()
             return False
-        if self._off or self._root() is None:
+        if self._off or self._root() is None or compiled():
             return False
-        compiled = anything_compiled()
-        if compiled is False:
-            self._search()
-        return not compiled
+        self._search()
+        return True
 
     def remove(self) -> None:
         self._off = True
@@ -106,7 +104,7 @@ class AuxiliaryModelFinder:
     def _watch(self) -> None:
         root, found = self._root(), [module for one in self._found.values() if (module := one()) is not None]
         self._found = {}
-        if root is None or anything_compiled():
+        if root is None or compiled():
             return
         own, parts = set(_ids(root, "parameters")), set(_ids(root, "modules"))
         inner = {part for module in found for part in _ids(module, "modules") if part != id(module)}
@@ -123,7 +121,7 @@ class AuxiliaryModelFinder:
             for each in new:
                 each.put_on()
             self._watched += new
-            self._progress.links.facts.evaluations.usual_from(self._progress.completed + 1)
+            self._progress.links.facts.watched_from = self._progress.completed + 1
             keep_out_of_frames()
 
     # ---- calls of parts

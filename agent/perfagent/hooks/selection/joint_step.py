@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from perfagent.hooks.grad_clipping import Clip, Clips
+    from perfagent.measure.gradient_schedule import GradientSchedule
     from perfagent.measure.updates import Weights
     from perfagent.step.gradients import GradientNorms
     from perfagent.step.state import StepState
@@ -41,11 +42,11 @@ class JointStep:
     """
 
     __slots__ = (
-        "_at", "_early", "_in_vain", "_measured", "_members", "_progress", "_step", "clipped", "kept",
+        "_at", "_early", "_in_vain", "_measured", "_members", "_progress", "_schedule", "_step", "clipped", "kept",
     )  # fmt: skip
 
-    def __init__(self, progress: StepState) -> None:
-        self._progress = progress
+    def __init__(self, progress: StepState, schedule: GradientSchedule) -> None:
+        self._progress, self._schedule = progress, schedule
         self.clipped: tuple[int, Clips | None] = 0, None
         self.kept: tuple[int, Weights, Records] | None = None
         self._members: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()  # by id, so far
@@ -82,14 +83,14 @@ class JointStep:
             if not self._early:
                 self._step, self._at = p.completed + 1, len(p.trace)
             step, records = self._step, self._early
-            compares = is_due and p.links.gradient_schedule.compares()
+            compares = is_due and self._schedule.compares()
         if not has_gradients(optimizer):
             return
         self._members[me] = optimizer
         records[me] = self._gradients_of(optimizer, clips, step, is_due=is_due, skipped=skipped)
         self.kept = None  # an optimizer that raised in its step left its copy here
         if compares and not skipped and len(self._members) <= _MOST:
-            self.kept = me, p.links.gradient_schedule.keep_other(optimizer), records
+            self.kept = me, self._schedule.keep_other(optimizer), records
 
     def _gradients_of(
         self, optimizer: Optimizer, clips: Clips | None, step: int, *, is_due: bool, skipped: bool
@@ -106,7 +107,7 @@ class JointStep:
                 scale = read_number_later(
                     getattr(optimizer, "grad_scale", None)
                 )  # a fused optimizer unscales in its kernel
-                norms = self._progress.links.gradient_schedule.measure_other(optimizer)
+                norms = self._schedule.measure_other(optimizer)
         on_device = read_number_later(getattr(optimizer, "found_inf", None))  # ... and skips there
         return OptimizerGradients(norms, known, scale, 0.0 if on_device is None else on_device)
 
@@ -116,7 +117,7 @@ class JointStep:
         kept, self.kept = self.kept, None
         if kept is not None and kept[0] == id(optimizer):
             me, weights, records = kept
-            changes = self._progress.links.gradient_schedule.compare_other(optimizer, weights)
+            changes = self._schedule.compare_other(optimizer, weights)
             records[me] = records[me]._replace(moved=changes)
 
     def of_step(self) -> Records:
@@ -135,7 +136,7 @@ class JointStep:
         for me, optimizer in [*self._members.items()]:
             when, at, _ = self._measured.get(me, (-1, 0, None))
             if (when != step or backward_since(p.trace, at)) and clip in clips.holding(optimizer):
-                self._measured[me] = step, len(p.trace), p.links.gradient_schedule.measure_other(optimizer)
+                self._measured[me] = step, len(p.trace), self._schedule.measure_other(optimizer)
 
     def _drop_early(self, step: int) -> None:
         """Drops the early optimizers that stepped on an earlier backward pass than the primary one."""

@@ -227,8 +227,7 @@ class OptimizerSelection:
         self.trains(found)  # None: in no model; no search is needed while this optimizer counts
         if found is not None:
             p.links.gradient_schedule.found_model()
-            if p.links.on_next_model is not None:
-                p.links.on_next_model(self._goes_on(optimizer))
+            p.links.on_next_model(self._goes_on(optimizer))
 
     def _goes_on(self, optimizer: Optimizer) -> bool:
         """True if the optimizer's own count, restored from a checkpoint, is that of the run: the same training with the

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from perfagent.boundary.guard import failed, failures
-from perfagent.device import is_tensor, read_number_later
+from perfagent.boundary.guard import failed, failures, guarded
+from perfagent.device import is_tensor, read_all_later
 from perfagent.step.state import StepState, state
 
-__all__ = ["Logs", "captured"]
+__all__ = ["Logs", "captured", "record"]
 
 MAX_STEP = 2**53
 _NUMBERS = frozenset((float, int, bool))
@@ -43,18 +42,15 @@ _inside: dict[int, Sequence[Logs]] = {}
 """Thread -> what was given to the outermost logger's call that runs on it."""
 
 
-def captured(
-    read: Callable[..., Sequence[Logs]], *, wanted: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step. wanted:
-    also where what is logged elsewhere stays out, for the function writes into the run itself."""
+def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step."""
     reading = f"{read.__module__}.{read.__qualname__}"
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def log(*args: Any, **kwargs: Any) -> Any:
             p = state.current
-            if p is None or not (p.logs.captures or wanted) or p.off or reading in failures:
+            if p is None or not p.logs.captures or p.off or reading in failures:
                 return original(*args, **kwargs)
             me = get_ident()
             outer = _inside.get(me)
@@ -83,46 +79,36 @@ def captured(
     return watch
 
 
+@guarded
+def record(logs: Logs) -> None:
+    """For a logger of ours: writes what it was given into the run, also where the other loggers stay out."""
+    p = state.current
+    if p is not None and not p.off:
+        _take(p, logs, _inside.get(get_ident()))
+
+
 def _take(p: StepState, logs: Logs, outer: Sequence[Logs] | None) -> None:
-    metrics: dict[str, Any] = {}
-    for name, value in logs.values.items():
-        if type(value) in _NUMBERS:
-            metrics[name] = value
-        else:
-            _add(metrics, name, value, logs.joint)
+    metrics = dict(logs.values)
+    if not _NUMBERS.issuperset(map(type, metrics.values())):
+        metrics = dict(_scalars(metrics, logs.joint))
+        read_all_later(metrics)
     if outer is not None:
         metrics = {name: value for name, value in metrics.items() if not _is_forwarded(name, value, outer)}
     if metrics:
-        step = logs.step
-        if type(step) is not int or not 0 <= step <= MAX_STEP:
-            step = _whole(step)
-        p.log_captured(metrics, step, logs.own_step)
+        p.log_captured(metrics, _whole(logs.step), logs.own_step)
 
 
-def _add(metrics: dict[str, Any], name: str, value: Any, joint: str) -> None:
-    """Adds the number in a value that is none of Python's own numbers, if it holds one."""
-    if (
-        type(value) is getattr(sys.modules.get("torch"), "Tensor", None) and value.is_cpu and not value.ndim
-    ):  # most of these
-        value = value.item()
-        if type(value) in _NUMBERS:
-            metrics[name] = value
-        return
-    if isinstance(value, (str, bytes, complex)) or value is None:
-        return
-    if isinstance(value, (int, float)):
-        metrics[name] = value
-    elif isinstance(value, Mapping):
-        for inner, more in value.items() if joint else ():
-            _add(metrics, f"{name}{joint}{inner}", more, joint)
-    elif is_tensor(value):
-        value = value.to_local() if hasattr(value, "to_local") else value  # a replicated DTensor
-        if value.numel() == 1 and not value.is_complex():
-            metrics[name] = read_number_later(value)
-    elif type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
-        _add(metrics, name, value.item(), joint)  # now: an array may be changed in place
-    elif getattr(value, "shape", None) == ():
-        metrics[name] = value  # an array of another library: the sender's thread reads it, and may wait for its device
+def _scalars(values: Mapping[str, object], joint: str) -> Iterator[tuple[str, Any]]:
+    """What may be a number. An array of another library the sender's thread reads, and may wait for its device."""
+    for name, value in values.items():
+        if isinstance(value, (int, float)) or (is_tensor(value) and value.numel() == 1):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}{joint}{inner}", one) for inner, one in _scalars(value, joint) if joint)
+        elif type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
+            yield name, value.item()  # type: ignore[attr-defined] # now: an array may be changed in place
+        elif getattr(value, "shape", None) == ():
+            yield name, value
 
 
 def _is_forwarded(name: object, value: object, outer: Sequence[Logs]) -> bool:
@@ -143,10 +129,11 @@ def _differ(a: object, b: object) -> bool:
 
 def _whole(step: Any) -> int | None:
     """A step that a run can have, where one is named that can be read without waiting for a device."""
-    if step is None or isinstance(step, (str, bytes)) or (is_tensor(step) and not step.is_cpu):
-        return None
-    try:
-        whole = int(step)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return max(0, whole) if whole <= MAX_STEP else None
+    if type(step) is not int:
+        if isinstance(step, (str, bytes)) or (is_tensor(step) and not step.is_cpu):
+            return None
+        try:
+            step = int(step)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return max(0, step) if step <= MAX_STEP else None

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.integrations import functions
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.integrations.loggers.settings import note
@@ -119,7 +118,6 @@ def _patch_mlflow(patch: Patch) -> None:
         for module in [*sys.modules.values()]:
             if isinstance(module, ModuleType) and vars(module).get(name) is original:
                 patch(module, name, watch)
-    keep_out_of_frames()
 
 
 @captured
@@ -145,22 +143,11 @@ def _tensorboard_hyperparameters(_writer: object, hparam_dict: Values, *_: objec
 
 
 @captured
-def _trackio(run: Any, metrics: Values, step: object = None) -> list[Logs]:
-    """`trackio.log` calls it."""
-    _note_trackio(run)
-    return [Logs(metrics, step, own_step=getattr(run, "_next_step", None))]
-
-
-@captured
-def _trackio_finish(run: Any) -> list[Logs]:
-    """What was set since the last log()."""
-    _note_trackio(run)
-    return []
-
-
-def _note_trackio(run: Any) -> None:
+def _trackio(run: Any, metrics: Values | None = None, step: object = None) -> list[Logs]:
+    """`trackio.log` calls it. At the end: what was set since the last log()."""
     if isinstance(config := getattr(run, "config", None), dict):
         note("trackio", {name: value for name, value in config.items() if not str(name).startswith("_")})
+    return [Logs(metrics or {}, step, own_step=getattr(run, "_next_step", None))]
 
 
 @captured
@@ -212,17 +199,10 @@ LOGGERS: Table = (
     (_mlflow_metric, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_metric",)}),
     (_mlflow_batch, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_batch",)}),
     (_mlflow_parameter, {"mlflow.tracking._tracking_service.client": ("TrackingServiceClient.log_param",)}),
-    *(
-        (watch, {
-            "tensorboardX.writer": (f"SummaryWriter.{name}",), "torch.utils.tensorboard.writer": (f"SummaryWriter.{name}",),
-        })
-        for name, watch in (
-            ("add_scalar", _tensorboard_scalar), ("add_scalars", _tensorboard_scalars),
-            ("add_hparams", _tensorboard_hyperparameters),
-        )
-    ),
-    (_trackio, {"trackio.run": ("Run.log",)}),
-    (_trackio_finish, {"trackio.run": ("Run.finish",)}),
+    (_tensorboard_scalar, {"torch.utils.tensorboard.writer": ("SummaryWriter.add_scalar",)}),
+    (_tensorboard_scalars, {"torch.utils.tensorboard.writer": ("SummaryWriter.add_scalars",)}),
+    (_tensorboard_hyperparameters, {"torch.utils.tensorboard.writer": ("SummaryWriter.add_hparams",)}),
+    (_trackio, {"trackio.run": ("Run.log", "Run.finish")}),
     (_transformers, {"transformers.trainer_callback": ("CallbackHandler.on_log",)}),
     (_wandb, {"wandb.sdk.wandb_run": ("Run._log",)}),
     (_wandb_finish, {"wandb.sdk.wandb_run": ("Run._finish",)}),

@@ -1,25 +1,21 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: removes itself and waits for torch.
 
-Python finds this file through PYTHONPATH. The file restores sys.path and os.environ, and adds one import finder, which removes
-itself when torch or perfagent is imported. The user's own sitecustomize is hidden by this one, so it runs at the end. Only
-modules that every interpreter loads are imported.
+Python finds this file through PYTHONPATH. The file restores sys.path and os.environ, and adds import finders, which are gone when
+torch or perfagent is imported. The user's own sitecustomize is hidden by this one, so it runs at the end. Little is imported,
+and nothing where no training may follow.
 """
-# ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - the user's process may not want pathlib and contextlib loaded
+# ruff: noqa: PTH100, PTH120, PTH123, BLE001 - the user's process may not want pathlib and contextlib loaded
 
 from __future__ import annotations
 
 import os
 import sys
-from _thread import get_ident
 
 TYPE_CHECKING = False  # typing is not loaded either
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
-_WORKERS_HAVE = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
-"""Variables that a launcher sets for the workers it starts: accelerate sets no rank where it starts only one."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -31,10 +27,11 @@ def _arm() -> None:
 
     launch = json.loads(text)
     mine = launch["pid"] == os.getpid()
-    if mine and launch["launcher"]:
+    launcher = launch["workers_have"]
+    if mine and launcher:
         return  # torchrun itself is not monitored; its workers find the hook in the environment that they inherit
-    worker = launch["launcher"] and any(name in os.environ for name in _WORKERS_HAVE) and _descends_from(launch["pid"])
-    if launch["launcher"] and not worker:
+    worker = any(name in os.environ for name in launcher) and _descends_from(launch["pid"])
+    if launcher and not worker:
         return
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -47,7 +44,7 @@ def _arm() -> None:
         launch["watched"] = _watch(text)
         text = json.dumps(launch)
     if mine or worker:
-        sys.meta_path.insert(0, _Finder(text, alone=mine and launch["start"][0] is not None))
+        _wait(text, alone=mine and launch["start"][0] is not None)
 
 
 def _watch(text: str) -> bool:
@@ -87,79 +84,50 @@ def _descends_from(ancestor: int) -> bool:
     return False
 
 
-class _Finder:
-    """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone. A spec that is
-    never executed (of importlib.util.find_spec, as transformers calls it) changes nothing. alone: this process is the
-    whole job."""
+def _wait(text: str, *, alone: bool) -> None:
+    """For the first import of torch or perfagent, with which the session starts. alone: this process is the whole job."""
+    pid = os.getpid()
 
-    def __init__(self, text: str, *, alone: bool) -> None:
-        self._text, self._alone, self._pid = text, alone, os.getpid()
-        self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
+    def begin() -> None:
+        for finder in finders:
+            finder.forget()
+        if os.getpid() == pid:
+            _start(text, alone=alone)
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        me = get_ident()
-        if name not in ("torch", "perfagent") or os.getpid() != self._pid or me in self._asking:
-            return None
-        self._asking.add(me)
-        try:
-            for finder in list(sys.meta_path):
-                spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-                if spec is not None:
-                    break
-            else:
-                return None  # not installed: the script may look again elsewhere
-        finally:
-            self._asking.discard(me)
-        loader = spec.loader
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:
-            return spec
-
-        def exec_module(module: ModuleType) -> None:
-            try:
-                del loader.exec_module  # type: ignore[union-attr]
-            except AttributeError:
-                pass
-            execute(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._start()
-
-        try:
-            loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
-        except AttributeError:  # a loader with slots: this script goes unmonitored, and runs
-            pass
-        return spec
-
-    def _start(self) -> None:
-        try:
-            from perfagent.process import launch_options
-
-            options = launch_options.current = launch_options.read(self._text)
-            from perfagent.session import start_from_launcher
-
-            start_from_launcher(**options.for_session())
-            if self._alone:
-                from perfagent.launch.children import watch
-
-                watch(self._text)
-        except Exception as error:
-            sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")
+    # From its file, since an import of perfagent by the script is to be seen; and the script may have a module of that name.
+    hooks: Any = _executed("import_hooks", [f"{_HERE}/../../boundary"])
+    del sys.modules["import_hooks"]
+    finders = [hooks.Once(name, begin) for name in ("torch", "perfagent")]
+    sys.meta_path[:0] = finders
 
 
-def _run_the_users() -> None:
-    """What Python would have run in our place."""
+def _start(text: str, *, alone: bool) -> None:
+    try:
+        from perfagent.process import launch_options
+
+        options = launch_options.current = launch_options.read(text)
+        from perfagent.session import start_from_launcher
+
+        start_from_launcher(**options.for_session())
+        if alone:
+            from perfagent.launch.children import watch
+
+            watch(text)
+    except Exception as error:
+        sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")
+
+
+def _executed(name: str, folders: list[str]) -> ModuleType | None:
+    """The module of that name in these folders; None where there is none."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    spec = PathFinder.find_spec(name, folders)
     if spec is None or spec.loader is None:
-        return
-    module = module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
+        return None
+    module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
 
 
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
@@ -168,4 +136,4 @@ try:
     _arm()
 except Exception as error:
     sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")
-_run_the_users()
+_executed("sitecustomize", sys.path)  # what Python would have run in our place

@@ -38,6 +38,8 @@ _SHARE_OF_BUDGET = 0.2
 _FIRST_NS = 50_000
 """Most that the first fingerprint may count for."""
 _MOST_REST = 10_000
+_REPORT_NS = 2 * 10**9
+"""Between two reports."""
 _FINGERPRINTED = 2
 _MOST_EPOCHS = 4
 NO_LOADER = 0
@@ -66,13 +68,13 @@ class _Epoch:
 
 
 class Contents:
-    """The batches of one run. cost_ns: what looking at them has taken of the training thread so far."""
+    """The batches of one run."""
 
     def __init__(self, p: StepState) -> None:
         self._progress = p
         self._epochs: dict[int, _Epoch] = {}  # by the number of the iteration
         self._of_loaders: weakref.WeakKeyDictionary[DataLoader[Any], _Epoch] = weakref.WeakKeyDictionary()
-        self._ended: list[Summary] = []  # of epochs that are over, for the next report
+        self._total = Summary()  # of epochs that are over, for the next report
         self._has_loader = False
         self._latest: _Epoch | None = None
         self._newest: _Epoch | None = None  # that trains
@@ -81,15 +83,13 @@ class Contents:
         self._pad_of: weakref.ref[nn.Module] | None = None
         self._pad_id: int | None = None
         self._looked = self._reported = 0
+        self._report_at = now() + _REPORT_NS
         self._number = 0  # of batches, those passed over included
         self._rest = 0  # batches to pass over
         self._burst_ns = self._spent_ns = 0  # when the burst began, and what it has taken
         self._repeats = 0  # of epochs that are over
         self._shown: set[str] = set()
         self._usual_ns = _FIRST_NS
-        self.cost_ns = 0
-
-    # ---- on the training thread
 
     @untraced
     def inspect(self, iteration: int, batch: object) -> None:
@@ -104,6 +104,8 @@ class Contents:
 
     @guarded
     def _inspect(self, iteration: int, batch: object) -> None:
+        if now() >= self._report_at:
+            self.report()
         self._looked += 1
         is_whole = self._looked % _LOOKED_INTO == 1
         clock = time.thread_time_ns if is_whole else now  # 2 µs: too much for each
@@ -121,7 +123,7 @@ class Contents:
         cost = clock() - began
         if not is_whole:
             self._usual_ns = cost = min(cost, 2 * self._usual_ns)  # others may have had the processor meanwhile
-        self.cost_ns += cost
+        self._progress.costs.batches_ns += cost
         self._spent_ns += cost
         if self._looked % _BURST == 0:
             self._pace()
@@ -195,25 +197,27 @@ class Contents:
     def _over(self, epoch: _Epoch) -> None:
         if epoch.trains:
             self._repeats += epoch.repeats.count
-            self._ended.append(epoch.summary)
+            self._total.take(epoch.summary)
         epoch.repeats.count, epoch.summary = 0, Summary()
 
-    # ---- on the sender's thread
-
-    def report(self) -> dict[str, float]:
-        """Returns what was seen since the last report; empty if nothing was."""
-        if self._looked == self._reported:
-            return {}
+    @guarded
+    def report(self) -> None:
+        """Appends a row of what was seen since the last report. Also at the end of the run."""
+        self._report_at = now() + _REPORT_NS
+        p, values = self._progress, self._series() if self._looked > self._reported else {}
         self._reported = self._looked
+        if values:
+            p.rows.append((p.logged_at(), time.time(), time.monotonic(), tuple(values), tuple(values.values())))
+
+    def _series(self) -> dict[str, float]:
         if self._progress.completed != self._at:
             self._stepped()
-        training = [one for one in [*self._epochs.values()] if one.trains]
-        total, repeats = Summary(), self._repeats + sum(one.repeats.count for one in training)
-        for epoch in training:
-            self._ended.append(epoch.summary)
-            epoch.summary = Summary()
-        while self._ended:
-            total.take(self._ended.pop())
+        total, self._total, repeats = self._total, Summary(), self._repeats
+        for epoch in self._epochs.values():
+            if epoch.trains:
+                repeats += epoch.repeats.count
+                total.take(epoch.summary)
+                epoch.summary = Summary()
         values = total.series()
         if len(self._classes) < 2:
             values.pop("batch/one_class_pct", None)

@@ -12,6 +12,8 @@ from itertools import islice
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.libraries import TENSOR_DICTS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -79,13 +81,13 @@ def _places(
             yield from _places(held, attribute, -1, inner, (*path, step), left)
 
 
-_WRAPPED = ("data", "_tensordict")
+_WRAPPED = ("data", *TENSOR_DICTS.values())
 
 
 def _attributes(value: Any, kind: type) -> Iterable[str]:
     """Names of the attributes in which an object holds a batch: it is a dataclass, or has tensors there."""
     held = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-    if issubclass(kind, UserDict) or kind.__name__ == "TensorDict":  # BatchEncoding of transformers is a UserDict
+    if issubclass(kind, UserDict) or kind.__name__ in TENSOR_DICTS:  # BatchEncoding of transformers is a UserDict
         return [name for name in _WRAPPED if type(held.get(name)) is dict]
     if fields := getattr(kind, "__dataclass_fields__", ()):
         slots = [name for name in fields if type(getattr(kind, name, None)) is MemberDescriptorType]

@@ -24,6 +24,7 @@ from itertools import islice
 from operator import attrgetter, getitem, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.libraries import BATCHES_OF_GRAPHS
 from perfagent.measure.batches.places import TOKENS, Path, Place, are_integers, places_in, reached
 from perfagent.step.state import state
 
@@ -150,8 +151,9 @@ def _chosen(batch: object, batch_size: object) -> tuple[Size, Path | None, _Rule
 
 def _candidates(batch: Any, batch_size: int | None) -> _Candidates:
     with contextlib.suppress(*_NO_SIZE):  # of a property of the script's
-        if isinstance(batch.num_graphs, int):
-            yield True, ((_number, attrgetter("num_graphs")),), _Rule()
+        graphs = attrgetter(BATCHES_OF_GRAPHS)
+        if isinstance(graphs(batch), int):
+            yield True, ((_number, graphs),), _Rule()
     if isinstance(batch, sys.modules["torch"].nn.utils.rnn.PackedSequence):  # keeps its batch sizes on the CPU
         yield True, ((getattr, "batch_sizes"), (_number, itemgetter(0))), _Rule()
     items = batch if isinstance(batch, (list, tuple)) else ()

@@ -1,7 +1,7 @@
 """Reduces a recording to how many times each computing operator ran, by its shapes: a few dozen lines, where one step of
 a model with 300 tensors leaves 26,000 events.
 
-What the recording lacks is read from autograd's graph: the dtype of products, the results and gradients of convolutions,
+What the recording lacks is read from autograd's graph: the dtype of products, which gradients of convolutions are computed,
 and whether attention is causal. Each node has the number that the recording gives its operator. Only the node's own fields
 are read: the tensors that it keeps may be on another device, on a disk, or be recomputed on access.
 """
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from perfagent.libraries import COUNTLESS_OPERATORS
 from perfagent.measure.flops.op import CONVOLUTIONS, GRADIENTS, PRODUCTS, Op, Shape, Shapes
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Convolution", "Operators", "Results", "in_graph"]
 
-Results = dict[Shapes, dict[Shape, bool | None]]
-"""(shape of a convolution's input, of its weight) -> shapes of results -> whether it is transposed; None if not known."""
+Results = dict[Shapes, Counter[tuple[Shape, bool | None]]]
+"""(shape of a convolution's input, of its weight) -> how many have a result of that shape, and are transposed or not; None if
+that is not known."""
 _UNKNOWN = re.compile(
     r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft|_sparse_\w*mm|_cslt_sparse_mm|sparse_sampled)\w*"
-    r"|(torch_attn|flash_attn\w*|xformers\w*)::.*|torch_sparse::spmm\w*|pyg::\w+_matmul\w*"
+    rf"|torch_attn::.*|{COUNTLESS_OPERATORS}"
 )
 _OF_SPARSE = frozenset(("aten::_nnz", "aten::_sparse_addmm"))
 """Operators that a product with a sparse matrix calls: its cost follows from the number of values, not from its shape.
@@ -40,16 +42,12 @@ _NOTHING, _NODE, _PRODUCT_NODE, _COUNTED_WHOLE = range(4)
 
 
 class Convolution(NamedTuple):
-    """gradients: how many of input and weight get one."""
+    """gradients: how many of input and weight get one. out: shows whether an operator may be this one's gradient. (Node
+    numbers are not enough: each thread has its own.)"""
 
-    out: tuple[int, ...]
+    out: Shape
     transposed: bool
     gradients: int
-
-    def fits(self, x: tuple[int, ...], weight: tuple[int, ...]) -> bool:
-        """True if it may have had these inputs. (Node numbers are not enough: each thread has its own.)"""
-        channels = weight[0] == (x[1] if self.transposed else self.out[1])
-        return channels and len(x) == len(self.out) and x[0] == self.out[0]
 
 
 def in_graph(roots: Iterable[torch.Tensor | GradientEdge]) -> Iterator[tuple[Node, str, Convolution | bool | None]]:
@@ -67,7 +65,7 @@ def in_graph(roots: Iterable[torch.Tensor | GradientEdge]) -> Iterator[tuple[Nod
             computes[type(node)] = _PRODUCT_NODES.fullmatch(node.name()) is not None
         waiting += [after for after, _ in node.next_functions]
         if computes[type(node)]:
-            made = getattr(node, "_input_metadata", None)  # torch 2.4 has none: neither dtypes nor results are known
+            made = getattr(node, "_input_metadata", None)  # torch 2.4 has none: neither dtypes nor gradients are known
             known: Convolution | bool | None = getattr(node, "_saved_is_causal", None)
             if made and node.name() in _CONVOLUTIONS:
                 gradients = sum(after is not None for after, _ in node.next_functions[:2])
@@ -91,8 +89,8 @@ class Operators:
     passed: for backward passes, the operators of the forward passes that they came through, each once.
     unknown: names of operators whose arithmetic is not known.
 
-    numbered: convolutions and attention, by their numbers in the graph (without a node, that of a later one). They
-    are counted in `ran` once they are settled (probes/flops/op_settling.py).
+    numbered: gradients of convolutions, and attention, by their numbers in the graph (without a node, that of a later
+    one). They are counted in `ran` once they are settled (probes/flops/op_settling.py).
     """
 
     def __init__(self, *, backward: bool) -> None:
@@ -144,7 +142,7 @@ class Operators:
             self.ran[op] += 1
             self.note_passed(number, op)
         elif name in CONVOLUTIONS:
-            self.numbered.append((own, op._replace(shapes=shapes[:2])))
+            self.ran[op._replace(shapes=shapes[:2])] += 1
         elif name == GRADIENTS:
             self.numbered.append((number, op._replace(shapes=shapes[:3])))
         elif op.attends:

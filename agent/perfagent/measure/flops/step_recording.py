@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from perfagent.boundary.call_watch import replace
-from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.dynamo import compiled, keep_out_of_frames, not_traced, untraced
 from perfagent.boundary.guard import failed
 from perfagent.device import accelerator
-from perfagent.measure.compiled import compiled
 from perfagent.measure.flops.op_reading import Convolution, Operators, Results, in_graph
 from perfagent.measure.flops.op_recorder import Recording
 from perfagent.measure.step_task import StepTask
@@ -49,7 +49,8 @@ class FlopCount(StepTask):
     """Records one step, as the probe of the root model's calls.
 
     operators: what ran in the calls; by False for forward passes, True for backward passes.
-    nodes, types: what autograd's graph knows about some operators, by their numbers in it. results: of convolutions.
+    nodes, types: what autograd's graph knows about some operators, by their numbers in it. results: of the convolutions in
+    modules that were called.
     failed: by an error of ours, or a profiler of the script that started during a call.
     """
 
@@ -144,7 +145,7 @@ class FlopCount(StepTask):
             tensors = [one for one in (*inputs[:1], module.weight, output) if isinstance(one, torch.Tensor)]
             if len(tensors) == 3:  # a subclass may take and return what it likes
                 x, weight, out = (tuple(one.shape) for one in tensors)
-                self.results.setdefault((x, weight), {})[out] = module.transposed
+                self.results.setdefault((x, weight), Counter())[out, module.transposed] += 1
 
     def _begin(self, *, backward: bool) -> bool:
         """Returns whether a recording has begun: not so for a backward pass within the root's own call."""

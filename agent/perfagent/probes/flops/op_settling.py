@@ -1,35 +1,51 @@
-"""Completes the convolutions and attention of a recorded step by what autograd's graph, or others of the same shapes, know."""
+"""Completes the convolutions and attention of a recorded step by what autograd's graph, modules, or others of the same shapes
+know."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from perfagent.measure.flops.op import CONVOLUTIONS, GRADIENTS, Op, Shapes
 from perfagent.measure.flops.op_reading import Convolution, Operators, Results
 
-__all__ = ["note_results", "settle"]
+__all__ = ["results_by_gradients", "settle", "settle_convolutions"]
 
 
-def note_results(operators: Operators, results: Results) -> None:
-    """Adds the shapes of convolutions' results that their gradients show."""
-    for _, op in operators.numbered:
+def results_by_gradients(backward: Operators) -> Results:
+    """Returns the results of convolutions that their gradients, which are settled, show."""
+    results: Results = {}
+    for op, times in backward.ran.items():
         if op.name == GRADIENTS:
-            results.setdefault(op.shapes[1:], {}).setdefault(op.shapes[0], None)
+            results.setdefault(op.shapes[1:], Counter())[op.shapes[0], op.transposed] += times
+    return results
+
+
+def settle_convolutions(operators: Operators, *sources: Results) -> None:
+    """Gives convolutions their results: those of a source that knows as many of the same sizes as there are, or only one
+    result for them."""
+    for op, times in [*operators.ran.items()]:
+        if op.name in CONVOLUTIONS:
+            known = [source[op.shapes] for source in sources if op.shapes in source]
+            results = next((one for one in known if one.total() == times or len(one) == 1), None)
+            if results is not None:
+                del operators.ran[op]
+                for (out, transposed), count in results.items():
+                    settled = op._replace(shapes=(*op.shapes, out), transposed=transposed)
+                    operators.ran[settled] += times * count // results.total()
 
 
 def settle(
     operators: Operators,
     nodes: Mapping[int, Sequence[Convolution | bool]],
-    results: Results,
     causal: defaultdict[Shapes, bool | None],
 ) -> None:
-    """Adds what autograd's graph, or else others of the same shapes, know about convolutions and attention.
-    nodes: by number, those of the outermost pass first; for attention, whether it is causal. causal: the same by
-    shapes of query and key, known so far."""
+    """Adds what autograd's graph, or else others of the same shapes, know about gradients of convolutions and about
+    attention. nodes: by number, those of the outermost pass first; for attention, whether it is causal. causal: the same
+    by shapes of query and key, known so far."""
     given = set()
     for number, op in reversed(operators.numbered):  # of several with one number, the last has the node
-        settled = _settled(op, nodes.get(number, ()) if (op.name, number) not in given else (), results)
+        settled = _settled(op, nodes.get(number, ()) if (op.name, number) not in given else ())
         if settled.attends and settled.causal is None:
             settled = settled._replace(causal=causal[settled.attended[:2]])
         elif settled.attends:
@@ -42,18 +58,12 @@ def settle(
     operators.numbered = []
 
 
-def _settled(op: Op, nodes: Sequence[Convolution | bool], results: Results) -> Op:
-    """Completes a convolution, an attention or their gradients. nodes: those that may belong to it."""
+def _settled(op: Op, nodes: Sequence[Convolution | bool]) -> Op:
+    """Completes an attention, or the gradients of a convolution. nodes: those that may belong to it."""
     for node in nodes:
         if isinstance(node, bool):
             if op.attends:
                 return op._replace(causal=node)
         elif op.name == GRADIENTS and node.out == op.shapes[0]:
             return op._replace(transposed=node.transposed, gradients=node.gradients)
-        elif op.name in CONVOLUTIONS and node.fits(*op.shapes):
-            return op._replace(shapes=(*op.shapes, node.out), transposed=node.transposed)
-    outs = results.get(op.shapes, {}) if op.name in CONVOLUTIONS else {}
-    if len(outs) != 1:  # several differ in their strides
-        return op
-    ((out, transposed),) = outs.items()
-    return op._replace(shapes=(*op.shapes, out), transposed=transposed)
+    return op

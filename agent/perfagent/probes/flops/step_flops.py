@@ -9,7 +9,7 @@ the root, the forward pass is what the backward passes came through. Causal atte
 needs. Recomputation, elementwise work, the optimizer and models without gradients do not count.
 
 There is no count with operators whose arithmetic does not follow from shapes (variable-length attention, recurrent
-kernels, sparse matrices, other libraries), convolutions whose result no graph, module or gradient shows, kernels that
+kernels, sparse matrices, other libraries), convolutions whose result no module or gradient shows, kernels that
 inductor wrote itself for products, `create_graph`, nested tensors, or a profiler of the script's in the step.
 
 Other sizes: each gets its own count, up to MOST_SIZES. Until then a count is scaled: products and convolutions with the
@@ -26,15 +26,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perfagent.boundary.dynamo import compiled
 from perfagent.device import accelerator
+from perfagent.libraries import precision
 from perfagent.measure.batches.size import Inputs, inputs
-from perfagent.measure.compiled import compiled
 from perfagent.measure.flops.op import Op, Shape, Shapes
 from perfagent.measure.flops.step_recording import FlopCount, Size
 from perfagent.probes.flops.device_peaks import peak_flops
 from perfagent.probes.flops.inductor_code import causal_in_compiled_code, products_in_own_kernels
 from perfagent.probes.flops.op_formulas import Counted, count
-from perfagent.probes.flops.op_settling import note_results, settle
+from perfagent.probes.flops.op_settling import results_by_gradients, settle, settle_convolutions
 
 if TYPE_CHECKING:
     import torch
@@ -180,10 +181,12 @@ def _counted(look: FlopCount) -> Counted:
     Recomputation within the backward pass of compiled code is not marked: everything beyond twice the forward pass is
     taken for it. If weights are frozen, the count is too high by at most the recomputation.
     """
-    note_results(look.operators[True], look.results)
     causal: defaultdict[Shapes, bool | None] = defaultdict(causal_in_compiled_code if compiled() else bool)
     for backward in sorted(look.operators, reverse=True):  # what is checkpointed has its nodes in the backward pass
-        settle(look.operators[backward], look.nodes, look.results, causal)
+        settle(look.operators[backward], look.nodes, causal)
+    by_gradients = results_by_gradients(look.operators[True])
+    for operators in look.operators.values():
+        settle_convolutions(operators, look.results, by_gradients)
     ways = {backward: count(one.ran, one.unknown) for backward, one in look.operators.items()}
     forward, behind = ways.get(False, Counted()), ways[True]
     by_type: dict[str, Counter[Op]] = {}
@@ -203,11 +206,10 @@ def _counted(look: FlopCount) -> Counted:
 
 
 def _type_of(model: nn.Module | None) -> str:
-    """Returns the dtype of most of the model's numbers, or that of Accelerate's or FSDP2's mixed precision."""
-    shared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", {})
-    mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(shared.get("_mixed_precision", "")))
-    if mixed is not None or model is None:
-        return mixed or ""
+    """Returns the dtype of most of the model's numbers, or that of a library's or FSDP2's mixed precision."""
+    mixed = precision()
+    if mixed or model is None:
+        return mixed
     sizes: Counter[torch.dtype] = Counter()
     for module in model.modules():
         asked = getattr(type(module), "_get_fsdp_state", None)  # FSDP2 casts the parameters that it gathers

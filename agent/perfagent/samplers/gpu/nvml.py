@@ -17,7 +17,7 @@ from perfagent.samplers.gpu.board import DeviceLost
 
 __all__ = ["NO_DRIVER", "Door", "Library", "load"]
 
-NO_DRIVER = "no NVIDIA driver on this machine"
+NO_DRIVER = "no_driver"
 
 _FOR_GOOD = frozenset((1, 2, 3, 4, 13, 25, 26))
 """NVML shut down by the script, invalid argument, not supported, no permission, function not found, argument version
@@ -74,21 +74,21 @@ class Door:
 
 
 def load(driver_files: Sequence[str] | None = None) -> tuple[Library | None, str]:
-    """The library, started; or None and why there is none. Blocks for as long as the driver likes.
+    """The library, started; or None and why there is none: a key, or NVML's own words. Blocks for as long as the driver likes.
     driver_files: any of these shows that there is a driver.
 
     Where no file of the driver is to be seen, not even the module is imported (30 ms and 6 MB).
     """
     if sys.platform == "darwin":
-        return None, "GPU figures of Apple devices are not available"
+        return None, "apple"
     if not any(Path(name).exists() for name in (_DRIVER_FILES if driver_files is None else driver_files)):
         return None, NO_DRIVER
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
-        return None, "the package nvidia-ml-py is missing"
+        return None, "no_package"
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError, AttributeError) as error:
-        return None, f"NVML does not start: {error}"
+        return None, str(error)
     return pynvml, ""

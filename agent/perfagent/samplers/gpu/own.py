@@ -84,7 +84,7 @@ class Claims:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 (self._folder / f"{self._prefix}{board}").touch(mode=0o600)
             except OSError:
-                return  # then it may be told twice
+                return  # then it may be reported twice
 
     def taken(self, now: float) -> frozenset[str]:
         """Boards that some rank reports, as of at most ten seconds ago. now: monotonic seconds."""

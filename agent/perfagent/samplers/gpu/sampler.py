@@ -145,7 +145,7 @@ class GpuSampler:
         with contextlib.suppress(DeviceLost):
             driver = door.ask("nvmlSystemGetDriverVersion")
         shown = [part for gpu in found for part in (self._slices_of(gpu) or [gpu])]
-        self._describe(shown, text_of(driver), "the NVIDIA driver shows no device")
+        self._describe(shown, text_of(driver), "no_device")
 
     def _describe(self, shown: Sequence[Board], driver: str, why_none: str) -> None:
         described = []

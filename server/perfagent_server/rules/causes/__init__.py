@@ -15,7 +15,15 @@ from perfagent.wire.evidence import MemoryEvidence, NonfiniteEvidence, ProfileEv
 from perfagent_server.rules.causes import memory, nonfinite, profile
 from perfagent_server.rules.texts import Language, Phrases
 
-__all__ = ["UNRECORDED", "CauseWords", "cause_words", "profile_words", "reason_words", "unrecorded_words"]
+__all__ = [
+    "UNRECORDED",
+    "CauseWords",
+    "cause_words",
+    "profile_words",
+    "reason_stored",
+    "reason_words",
+    "unrecorded_words",
+]
 
 UNRECORDED = "unrecorded"
 """The fact of an alert of `perfagent run`: how many processes its script has started."""
@@ -58,16 +66,22 @@ def profile_words(summary: Mapping[str, Any], language: Language = "en") -> list
 
 
 def reason_words(reason: object, language: Language = "en") -> str:
-    """Why a command was refused, or a profile is cut short or without its trace; empty where nothing says so.
+    """Why a command was refused, a profile is cut short or without its trace, or a run ended; empty where nothing says so.
 
     reason: the facts (perfagent.wire.evidence.Reason), or their JSON. What is none, as the sentence of an older agent, is
     said as it is.
     """
     try:
         facts: Any = json.loads(reason) if isinstance(reason, str) else reason
-        return Phrases("reason", language).say(facts["key"], facts)
+        nested = {"why": reason_words(facts["why"], language)} if "why" in facts else {}
+        return Phrases("reason", language).say(facts["key"], {**facts, **nested})
     except (LookupError, TypeError, ValueError):
         return str(reason or "")
+
+
+def reason_stored(reason: object) -> str:
+    """Those facts as text, for `reason_words`; the words of an exception as they are."""
+    return json.dumps(reason, ensure_ascii=False) if isinstance(reason, Mapping) else str(reason or "")
 
 
 def unrecorded_words(facts: Mapping[str, Any], language: Language = "en") -> tuple[str, str] | None:

@@ -36,7 +36,7 @@ def is_oom(end: End, window: Window) -> bool:
     killed, but none by the kernel for want of memory, and there was room."""
     if end.state == "oom":
         return True
-    said: tuple[str, ...] = (end.exception, end.reason, end.traceback[-500:])
+    said: tuple[str, ...] = (end.exception, end.said, end.traceback[-500:])
     known = hosts(window) if end.oom_kills == 0 else []
     if known and all(host.used < _ROOM * host.total for host in known):
         said = tuple(_WORKER.sub("", text) for text in said)
@@ -50,7 +50,7 @@ def _ran_out(text: str) -> bool:
 def memory_of(end: End) -> str:
     """Which memory ran out: "gpu", "host", "shared" (what loader workers pass their batches in), or "" when nothing
     tells."""
-    said = f"{end.exception}\n{end.reason}"
+    said = f"{end.exception}\n{end.said}"
     if not _ran_out(said):
         said = f"{said}\n{end.traceback}"  # it came of another exception, whose words these are
     if _SHARED.search(said):
@@ -80,7 +80,7 @@ class OomObserved(Rule):
             return None
         first = ends[0]
         memory = memory_of(first)
-        said = first.reason or first.exception
+        said = first.said or first.exception
         step = first.step or window.step
         return self.found(
             "critical",
@@ -89,8 +89,8 @@ class OomObserved(Rule):
             ranks=sorted({end.rank for end in ends}),
             evidence={
                 "rank": first.rank, "step": step, "memory": memory or "unknown", "said": one_line(said).rstrip("."),
-                "doubt": "likely" if _WORKER.search(f"{first.exception}\n{first.reason}") else None,
-                "state": first.state, "reason": first.reason, "exception": first.exception,
+                "doubt": "likely" if _WORKER.search(f"{first.exception}\n{first.said}") else None,
+                "state": first.state, "reason": first.said, "reason_facts": first.facts, "exception": first.exception,
                 "traceback": first.traceback[-4000:],
             },
         )  # fmt: skip

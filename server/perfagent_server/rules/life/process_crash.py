@@ -67,7 +67,8 @@ class ProcessCrash(Rule):
             ranks=sorted({end.rank for end in among}),
             evidence={
                 "rank": first.rank, "how": first.state if crashes or first.state == "preempted" else "interrupted",
-                "step": step, "said": _last_line(first.reason or first.exception), "state": first.state, "reason": first.reason,
+                "step": step, "said": _last_line(first.said or first.exception), "state": first.state,
+                "reason": first.said, "reason_facts": first.facts,
                 "exception": first.exception, "traceback": "\n".join(first.traceback.splitlines()[-20:]),
                 "unused": first.unused or None, "finished_rank": finished and finished.rank,
                 "finished_step": finished and finished.step,
@@ -97,7 +98,7 @@ def _cause(window: Window, end: End, finished: End | None) -> str:
     """Which remedy fits, by what is known of the end: an exception, a signal or an exit code."""
     if window.world_size > 1 and lost_a_peer(_said(end)):
         return "lost another rank" if finished is None else "uneven inputs"
-    if end.exception == "SystemExit" or end.reason.startswith("exit code"):
+    if end.exception == "SystemExit" or end.said.startswith("exit code"):
         return "the script ended itself"
     cause = cause_by_text(_said(end))
     is_known = cause != "exception" or end.exception or end.traceback
@@ -105,7 +106,7 @@ def _cause(window: Window, end: End, finished: End | None) -> str:
 
 
 def _said(end: End) -> str:
-    return f"{end.exception}\n{end.reason}"
+    return f"{end.exception}\n{end.said}"
 
 
 def _last_line(text: str) -> str:

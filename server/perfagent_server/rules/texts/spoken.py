@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from perfagent.wire import Alert, Finding
-from perfagent_server.rules.causes import CauseWords, cause_words, unrecorded_words
+from perfagent_server.rules.causes import CauseWords, cause_words, reason_words, unrecorded_words
 from perfagent_server.rules.texts import TITLE, Language, said_in
 from perfagent_server.rules.texts.reader import reader
 
@@ -23,7 +23,9 @@ def spoken(found: Told, language: Language | None = None) -> Told:
     if own == "en":
         return found
     before = said_in(found.rule, found.cause, found.evidence, "en")
-    now = said_in(found.rule, found.cause, found.evidence, own)
+    facts = found.evidence.get("reason_facts")
+    said = {"said": reason_words(facts, own)} if isinstance(facts, str) else {}
+    now = said_in(found.rule, found.cause, {**found.evidence, **said}, own)
     if before is not None and now is not None:
         found = replace(
             found,

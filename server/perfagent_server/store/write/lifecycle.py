@@ -23,6 +23,7 @@ from sqlalchemy import Connection, bindparam, insert, null, select, update
 
 from perfagent.wire import STATES, Event, Frame
 from perfagent.wire.limits import MAX_COUNT, MOST_LEFT_OUT, whole
+from perfagent_server.rules.causes import reason_stored
 from perfagent_server.rules.life.first_failure import Failure, first_of
 from perfagent_server.store.attempt_starts import UNDECIDED, Starts
 from perfagent_server.store.changes import note_change
@@ -369,7 +370,7 @@ class _Book:
         if state in ENDED:
             source["contact"] = self.now  # nothing of it came later than its end
             source["ended"] = event.time if math.isfinite(event.time) else self.now
-            source["reason"] = str(data.get("reason") or data.get("exception") or "")[:_REASON_CHARACTERS]
+            source["reason"] = reason_stored(data.get("reason") or data.get("exception"))[:_REASON_CHARACTERS]
         self._changed(source)
 
     def _describe(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
@@ -456,7 +457,9 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
     if failures:
         first = failures[first_of([Failure(row.ended or 0.0, row.rank, row.state, row.reason) for row in failures])]
         several = len({row.rank for row in rows}) > 1
-        reason = f"rank {first.rank}: {first.reason}" if several and first.reason else first.reason
+        reason = first.reason
+        if several and reason:
+            reason = reason_stored({"key": "of_rank", "rank": first.rank, "why": reason})
         return first.state, reason, first.ended_by_our_clock()
     finished = {row.rank for row in rows if row.state == "finished"}
     active = [row for row in rows if row.rank not in finished]
@@ -467,7 +470,7 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
     for state in ("running", "starting"):
         if state in states:
             return state, "", None
-    return ("lost", "no contact", None) if states else ("starting", "", None)
+    return ("lost", reason_stored({"key": "no_contact"}), None) if states else ("starting", "", None)
 
 
 def _times(frame: Frame) -> list[float]:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from agent.frameworks.running import logged_once, ran
+from agent.frameworks.running import logged_once, trained
 from agent_recorded import Recording
 from builders import job_environment
 
 import perfagent
 
-SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPT = Path(__file__).with_name("scripts") / "by_name.py"
 pytestmark = pytest.mark.real
-_folders: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@functools.cache
-def trained(which: str) -> Path:
-    _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name)
-    ran(folder, SCRIPTS / "by_name.py", str(folder), which)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -37,7 +26,7 @@ def trained(which: str) -> Path:
     ],
 )
 def test_a_logger_by_name_has_each_value_once_at_its_step(which: str) -> None:
-    recording, _ = logged_once(trained(which))
+    recording, _ = logged_once(trained(SCRIPT, which))
     assert len({step for step, _ in recording.series("loss")}) == len(recording.series("loss")) >= 6
     states = recording.events("state")
     assert {state["name"] for state in states if state.get("name")} == {"by name"}
@@ -48,7 +37,9 @@ def test_a_logger_by_name_has_each_value_once_at_its_step(which: str) -> None:
 
 def test_settings_that_a_module_gives_its_logger_are_once_there() -> None:
     configs = [
-        event["config"] for event in Recording(trained("lightning") / "record").events("context") if "config" in event
+        event["config"]
+        for event in Recording(trained(SCRIPT, "lightning") / "record").events("context")
+        if "config" in event
     ]
     assert configs[-1]["lightning"] == {"depth": 3, "seen": 1} and "depth" not in configs[-1]
 

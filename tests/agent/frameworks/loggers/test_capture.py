@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_accelerator import Control
 from torch.utils.tensorboard import SummaryWriter
 
 from perfagent import patching
 from perfagent.boundary import guard
-from perfagent.device import Reading
 from perfagent.integrations.loggers.capture import Logs, captured
 from perfagent.step.pending_logs import CapturedLog
 
@@ -86,6 +86,8 @@ def test_a_call_that_names_no_step_is_of_the_step_in_progress(record: Record, wa
     train(1)
     watched().log({"second": 1})
     assert run.run.steps_done == 2
+    run.run.capture_logs(False)
+    watched().log({"no longer wanted": 1})
     resumed, far = (10_000, {"resumed": 1}), (5000, {"far": 1})  # which move no step
     assert scalars(run) == [(1, {"before": 1}), resumed, (1, {"first": 1}), far, (2, {"second": 1})]
 
@@ -142,30 +144,14 @@ def test_a_version_that_is_not_understood_is_left_alone(record: Record, caplog: 
     assert scalars(run) == []
 
 
-def test_a_value_on_a_device_is_read_when_it_is_there(
-    record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from perfagent.integrations.loggers import capture
-
-    class Event:
-        over = False
-
-        def query(self) -> bool:
-            return self.over
-
-    event = Event()
-    monkeypatch.setattr(
-        capture, "read_number_later", lambda tensor: Reading(torch.tensor([2.5]), event, [])
-    )  # as of a CUDA device
-    run = start(record)
-    watched().log({"x": torch.ones((), device="meta")}, step=1)
-    log = next(row for row in run.sender.rows if type(row) is CapturedLog)
-    assert not log.ready()
-    event.over = True
+def test_a_value_on_a_device_is_read_when_it_is_there(fakegpu: Control, record: Record, watched: Any) -> None:
+    run, value = start(record), torch.full((), 2.5, device="fakegpu:0")
+    with fakegpu.held():
+        watched().log({"x": value}, step=1)
+        log = next(row for row in run.sender.rows if type(row) is CapturedLog)
+        assert not log.ready()
     assert log.ready()
-    assert log.row()[3] == {"x": 2.5}
-    run.run.finish()
-    run.sender.rows.clear()
+    assert scalars(run) == [(1, {"x": 2.5})]
 
 
 def test_a_compiled_function_that_logs_keeps_its_graphs(record: Record, watched: Any, nothing_compiled: None) -> None:

@@ -3,14 +3,12 @@ step."""
 
 from __future__ import annotations
 
-import functools
 import math
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from agent.frameworks.running import logged_once, ran
+from agent.frameworks.running import logged_once, trained
 from agent_recorded import Recording
 from judging import make_evaluator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,16 +19,6 @@ from perfagent_server.store.stored import FromTail
 
 SCRIPTS = Path(__file__).with_name("scripts")
 pytestmark = pytest.mark.real
-_folders: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@functools.cache
-def trained(script: str) -> Path:
-    """Where a script has left what it logged and recorded; it runs once."""
-    _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name)
-    ran(folder, SCRIPTS / script, str(folder))
-    return folder
 
 
 def is_logged(name: str) -> bool:
@@ -48,7 +36,7 @@ def is_logged(name: str) -> bool:
     ],
 )  # fmt: skip
 def test_every_logged_scalar_is_in_the_run_once_at_its_step(script, part):
-    recording, names = logged_once(trained(script) / part)
+    recording, names = logged_once(trained(SCRIPTS / script) / part)
     assert {name for name in recording.names() if is_logged(name)} <= names
     steps = [step for step, _ in recording.series("loss")]
     assert steps == sorted(set(steps)), "measured or logged, and never both"
@@ -56,20 +44,20 @@ def test_every_logged_scalar_is_in_the_run_once_at_its_step(script, part):
 
 @pytest.mark.parametrize("part", ["alone", "forwarding"])
 def test_what_the_trainer_evaluates_stands_beside_the_loss(part):
-    recording = Recording(trained("trainer.py") / part / "record")
+    recording = Recording(trained(SCRIPTS / "trainer.py") / part / "record")
     assert [step for step, _ in recording.series("eval/loss")] == [4, 8, 10], "and at the end"
     assert [step for step, _ in recording.series("loss")] == [*range(1, 11)]
     assert [step for step, _ in recording.series("train/epoch")] == [2, 4, 6, 8, 10], "an evaluation repeats the epoch"
 
 
 def test_what_is_logged_stays_out_where_that_is_wanted():
-    recording = Recording(trained("trainer.py") / "off" / "record")
+    recording = Recording(trained(SCRIPTS / "trainer.py") / "off" / "record")
     assert [step for step, _ in recording.series("loss")] == [*range(1, 11)]
     assert not {name for name in recording.names() if is_logged(name)}
 
 
 def test_a_measured_loss_is_not_the_one_that_a_writer_logs():
-    folder = trained("loops.py") / "writer"
+    folder = trained(SCRIPTS / "loops.py") / "writer"
     recording = Recording(folder / "record")
     measured, copied = recording.series("loss"), recording.series("logged/loss")
     assert [step for step, _ in measured] == [*range(1, 9)]
@@ -80,7 +68,7 @@ def test_a_measured_loss_is_not_the_one_that_a_writer_logs():
 
 
 def test_a_loss_that_breaks_is_one_alert_however_often_logged():
-    recording = Recording(trained("loops.py") / "nan" / "record")
+    recording = Recording(trained(SCRIPTS / "loops.py") / "nan" / "record")
     assert [step for step, value in recording.series("train/loss") if math.isnan(value)] == [39]
     assert [step for step, value in recording.series("logged/loss") if math.isnan(value)] == [39]
     evaluator = make_evaluator()

@@ -5,37 +5,15 @@ They are large and no dependency of ours (the group `loggers`), and take seconds
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-import builders
 import pytest
-from agent.frameworks.running import logged_once
-from builders import job_environment
+from agent.frameworks.running import logged_once, trained
 
 SCRIPT = Path(__file__).with_name("scripts") / "trackers.py"
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 pytestmark = pytest.mark.long
 BOTH = {"depth": 3, "width": 8}
-
-
-@functools.cache
-def trained(tracker: str) -> Path:
-    _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name)
-    ours = str(Path(builders.__file__).parent)
-    environment = job_environment(folder / "environment", OMP_NUM_THREADS="1", PYTHONPATH=ours)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), tracker], env=environment,
-        capture_output=True, text=True, timeout=170, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert "perfagent:" not in done.stdout + done.stderr, done.stderr[-3000:]
-    return folder
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio", "tensorboardX"])
@@ -43,7 +21,7 @@ def test_scalars_and_settings_of_a_tracker_are_in_the_run_once(tracker):
     if importlib.util.find_spec(tracker) is None:
         pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
     for part in [tracker, *(["untrained"] if tracker in ("wandb", "trackio") else [])]:
-        recording, names = logged_once(trained(tracker) / part)
+        recording, names = logged_once(trained(SCRIPT, tracker, fresh=True) / part)
         assert {name for name in recording.names() if name.startswith("logged/")} <= names
         assert not {"note", "image", "text"} & recording.names()
         if tracker != "tensorboardX":

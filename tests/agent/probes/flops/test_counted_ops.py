@@ -72,10 +72,25 @@ def branches():
     )  # fmt: skip
 
 
+def twins(*, frozen):
+    """Two convolutions of the same sizes that differ in their stride."""
+
+    def call(m, x):
+        x = m.first(x)
+        return m.last(nn.functional.avg_pool2d(m.one(x), 2) + m.second(x))
+
+    one, second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, stride=2)
+    first, last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+    for part in (first, one, second) if frozen else ():
+        part.requires_grad_(False)
+    return Called(call, first=first, one=one, second=second, last=last)
+
+
 OF_PICTURES = {
     "pictures": pictures,
     "frozen encoder": lambda: pictures(frozen=6),
     "branches": branches,
+    "frozen twins": lambda: twins(frozen=True),
     "frozen in the midst": lambda: nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(8, 2, 1)
     ),
@@ -94,6 +109,16 @@ def test_convolutions_count_as_in_torchs_counter(record, kind):
         counted = counted_step(model, lambda m, x=x: m(x).square().mean())
         assert counted.total == by_torch(model, lambda m, x=x: m(x).square().mean()) > 0, wants
         recorded.finish()
+
+
+def test_compiled_convolutions_count_as_in_torchs_counter(record):
+    """Autograd's graph has one node for all of them."""
+    model, x = twins(frozen=False), torch.randn(2, 3, 16, 16)
+    expected = by_torch(model, lambda m: m(x).square().mean())
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(x)
+    record(compiled)
+    assert counted_step(compiled, lambda m: m(x).square().mean()).total == expected > 0
 
 
 PRODUCTS = {

@@ -13,7 +13,7 @@ from perfagent_dashboard.components.parts import part
 from perfagent_dashboard.components.tables import table
 from perfagent_dashboard.pages.run.facts import RunFacts, run_path
 from perfagent_dashboard.server_api import ServerApi
-from perfagent_dashboard.words import say
+from perfagent_dashboard.words import keys, language, say
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -60,6 +60,12 @@ def _trouble(events: list[dict[str, Any]]) -> list[Component]:
     for event in events:
         told = event["data"]
         if told.get("what") in ("lost", "xid", "unavailable"):
-            parts = [str(told[name]) for name in ("reason", "code", "meaning") if told.get(name)]
+            parts = [_words(told[name]) for name in ("reason", "code", "meaning") if told.get(name)]
             said.append(f"{say('rank')} {event['rank']}: {' '.join(parts)}")
     return [html.P(text, className="quiet") for text in dict.fromkeys(said)]
+
+
+def _words(told: object) -> str:
+    """A key of the agent's in words; what the driver says, as it is."""
+    key = f"gpus_{told}"
+    return say(key) if key in keys(language()) else str(told)

@@ -117,6 +117,7 @@ def _profile(listed: Mapping[str, Any], full: Mapping[str, Any], *, is_open: boo
     return html.Details(
         [
             html.Summary(head),
+            html.P(str(full["cut_short"]), className="quiet") if full.get("cut_short") else None,
             html.Ul([html.Li(prose(str(one))) for one in full["says"]]) if full["says"] else None,
             _operators(full["operators"]),
             *(trace if listed["trace"] == "complete" else [html.P(listed["note"], className="quiet")]),

@@ -1,10 +1,7 @@
 """What a script under test logged, for the test to compare with what the run has."""
 
 import json
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # trainers.py
 
 
 def report(folder, logged):

@@ -3,6 +3,7 @@
 Arguments: a folder, the tracker.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -31,7 +32,13 @@ logged = []
 def context_is_told():
     """Waits for the configuration of the run in which nothing trains; the agent looks again much later, or at the end."""
     record = Path(folder, "untrained", "record")
-    until(lambda: record.is_dir() and any("packages" in told for told in Recording(record).events("context")))
+
+    def is_told():
+        with contextlib.suppress(FileNotFoundError):  # its folder is being made
+            return any("packages" in told for told in Recording(record).events("context"))
+        return False
+
+    until(is_told)
 
 
 def training():

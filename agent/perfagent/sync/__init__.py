@@ -1,1 +1,0 @@
-"""`perfagent sync`: sends what was recorded offline and what dead processes left."""
