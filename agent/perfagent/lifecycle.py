@@ -338,9 +338,13 @@ class Lifecycle:
 
     # ---- ending
 
+    def newest_step(self) -> int:
+        """The newest step that was made or logged; it grows while the training goes on."""
+        return max(self._progress.done_at(), self._given_step)
+
     def at_exit(self, status: object, because: Cause | None = None) -> None:
         """The process ends by itself. status: the argument of sys.exit. because: the exception that was being handled
-        then. (As `_at_exit` in session.py.)"""
+        then. (As `_at_exit` in process_end.py.)"""
         if self._ending is not None and not self.inherited:
             self._close(*self._ending)  # Ctrl-C may have come into the end
         if self.ended or self.inherited or self._sender.disabled:

@@ -1,23 +1,20 @@
-"""The current run of this process: attach, init, log, alert, finish, and how the process ended.
+"""The current run of this process: attach, init, log, alert, finish.
 
 One run per process. `attach` starts the sender, puts the hooks in and returns.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.agent_config import AgentConfig
-from perfagent.boundary.guard import guarded, logger
+from perfagent.boundary.guard import logger
 from perfagent.calls.arguments import as_dict, as_tags, check_arguments
 from perfagent.calls.other_trackers import options_of_init, say_once
 from perfagent.calls.wrong_calls import checked
@@ -25,10 +22,9 @@ from perfagent.errors import ConfigError
 from perfagent.integrations.hydra import is_next_job
 from perfagent.integrations.process_pools import end_with_task
 from perfagent.process import launch_options as launched
-from perfagent.process.exit_reason import Leaving, cause, handled
 from perfagent.process.variables import warn_of_misspelt
+from perfagent.process_end import ProcessEnd
 from perfagent.run import Run
-from perfagent.step.state import state
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,16 +37,9 @@ _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain
 Python."""
 _resumed: tuple[str | None, int] | None = None
-_leaving = Leaving(
-    lambda: 0 if _current is None else max(_current._progress.done_at(), _current._given_step),
-    lambda frame, error: None if _current is None else _current.left_from(frame, error),
-)
 _inert: str | None = None
 """Why no run may begin now."""
-_watched = False
-_watched_worker = 0
-"""The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its
-end."""
+_end = ProcessEnd(lambda: _current)
 
 
 # ---- the documented functions ----------------------------------------------------------------------------------------
@@ -107,43 +96,7 @@ def attach(
     Raises:
         ConfigError: An argument cannot be used.
     """
-    global _named
-    check_arguments(
-        model, optimizer, start_step, stoppable, name=(name, 256), group=(group, 256), notes=(notes, 100_000)
-    )
-    entries, labels = as_dict(config), as_tags(tags)
-    silent_one = _silent_run(entries, labels)
-    if silent_one is not None:
-        return silent_one
-    run = current()
-    job = is_next_job() and not _is_given(run_id)  # with an id that was given all jobs are that run
-    run_id, start_step = _where_resumed(run_id, start_step)
-    options = launched.current or launched.NONE  # what `perfagent run` was given stands where the script says nothing
-    if (
-        run is not None
-        and not job
-        and _keeps(run, model, project, name, run_id, start_step, moves=_elsewhere(run, server, record))
-    ):
-        run.warn_of_next_training(model)
-        run.take_up(model, optimizer, entries, labels, project=project, name=name, group=group, notes=notes)
-        run.change(tensorboard=tensorboard, tune_malloc=tune_malloc, capture_logs=capture_logs, stoppable=stoppable)
-        _named = _named or bool(name or project)
-        return run
-    settings = AgentConfig.from_env(
-        project=options.project if project is None else project, server=server, record=record or options.record,
-        tensorboard=tensorboard,
-        run_id=run_id or options.run_id, tune_malloc=tune_malloc, capture_logs=capture_logs, disabled=disabled,
-    )  # fmt: skip
-    start = _start_of(run, options, job=job)
-    if run is not None:
-        _end_for(run, settings, expected=job)
-    labels.extend(tag for tag in options.tags if tag not in labels)
-    run = Run(
-        settings, name=name or options.name, config=entries, tags=labels, group=group, start_step=start_step, notes=notes,
-        start=start,
-    )  # fmt: skip
-    run.take_up(model, optimizer, {}, [])
-    return _begin(run, stoppable)
+    return _attach(**locals())
 
 
 @checked
@@ -287,6 +240,52 @@ def start_from_launcher(**options: Any) -> Run:
     return _launched
 
 
+def _attach(
+    model: nn.Module | None, optimizer: object, *, project: str | None, name: str | None, config: object, tags: Iterable[str],
+    group: str | None, server: str | None, record: str | os.PathLike[str] | None,
+    tensorboard: str | os.PathLike[str] | None, run_id: str | None, start_step: int | None, notes: str | None,
+    tune_malloc: bool | None, capture_logs: bool | None, disabled: bool | None, stoppable: bool,
+) -> Run:  # fmt: skip
+    """As `attach`."""
+    global _named
+    check_arguments(
+        model, optimizer, start_step, stoppable, name=(name, 256), group=(group, 256), notes=(notes, 100_000)
+    )
+    entries, labels = as_dict(config), as_tags(tags)
+    silent_one = _silent_run(entries, labels)
+    if silent_one is not None:
+        return silent_one
+    run = current()
+    job = is_next_job() and not _is_given(run_id)  # with an id that was given all jobs are that run
+    run_id, start_step = _where_resumed(run_id, start_step)
+    options = launched.current or launched.NONE  # what `perfagent run` was given stands where the script says nothing
+    if (
+        run is not None
+        and not job
+        and _keeps(run, model, project, name, run_id, start_step, moves=_elsewhere(run, server, record))
+    ):
+        run.warn_of_next_training(model)
+        run.take_up(model, optimizer, entries, labels, project=project, name=name, group=group, notes=notes)
+        run.change(tensorboard=tensorboard, tune_malloc=tune_malloc, capture_logs=capture_logs, stoppable=stoppable)
+        _named = _named or bool(name or project)
+        return run
+    settings = AgentConfig.from_env(
+        project=options.project if project is None else project, server=server, record=record or options.record,
+        tensorboard=tensorboard,
+        run_id=run_id or options.run_id, tune_malloc=tune_malloc, capture_logs=capture_logs, disabled=disabled,
+    )  # fmt: skip
+    start = _start_of(run, options, job=job)
+    if run is not None:
+        _end_for(run, settings, expected=job)
+    labels.extend(tag for tag in options.tags if tag not in labels)
+    run = Run(
+        settings, name=name or options.name, config=entries, tags=labels, group=group, start_step=start_step, notes=notes,
+        start=start,
+    )  # fmt: skip
+    run.take_up(model, optimizer, {}, [])
+    return _begin(run, stoppable)
+
+
 def _silent_run(config: dict[str, Any], tags: list[str]) -> Run | None:
     """What attach() returns where no run may begin: one that records nothing, or in a forked child that of its parent."""
     if _is_inert():
@@ -375,7 +374,7 @@ def _begin(run: Run, stoppable: bool) -> Run:
         run.allow_stop()
     if not run.settings.disabled:
         warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
-        _watch_process()
+        _end.watch()
     run.start()
     end_with_task(run.finish)
     _current = run
@@ -398,65 +397,6 @@ def _end_for(run: Run, settings: AgentConfig, *, expected: bool) -> None:
             run.called,
         )
     run.end_for(settings)
-
-
-# ---- forks and the end of the process --------------------------------------------------------------------------------
-
-
-def _watch_process() -> None:
-    """Once a process. One of multiprocessing leaves by os._exit, past atexit, but runs its own finalizers: ours as the last
-    of them."""
-    global _watched, _watched_worker
-    if not _watched:
-        _watched = True
-        os.register_at_fork(after_in_child=partial(setattr, state, "current", None))
-        atexit.register(_at_exit)
-        _leaving.watch()
-        threading.excepthook = partial(_thread_ended, threading.excepthook)
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None and processes.parent_process() is not None and _watched_worker != os.getpid():
-        _watched_worker = os.getpid()
-        from multiprocessing.util import Finalize
-
-        Finalize(None, _at_worker_end, exitpriority=-1000)
-
-
-def _thread_ended(before: Callable[[threading.ExceptHookArgs], object], args: threading.ExceptHookArgs, /) -> None:
-    """Reports a thread of the script that ends with an exception, which Python only prints; the hook that was installed
-    before prints it."""
-    try:
-        _report_thread(args)
-    finally:
-        before(args)
-
-
-@guarded
-def _report_thread(args: threading.ExceptHookArgs) -> None:
-    run, error, thread = current(), args.exc_value, args.thread
-    if run is None or error is None or isinstance(error, SystemExit):
-        return
-    if thread is not None and not thread.name.startswith("perfagent-"):
-        run.thread_ended(thread, error)
-
-
-def _at_worker_end() -> None:
-    """Runs while the exception that ended the worker is being handled."""
-    error = sys.exc_info()[1]
-    if _current is None:
-        return
-    if error is None or isinstance(error, SystemExit):
-        context = None if error is None else handled(error)
-        _current.at_exit(None if error is None else error.code, None if context is None else cause(context))
-    else:
-        _current.fail(error)
-
-
-def _at_exit() -> None:
-    """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
-    # again, while the last of the run is delivered: then it stays in the spool
-    with contextlib.suppress(KeyboardInterrupt):
-        if _current is not None:
-            _current.at_exit(_leaving.status, _leaving.because)
 
 
 def unpickled(source: str) -> Run:

@@ -9,8 +9,7 @@ ranks, a micro-batch's mean loss must weigh
 
 N is known before the first backward pass where the loop looked ahead; where every micro-batch has one item (the
 default) and the loader its length; or where the window has one micro-step. Else each loss gets n over what is expected,
-and the gradients are multiplied once, by what remains, at the end of the window.
-"""
+and the gradients are multiplied once, by what remains, at the end of the window."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Window:
     """The window in progress. Counts on a device are never read on the host.
 
     size: micro-steps of a full one. done: micro-steps whose backward pass is over. end: micro-steps of this one, as far
-    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps.
-    """
+    as known. trivial: a micro-step's loss is taken as it is. uneven: ranks may differ in micro-steps."""
 
     __slots__ = (
         "_base", "_constant", "_counted", "_device", "_expected", "_items", "_loss", "_strategy", "_total",
@@ -150,8 +148,7 @@ class Window:
     def factor(self) -> Count | None:
         """What the gradients are to be multiplied by at the end of the window; None where they are right as they are.
 
-        A collective on every rank that was given counts.
-        """
+        A collective on every rank that was given counts."""
         if self._total is not None:
             return None
         if self._items is None:

@@ -5,8 +5,7 @@ counted; of others one batch more is fetched. With `items`, a whole window is fe
 
 To go on in the middle of an epoch, the random generators are put back to its begin, the loader is started, the batches
 that were seen are passed over, and the generators are put to where they were then. Batches of a map-style DataLoader
-are passed over without loading them; a torchdata StatefulDataLoader gets its state.
-"""
+are passed over without loading them; a torchdata StatefulDataLoader gets its state."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Steps(Protocol):
 class Batches:
     """Where the loop is in its data, and the reading of it.
 
-    epoch: how many were completed. batch: batches of this epoch that were handed out.
-    """
+    epoch: how many were completed. batch: batches of this epoch that were handed out."""
 
     def __init__(self, window: Window, strategy: Strategy) -> None:
         self._window, self._strategy = window, strategy

@@ -5,8 +5,7 @@
     loop.resume()
 
 Without a loop: `checkpoint.save(step, state)` and `checkpoint.load_latest()`. How a checkpoint is written is in
-saving.py, what makes it whole in manifest.py and folder.py, how it is read in resume.py.
-"""
+saving.py, what makes it whole in manifest.py and folder.py, how it is read in resume.py."""
 
 from __future__ import annotations
 
@@ -57,13 +56,11 @@ class Checkpoint:
         every: Optimizer steps between two saves. None saves only when asked, and in an emergency.
         keep: How many of the newest checkpoints stay. With two or more there is one to fall back to.
         best: "min" or "max" also keeps the checkpoint with the best metric.
-        asynchronous: True lets the training wait only while the state is copied to host memory, which needs as much
-            memory again. One save at a time. A DeepSpeed engine always saves synchronously.
-        emergency: True also saves at SIGTERM and at an uncaught exception. The handlers are installed at the first step
-            of the loop, and call the handlers that were there.
+        asynchronous: True lets the training wait only while the state is copied to host memory. Not for DeepSpeed.
+        emergency: True also saves at SIGTERM and at an uncaught exception; handlers that were there are called, too.
         grace_s: How many seconds a signal waits for the end of the step.
         tries: How often a save is tried, if the error may pass by itself.
-        tolerate: How many failed saves in a row the training survives. Each is an alert; the next one raises.
+        tolerate: How many failed saves in a row the training survives. Each is an alert, one more raises.
 
     Raises:
         ConfigError: A value cannot be used.
@@ -121,9 +118,8 @@ class Checkpoint:
 
         Args:
             step: The number of optimizer steps so far.
-            state: Tensors, numbers, text, and containers of them. "rng", "sampler" and "loop" are each rank's own;
-                sharded tensors (DTensor) below "model" and "optimizer" are saved in pieces; everything else is rank
-                0's.
+            state: Tensors, numbers, text, and containers of them. "rng", "sampler" and "loop" are each rank's own,
+                DTensors below "model" and "optimizer" are saved in pieces, everything else is rank 0's.
             metric: The value that `best` compares.
             engine: A DeepSpeed engine, which saves its own model and optimizer.
             reason: A word that is recorded with the checkpoint.
@@ -157,11 +153,7 @@ class Checkpoint:
         self._last_step = step
 
     def wait(self) -> None:
-        """Waits until no save is in progress.
-
-        Raises:
-            CheckpointError: The save failed. Raised once.
-        """
+        """Waits until no save is in progress. Raises CheckpointError, once, if the save failed."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -202,8 +194,7 @@ class Checkpoint:
 
     def latest(self) -> Path | None:
         """The folder of the newest complete checkpoint, every file of which is verified; None without one. A
-        collective.
-        """
+        collective."""
         found = newest_whole(self._folder, self._ranks)
         return None if found is None else found[0]
 
@@ -249,8 +240,7 @@ class Checkpoint:
 
     def save_loop(self, loop: Loop, *, metric: float | None = None, reason: str = "asked") -> None:
         """Saves a loop between two steps. A collective. A failure is an alert; after `tolerate` failures in a row it
-        raises.
-        """
+        raises."""
         with self._tolerated():
             self.wait()  # the save before, which went on beside the training
         with self._tolerated():
@@ -260,8 +250,7 @@ class Checkpoint:
         """Saves what the last step left, when the run is stopped from outside. A collective.
 
         It is never the best checkpoint. Weights that contain NaN are not saved, so that the checkpoint before stays the
-        newest.
-        """
+        newest."""
         self._metric = None
         self._settle(loop, "stopped")
 

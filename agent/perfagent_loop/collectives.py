@@ -89,8 +89,7 @@ T = TypeVar("T")
 class Ranks:
     """All ranks of the job, over a group of its own. Making one is a collective: every rank makes it at the same place.
 
-    timeout_s: how long a rank waits for the others before it fails.
-    """
+    timeout_s: how long a rank waits for the others before it fails."""
 
     def __init__(self, *, timeout_s: float = 1800.0) -> None:
         self.world, self.rank = world_of_job(), rank_of_job()
@@ -131,8 +130,7 @@ class Agreement:
 
     `look(mine)` is called at every step on every rank; now and then it answers the greatest number of all ranks, at the
     same step on every rank, else None. The sum travels between two looks, so nobody waits for it unless a rank is late
-    by that long. How many steps lie between is agreed the same way, from how long steps take.
-    """
+    by that long. How many steps lie between is agreed the same way, from how long steps take."""
 
     every_s = 1.0
 

@@ -2,8 +2,7 @@
 
 Two of torch's hooks fail without saying why: PowerSGD over gloo hangs in the first backward pass after its warm-up
 (pytorch/pytorch issues 58467 and 58882; seen with torch 2.13), the bf16 hook over gloo raises in the middle of a
-training. Here both are refused before the first step.
-"""
+training. Here both are refused before the first step."""
 
 from __future__ import annotations
 

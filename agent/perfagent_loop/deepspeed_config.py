@@ -1,8 +1,7 @@
 """Makes a DeepSpeed ZeRO configuration from a few options, and explains each conflict in a configuration.
 
 Some combinations of options make DeepSpeed fail late, hang, or ignore an option without a word. This module refuses
-them with a sentence, before a process group exists. It does not import DeepSpeed.
-"""
+them with a sentence, before a process group exists. It does not import DeepSpeed."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def zero_config(
     device: str | None = None,
     overrides: Config | None = None,
 ) -> State:
-    """Makes a configuration for `deepspeed.initialize(model=..., optimizer=..., config=...)`, and checks it for
-    conflicts.
+    """Returns a configuration for `deepspeed.initialize(model=..., optimizer=..., config=...)`, and checks it.
 
     Args:
         stage: What is divided over the ranks. 0: nothing. 1: optimizer state. 2: gradients, too. 3: parameters, too.
@@ -55,16 +53,12 @@ def zero_config(
         clip_norm: The largest norm of all gradients.
         offload: "optimizer" moves the optimizer state to host memory, "all" the parameters, too (stage 3).
         autocast: True keeps the weights in fp32, and lets torch's autocast run products in `precision`.
-        optimizer: DeepSpeed's own optimizer, as {"type", "params"}. None if a torch optimizer is passed to
-            `initialize`.
+        optimizer: DeepSpeed's own optimizer, as {"type", "params"}; None for one of torch's, passed to `initialize`.
         scheduler: DeepSpeed's own scheduler, as {"type", "params"}.
         communication: The precision in which gradients are sent.
         bucket_elements: Numbers that are sent together.
         device: "cuda" or "cpu"; found if it is not given.
         overrides: Entries that replace those of the result, key by key.
-
-    Returns:
-        The configuration, a dict.
 
     Raises:
         ConfigError: Options contradict each other. The message lists every conflict.

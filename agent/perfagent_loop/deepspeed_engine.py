@@ -2,8 +2,7 @@
 
 Options that exist in two places and are obeyed in one are the commonest complaint about DeepSpeed behind another
 trainer (huggingface/accelerate issues 1970, 3369, 3807). Here they must agree. DeepSpeed unpickles its checkpoints
-without restraint; here they are read with weights_only=True and a short list of DeepSpeed's own classes.
-"""
+without restraint; here they are read with weights_only=True and a short list of DeepSpeed's own classes."""
 
 from __future__ import annotations
 

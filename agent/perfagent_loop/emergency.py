@@ -2,8 +2,7 @@
 
 The handler of a signal only notes it; the loop saves at the end of the step at hand, and then the signal does what it
 would have done: the user's own handler is called, or the process ends by it. A second signal, or a step that does not
-end within the grace time, goes through at once. Nothing is installed before a loop's first step.
-"""
+end within the grace time, goes through at once. Nothing is installed before a loop's first step."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class Emergency:
     """Signals and uncaught exceptions of this process.
 
     signum: the signal that came and has not been passed on; 0 for none. on_exception: called with an exception that
-    ends the process, after its traceback is printed. grace_s: how long a signal waits for the step to end.
-    """
+    ends the process, after its traceback is printed. grace_s: how long a signal waits for the step to end."""
 
     def __init__(self, on_exception: Callable[[BaseException], None], *, grace_s: float) -> None:
         self.signum = 0

@@ -1,7 +1,6 @@
 """Reports from the loop utilities to the run: an event, a number for the chart, and a line on the console.
 
-Without a current run only the console gets it. Nothing here raises.
-"""
+Without a current run only the console gets it. Nothing here raises."""
 
 from __future__ import annotations
 

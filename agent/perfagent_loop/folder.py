@@ -3,8 +3,7 @@
 A checkpoint is written into `step_N.tmp`, every file and folder is synced, and one rename makes it `step_N`: whoever
 looks, at whatever moment the writer dies, sees it whole or not at all. `latest` (and `best`) name the newest (and best)
 one for people and other tools; reading trusts the manifests' numbers, because the writer may die between the two
-renames. Nothing that this module did not write is ever deleted.
-"""
+renames. Nothing that this module did not write is ever deleted."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ class Folder:
     def retain(self, keep: int, best: str | None, damaged: Collection[Path] = ()) -> Path | None:
         """Keeps the newest `keep` checkpoints and, with best "min" or "max", the best one, which it returns.
 
-        damaged: some that are not whole; they do not count, and go when `keep` newer ones are there.
-        """
+        damaged: some that are not whole; they do not count, and go when `keep` newer ones are there."""
         everything = self.candidates()
         candidates = [one for one in everything if one[0] not in damaged]
         rated = [one for one in candidates if one[1].metric is not None and one[1].metric == one[1].metric]
@@ -180,8 +178,7 @@ class FolderUse:
     """Which process trains in the folder: this one, while the object lives, or `other`, such as `process 12 on node3`.
 
     It holds a record lock on a file there until it ends, however it ends. No fork child inherits such a lock. Where the
-    file system has none, no process is found. Nothing here waits or raises.
-    """
+    file system has none, no process is found. Nothing here waits or raises."""
 
     def __init__(self, path: Path, *, begins: bool) -> None:
         self.other: str | None = None

@@ -1,8 +1,7 @@
 """FSDP2 in one call: every repeated block is sharded on its own, then the rest.
 
 Blocks matter: what is one shard is gathered as a whole, so that a model sharded only at its root needs the memory of
-all its parameters at once, and cannot overlap the gathering of one layer with the computation of another.
-"""
+all its parameters at once, and cannot overlap the gathering of one layer with the computation of another."""
 
 from __future__ import annotations
 

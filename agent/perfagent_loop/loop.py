@@ -9,8 +9,7 @@
         loop.step()
 
 torch does the work: nothing here wraps the model, the optimizer or the loader. What the agent watches is called as in
-any training script. Nothing waits for the device, save GradScaler.
-"""
+any training script. Nothing waits for the device, save GradScaler."""
 
 from __future__ import annotations
 
@@ -184,8 +183,7 @@ class Loop:
 
     def step(self) -> StepResult:
         """Ends a micro-step. In the last one of a step: unscale, clip, step, update the scale, clear the gradients,
-        schedule.
-        """
+        schedule."""
         window = self._window
         if window.done < window.end:
             if not window.done:
@@ -259,8 +257,7 @@ class Loop:
         """The state that the next step depends on, as of the last optimizer step. "rng" and "sampler" are this rank's.
 
         Under FSDP2, model and optimizer are this rank's pieces as DTensors, for torch.distributed.checkpoint. Under
-        DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them.
-        """
+        DeepSpeed they are None, and `strategy.engine.save_checkpoint` saves them."""
         deepspeed = isinstance(self.strategy, DeepSpeed)
         of_model, of_optimizer = (None, None) if deepspeed else self.strategy.state(self.optimizer)
         run = current()

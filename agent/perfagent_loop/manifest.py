@@ -2,8 +2,7 @@
 
 A checkpoint is whole when the manifest is as it was written, each file that it names has the bytes it names, and the
 folder holds no other file. So a change of any single byte, a file cut short, lost or put in between is found before
-anything is loaded. The sums show damage, not malice: loading never unpickles code.
-"""
+anything is loaded. The sums show damage, not malice: loading never unpickles code."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Manifest:
     step: optimizer steps done. number: counts the saves into a folder, over restarts too: the greater one is the newer
     one, also where a run was rolled back and saves the same steps again. kind: plain, sharded
     (torch.distributed.checkpoint) or deepspeed. reason: why it was saved (every, asked, sigterm, exception, nan,
-    stopped). metric: what `best` compares. created: Unix seconds.
-    """
+    stopped). metric: what `best` compares. created: Unix seconds."""
 
     step: int
     kind: str

@@ -1,8 +1,7 @@
 """Copies a model and its optimizer into tensors that have a size and no contents.
 
 The user's own are never written to: what is simulated are copies. Where fake tensors do not suffice (the model reads a
-value back in the middle of its forward pass) the same copy is made of real ones.
-"""
+value back in the middle of its forward pass) the same copy is made of real ones."""
 
 from __future__ import annotations
 

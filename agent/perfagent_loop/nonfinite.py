@@ -2,8 +2,7 @@
 
 The gradients are looked at before the optimizer uses them, so the weights stay good. All ranks decide alike: gradients
 that were averaged are the same on each, and of sharded ones the ranks put their findings together. The batches that did
-it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1.
-"""
+it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1."""
 
 from __future__ import annotations
 

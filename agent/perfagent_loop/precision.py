@@ -2,8 +2,7 @@
 
 Weights stay in fp32; autocast runs matrix products in bf16 or fp16. fp16's small range needs a scaled loss
 (Micikevicius et al., "Mixed Precision Training", 2018); bf16 has the range of fp32 and needs none. An engine of
-DeepSpeed has a precision of its own, over which no autocast may be laid.
-"""
+DeepSpeed has a precision of its own, over which no autocast may be laid."""
 
 from __future__ import annotations
 

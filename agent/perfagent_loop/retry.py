@@ -2,8 +2,7 @@
 
 A file system that is remounted, a network file server that answers late, an interrupted call: these are tried again a
 few times, with pauses that double. A full disk, a missing right and errors of the program are raised at once.
-Not tenacity: this is part of the base install, whose training process gets no further dependency.
-"""
+Not tenacity: this is part of the base install, whose training process gets no further dependency."""
 
 from __future__ import annotations
 

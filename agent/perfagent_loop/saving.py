@@ -6,8 +6,7 @@ generators, the place in the data. `sharded/` is what is spread over the ranks, 
 none has a new checkpoint and the last one stays.
 
 A run loads the newest undamaged checkpoint. Each rank verifies its share of the files; if one finds damage, all try the next
-older checkpoint. An undamaged one that does not fit the model is an error: an older one would not fit either.
-"""
+older checkpoint. An undamaged one that does not fit the model is an error: an older one would not fit either."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def write(parts: Parts, draft: Manifest, *, folder: Folder, ranks: Ranks, engine
     """Writes and commits; every rank calls it, with parts that nobody changes meanwhile.
 
     draft: the manifest without number and files. engine: a DeepSpeed engine, which writes its part itself. Raises
-    CheckpointError on every rank when it failed on any; the folder then holds what it held before.
-    """
+    CheckpointError on every rank when it failed on any; the folder then holds what it held before."""
     began = time.monotonic()
     all_or_none = _Stages(draft.step, folder, ranks)
     all_or_none(lambda: _check_numbers(parts))
@@ -240,8 +238,7 @@ def read(path: Path, found: Manifest, ranks: Ranks, *, into: State | None, engin
 
     into: a state of the same shape, whose sharded tensors are overwritten in place; needed for a sharded checkpoint
     only. engine: a DeepSpeed engine, which reads its own files. kind: what the model at hand can take, where that is
-    known. Raises CheckpointError when the state does not fit.
-    """
+    known. Raises CheckpointError when the state does not fit."""
     _check_kind(path, found, engine, kind, ranks)
     state = _load(path / SHARED)
     own = path / part_of_rank(ranks.rank)

@@ -1,8 +1,7 @@
 """Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU.
 
 Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else.
-A state that holds more is refused when it is saved, by its place, and not when it is needed.
-"""
+A state that holds more is refused when it is saved, by its place, and not when it is needed."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def find_nan(state: Any) -> str | None:
 class Copier:
     """Copies states to the CPU, into the same memory each time: the second copy of a state is faster than the first.
 
-    It keeps as much host memory as a state has bytes, pinned on a machine with GPUs. The next copy overwrites it.
-    """
+    It keeps as much host memory as a state has bytes, pinned on a machine with GPUs. The next copy overwrites it."""
 
     def __init__(self) -> None:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions

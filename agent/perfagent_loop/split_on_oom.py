@@ -2,8 +2,7 @@
 
 Forward and backward pass run without any communication; then the ranks exchange whether one of them ran out of memory,
 and only when none did are the gradients averaged. A rank that retried alone would leave the others waiting for ever
-(mosaicml/composer issues 1319 and 3510). So the window is tried again on all ranks, in twice as many pieces.
-"""
+(mosaicml/composer issues 1319 and 3510). So the window is tried again on all ranks, in twice as many pieces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The end of a window with a torch optimizer: unscale, correct, clip, step, update the scale, clear, schedule.
 
-The order matters: clipping before unscaling clips to the loss scale, and after the step it does nothing.
-"""
+The order matters: clipping before unscaling clips to the loss scale, and after the step it does nothing."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class StepResult:
     @property
     def skipped(self) -> bool:
         """True if the scaler skipped the step because gradients were not finite. Waits for the device if the optimizer
-        is fused.
-        """
+        is fused."""
         return bool(self._found_inf)
 
     def __repr__(self) -> str:
@@ -53,8 +51,7 @@ StepResult.WAITING = StepResult(stepped=False)
 class OptimizerStep:
     """Steps a torch optimizer over the gradients of one window.
 
-    under_way: from the optimizer's first change of a weight until the loop has counted the step.
-    """
+    under_way: from the optimizer's first change of a weight until the loop has counted the step."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Brings the gradients of several ranks together: one class for each way, chosen by the type of the model.
 
 A plain module, DistributedDataParallel, FSDP2 (`fully_shard`) and an engine of DeepSpeed differ in when they
-communicate, where their gradients lie, and what their state is. All else of the loop is the same for all four.
-"""
+communicate, where their gradients lie, and what their state is. All else of the loop is the same for all four."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Plain:
 
     kind: plain, ddp, fsdp2 or deepspeed. model: what the user calls. module: the user's own, without the wrapper.
     world: ranks whose gradients are averaged. reduces_early: gradients are averaged before the window is over, so that
-    its counts must be known beforehand.
-    """
+    its counts must be known beforehand."""
 
     kind = "plain"
     reduces_early = False
@@ -169,8 +167,7 @@ class FSDP2(Plain):
 class DeepSpeed(Plain):
     """DeepSpeed's engine: it holds the optimizer, scales fp16, clips and steps. Windows end where the loop says.
 
-    ZeRO-2 and 3 average the gradients of every micro-step at once. The state is saved by `engine.save_checkpoint`.
-    """
+    ZeRO-2 and 3 average the gradients of every micro-step at once. The state is saved by `engine.save_checkpoint`."""
 
     kind = "deepspeed"
     reduces_early = True

@@ -142,7 +142,7 @@ def test_titles_of_metrics_are_those_of_the_catalogue() -> None:
     assert [title_of("phase/data_s", language) for language in ("en", "zh")] == ["Data wait", "等待数据"]
 
 
-def test_setting_in_a_chinese_sentence_is_code_without_the_sentence() -> None:
+def test_setting_in_a_chinese_sentence_is_code_alone() -> None:
     text = "设置 num_workers=1（现在为 0）、persistent_workers=True 和 pin_memory=True。调用 clip_grad_norm_()。"
     code = [part.children for part in prose(text) if not isinstance(part, str)]
     assert code == ["num_workers=1", "persistent_workers=True", "pin_memory=True", "clip_grad_norm_()"]

@@ -23,7 +23,9 @@ from documents import Document, documents
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "examples" / "stories"
-PAGES = {page.path.stem: page for page in documents() if page.name.startswith("docs/stories/") and page.path.stem != "index"}
+PAGES = {
+    page.path.stem: page for page in documents() if page.name.startswith("docs/stories/") and page.path.stem != "index"
+}
 SLOW = {"list-of-losses": "its memory is watched for 40 s", "uneven-inputs-hang": "a hang is watched for 15 s"}
 LOUD = {"warning", "critical"}
 SPEED = re.compile(r"([\d.]+) steps per second")
@@ -59,7 +61,9 @@ def same(expected: str, found: str) -> bool:
     return doctest.OutputChecker().check_output(expected, found + "\n", doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
-def train(server: ServerProcess, folder: Path, program: str, run: str, stop_at: str = "") -> tuple[str, list[dict[str, Any]]]:
+def train(
+    server: ServerProcess, folder: Path, program: str, run: str, stop_at: str = ""
+) -> tuple[str, list[dict[str, Any]]]:
     """What the program prints, and the worst that was said of each alert. stop_at: the rule after whose alert it is ended."""
     environment = job_environment(folder, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID=run, OMP_NUM_THREADS="1")
     command = [sys.executable, "-m", "perfagent", "run", str(PROGRAMS / f"{program}.py")]
@@ -72,7 +76,13 @@ def train(server: ServerProcess, folder: Path, program: str, run: str, stop_at: 
     for words in parts:
         jobs = [
             subprocess.Popen(
-                [*command, *words], env=rank, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+                [*command, *words],
+                env=rank,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                process_group=0,
             )
             for rank in ranks
         ]
@@ -99,7 +109,9 @@ def alerts(server: ServerProcess, run: str) -> list[dict[str, Any]]:
 
 def test_there_are_ten_stories_and_each_program_is_in_one() -> None:
     assert len(STORIES) == 10
-    assert {f"{one.program}{end}" for one in STORIES for end in ("", "_fixed")} == {path.stem for path in PROGRAMS.glob("*.py")}
+    assert {f"{one.program}{end}" for one in STORIES for end in ("", "_fixed")} == {
+        path.stem for path in PROGRAMS.glob("*.py")
+    }
 
 
 @pytest.mark.parametrize("one", STORIES, ids=[one.name for one in STORIES])
@@ -125,7 +137,9 @@ def test_a_story_is_true(one: Story, shared_server: ServerProcess, tmp_path: Pat
 
     def is_told() -> bool:
         verdict.update(shared_server.get(f"/runs/{run}/verdict"))
-        return same(one.said, f"[{verdict['severity']}] {verdict['rule']}: {verdict['message']}\n    Fix: {verdict['fix']}")
+        return same(
+            one.said, f"[{verdict['severity']}] {verdict['rule']}: {verdict['message']}\n    Fix: {verdict['fix']}"
+        )
 
     assert until(is_told, within_s=20), verdict
     fixed, raised = train(shared_server, tmp_path / "fixed", f"{one.program}_fixed", f"{run}-fixed")

@@ -6,8 +6,7 @@ runs (running statistics, power iterations) does not move twice, Python and nump
 key-value cache is not filled twice. Losses, gradients, state and random numbers are those without checkpointing.
 
 Names of parameters, hooks, the type of the blocks and `copy.deepcopy` work as before; a pickled model comes back
-without checkpointing. Under FSDP2 and DDP call it before the model is wrapped, and before it is compiled.
-"""
+without checkpointing. Under FSDP2 and DDP call it before the model is wrapped, and before it is compiled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`best_attention`: which kernel a call of scaled_dot_product_attention will run, why, and what to change.
 
 torch is asked by the function that its own dispatch uses (`torch._fused_sdp_choice`), after what autocast will do to
-the tensors. The reasons come from attention_rules.py, and so does the answer for a GPU that is not here.
-"""
+the tensors. The reasons come from attention_rules.py, and so does the answer for a GPU that is not here."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp}, on CUDA those of .../cu
 reason for a GPU that is not here, and none on the CPU. Where the tensors' device is at hand, `best_attention` asks
 torch for its choice, and tests compare the two.
 
-Not described: nested tensors, ROCm, and FlashAttention 3 or 4 put in place by `activate_flash_attention_impl`.
-"""
+Not described: nested tensors, ROCm, and FlashAttention 3 or 4 put in place by `activate_flash_attention_impl`."""
 
 from __future__ import annotations
 

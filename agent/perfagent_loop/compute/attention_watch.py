@@ -6,8 +6,7 @@
 
 While the context is open, it records every call of scaled_dot_product_attention and nn.MultiheadAttention by Python
 code. Compiled code makes no such calls, so watch the model before you compile it; the compiler makes the same choices.
-On a GPU it reads a mask once for each kind of call, and waits for the device to do so.
-"""
+On a GPU it reads a mask once for each kind of call, and waits for the device to do so."""
 
 from __future__ import annotations
 

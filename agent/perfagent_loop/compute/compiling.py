@@ -1,8 +1,7 @@
 """torch.compile, in place, with what each mode needs checked before the first step instead of in the middle of it.
 
 The model keeps its type and the names of its parameters (`Module.compile`, not the wrapper that `torch.compile`
-returns), so that checkpoints, DDP, FSDP2 and the agent see what they would have seen.
-"""
+returns), so that checkpoints, DDP, FSDP2 and the agent see what they would have seen."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def compile_in_place(module: nn.Module, **options: Any) -> None:
     """`Module.compile`, which by itself compiles nothing of a module whose class is torch's own (nn.Sequential, say):
     torch leaves frames of its own files alone. It takes a frame of ours round such a module.
 
-    options: of torch.compile.
-    """
+    options: of torch.compile."""
     if str(getattr(module.forward, "__module__", "")).startswith("torch.nn.modules."):
         whole: Any = module
         framed = lambda *args, **kwargs: whole._call_impl(*args, **kwargs)  # noqa: E731, PLW0108 - a frame of ours

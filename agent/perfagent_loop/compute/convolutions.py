@@ -1,8 +1,7 @@
 """cuDNN's search for the fastest convolution (`torch.backends.cudnn.benchmark`), where it helps, and why not elsewhere.
 
 With it on, cuDNN times its algorithms for each new shape of a convolution, in the first step that has the shape: a gain
-where the same shapes come again, a loss where each batch brings new ones.
-"""
+where the same shapes come again, a loss where each batch brings new ones."""
 
 from __future__ import annotations
 

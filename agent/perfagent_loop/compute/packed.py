@@ -2,8 +2,7 @@
 
 Three ways to the same result. "varlen": torch's variable-length kernel (torch.nn.attention.varlen, FlashAttention) on a
 GPU in half precision, which computes only what is inside a document. "each": scaled_dot_product_attention document by
-document, the same amount of work anywhere. "mask": one call with a block-diagonal mask over all tokens.
-"""
+document, the same amount of work anywhere. "mask": one call with a block-diagonal mask over all tokens."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ torch's checkpoint runs a block's forward() again. A block that changes a buffer
 spectral norm's vectors) would change it twice; one that draws from Python or numpy would draw something else.
 
 What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once).
-What did not move then is not copied again; a block that draws only now and then needs torch's generator.
-"""
+What did not move then is not copied again; a block that draws only now and then needs torch's generator."""
 
 from __future__ import annotations
 

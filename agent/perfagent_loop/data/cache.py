@@ -2,8 +2,7 @@
 
 An entry is written into a draft and then renamed: who looks, at whatever moment a writer dies, sees it whole or not at
 all, and two processes that write the same one do no harm. Nothing waits for the disk to sync: what a power failure
-leaves is found by the entry's checksum and made anew. A full disk ends writing.
-"""
+leaves is found by the entry's checksum and made anew. A full disk ends writing."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     magic 8 · CRC-32 of all that follows 4 · length of the head 4 · head · tensors, each at a multiple of 64
 
 Reading runs no code that is in the file, unlike pickle: a folder of cached samples may come from anywhere. Tensors and
-arrays that are read share the memory that the file was read into, without another copy.
-"""
+arrays that are read share the memory that the file was read into, without another copy."""
 
 from __future__ import annotations
 

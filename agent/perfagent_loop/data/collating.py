@@ -2,8 +2,7 @@
 
 A sample is a mapping of one-dimensional sequences of one length (`input_ids`, `labels`, `attention_mask` and others
 beside), or a sequence of tokens, which counts as its `input_ids`. Where there are no labels, the tokens are the labels,
-as language models of Transformers take them: those shift them by one themselves.
-"""
+as language models of Transformers take them: those shift them by one themselves."""
 
 from __future__ import annotations
 

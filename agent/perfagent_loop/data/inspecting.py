@@ -2,8 +2,7 @@
 
 Reads some batches and says what will hurt: labels that are all left out, ids outside of the vocabulary, values that are
 not finite, the same batch again, one class a batch, mostly padding. The loader is left as it was found, so that
-training sees the batches that it would have seen.
-"""
+training sees the batches that it would have seen."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class BatchReport:
     """What inspect_batches saw.
 
     lengths: tokens of each sample, None where the batches hold no tokens. padding: share of tokens that are padding;
-    labelled: share of labels that count; from 0 to 1; None where unknown. shapes: how many each tensor had.
-    """
+    labelled: share of labels that count; from 0 to 1; None where unknown. shapes: how many each tensor had."""
 
     batches: int
     samples: int | None

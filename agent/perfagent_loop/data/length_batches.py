@@ -2,8 +2,7 @@
 
 The batches of an epoch follow from the lengths, the seed and the epoch alone, so that every rank finds the same ones
 and a resumed training goes on in the middle of an epoch. Samples of like length lie in the same batch, batches of like
-length in the same step of all ranks, and apart from that the order is random.
-"""
+length in the same step of all ranks, and apart from that the order is random."""
 
 from __future__ import annotations
 

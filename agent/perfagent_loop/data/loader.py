@@ -1,8 +1,7 @@
 """What a DataLoader is given on this machine, and one that goes on in the middle of an epoch.
 
 Cores are those that this process may use (its affinity and its control group's quota, which os.cpu_count() knows
-nothing of), shared by the ranks of the node.
-"""
+nothing of), shared by the ranks of the node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Datasets in files that are mapped into memory: no copy a process, and nothing is read before it is used.
 
 The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into its
-tensors never changes the file. A worker gets the path and maps the file itself.
-"""
+tensors never changes the file. A worker gets the path and maps the file itself."""
 
 from __future__ import annotations
 

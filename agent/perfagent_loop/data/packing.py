@@ -12,8 +12,7 @@ them, and then takes the one that fits best (as in minimum bin slack, Gupta and 
 draws begin from a fixed seed: the same lengths give the same rows.
 
 A packed row holds several documents. A model must not attend from one to the next: give it `position_ids` and the lengths
-(collating.py makes both), and attend by `perfagent_loop.compute.packed`.
-"""
+(collating.py makes both), and attend by `perfagent_loop.compute.packed`."""
 
 from __future__ import annotations
 

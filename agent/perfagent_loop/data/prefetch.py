@@ -4,8 +4,7 @@
         ...
 
 The thread that asks for a batch also reads it. So a dataset draws the same random numbers as before, and the monitor
-shows the same wait for data. Only the copy to the device overlaps with computation. `perfagent.loop` needs none.
-"""
+shows the same wait for data. Only the copy to the device overlaps with computation. `perfagent.loop` needs none."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def unwrapped(loader: Loader) -> Any:
 def read_ahead(source: Iterator[Batch], send: Callable[[Batch], Batch], ahead: int) -> Iterator[Batch]:
     """send(batch) of each batch, handed out when `ahead` more have been sent or the source is at its end.
 
-    An error of the source is raised after the batches before it.
-    """
+    An error of the source is raised after the batches before it."""
     waiting: deque[Any] = deque()
     error: BaseException | None = None
     while True:

@@ -2,8 +2,7 @@
 
 A copy on the stream that computes waits for all that was queued there before. On a stream of its own it runs beside it;
 the computing stream then waits for the copy alone, and the allocator learns that the tensors are in use there
-(record_stream): else their memory could go to the next copy too early. Only copies from pinned memory overlap.
-"""
+(record_stream): else their memory could go to the next copy too early. Only copies from pinned memory overlap."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ __all__ = ["CopyStream", "moved", "rebuilt", "tensors_in"]
 def moved(batch: Batch, device: torch.device) -> Any:
     """The batch with its tensors on the device; copies from pinned memory do not wait. On the CPU: the batch itself.
 
-    Tensors are looked for in mappings, sequences, named tuples, dataclasses, and in what has a `to()` of its own.
-    """
+    Tensors are looked for in mappings, sequences, named tuples, dataclasses, and in what has a `to()` of its own."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, torch.Tensor):
@@ -37,8 +35,7 @@ class CopyStream:
     """Copies batches to one CUDA device beside what it computes.
 
     `send` begins a copy and returns at once; `receive` makes the current stream wait for it (the host does not) and
-    gives the batch. One with tensors that are hidden, sparse or nested is copied on the current stream.
-    """
+    gives the batch. One with tensors that are hidden, sparse or nested is copied on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         # With its number, as tensors have it: receive() compares.

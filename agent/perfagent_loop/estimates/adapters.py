@@ -1,8 +1,7 @@
 """LoRA and quantized weights as they occupy memory: stand-ins put into a copy of the model, which is then simulated.
 
 LoRA (Hu et al., 2021): W stays as it is, B·A of a small rank is trained. Quantized weights (QLoRA, Dettmers et al.,
-2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes.
-"""
+2023) lie in memory in 8 or 4 bits with their scales; a layer expands its own while it computes."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def add_lora(
     """Freezes a model (a copy) and puts adapters beside its linear layers; answers their names.
 
     targets: the last part of their names; all linear layers but the output layer when None, as peft's "all-linear".
-    account: keeps the books of what is made.
-    """
+    account: keeps the books of what is made."""
     chosen = [*_chosen(model, targets)]
     if not chosen:
         raise ConfigError(f"no linear layer ends in {', '.join(targets or ())}; {_said(model)}")

@@ -21,8 +21,7 @@ examples:
   perfagent estimate --config DIR --sequence 4096                 the config.json of a causal language model of transformers
 
 A function of a file may also return (model, batch). The file is imported: it must not train at top level.
-  perfagent estimate --demo                                       the model of `perfagent demo`
-"""
+  perfagent estimate --demo                                       the model of `perfagent demo`"""
 
 
 def command(parser: argparse.ArgumentParser) -> None:

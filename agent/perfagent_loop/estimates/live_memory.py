@@ -1,8 +1,7 @@
 """Keeps account of what is alive at every moment of a simulated step, by what it is for.
 
 Every operation below autograd passes through a dispatch mode; the storages that it makes are entered, and a weak
-reference takes each out again at the moment it is freed. On fake tensors nothing is computed and nothing allocated.
-"""
+reference takes each out again at the moment it is freed. On fake tensors nothing is computed and nothing allocated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`perfagent.estimate_memory`: the largest amount of memory that a training step holds at once, without running it.
 
 The step is simulated on tensors without contents (live_memory.py). Training with Adam takes 16 to 18 bytes a parameter
-before the first activation (Rajbhandari et al., "ZeRO", 2020, section 3).
-"""
+before the first activation (Rajbhandari et al., "ZeRO", 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -111,34 +110,28 @@ def estimate_memory(
     quantize: Quantization | None = None,
     device: str | torch.device | None = None,
 ) -> MemoryEstimate:
-    """Estimates the memory of a training step without running it. Nothing is computed, and the model does not change.
+    """Estimates the memory of a training step without running it. The model does not change.
 
-    Gradients are assumed to be cleared before the next forward pass. Not included: the CUDA context (about 0.5 GB),
-    communication libraries, fragmentation, and the workspace of single operations.
+    Not included: the CUDA context (about 0.5 GB), communication libraries, fragmentation, workspaces of operations.
 
     Args:
         model: The model before it is sharded. On the meta device, even 70 billion parameters need no memory.
-        batch: What the model is called with on one rank: a tensor, a tuple or list (items that the forward pass does
-            not take are targets), or a mapping of keyword arguments. Only shapes and types matter.
+        batch: What the model is called with on one rank: a tensor, a tuple or list (targets last), or a mapping.
         optimizer: Yours, a class or function of parameters, or "adamw", "sgd", "momentum", "adafactor", "adamw8bit".
-        precision: As in `perfagent.loop`: autocast over the weights as they are. With a `zero_stage` the weights have
-            this precision, too, beside float32 masters.
+        precision: That of autocast; with a `zero_stage` also that of the weights, beside float32 masters.
         zero_stage: What is divided over the ranks. 1: optimizer. 2: gradients, too. 3: weights, too, as in FSDP.
         world_size: The number of ranks.
         checkpointing: True, or a `mode` of `checkpoint_activations`.
         grad_accum: Micro-steps of a step; gradients stay between them.
-        loss: Computes the loss from the output and the batch, if the model does not return it. Guessed from the last
-            tensor of the batch by default.
+        loss: Computes the loss from output and batch; by default the model's own, or one for the batch's last tensor.
         lora: The rank of adapters. Everything else is frozen.
         lora_targets: The layers with adapters; all linear layers but the last by default.
         quantize: "int8" or "nf4" for the frozen matrices.
         device: "cpu" or "cuda"; the model's by default. For a model on the meta device, CUDA if there is any.
 
-    Raises:
-        ConfigError: Options do not fit together, or the model is already sharded or quantized.
+    Raises ConfigError for options that do not fit together, and for a model that is already sharded or quantized.
 
-    Source: 16 to 18 bytes a parameter with Adam before the first activation: Rajbhandari et al.,
-    [ZeRO](https://arxiv.org/abs/1910.02054), 2020, section 3.
+    Source: Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020, section 3.
     """
     checked_precision(precision)
     checked_adapters(lora, quantize)

@@ -1,8 +1,7 @@
 """The simulated training step: forward pass, loss, backward pass, optimizer, twice; later ones are as the second.
 
 In the first step the optimizer has no state yet: it makes it when the activations are gone already. A size that
-survives one step can therefore still fail in the next.
-"""
+survives one step can therefore still fail in the next."""
 
 from __future__ import annotations
 

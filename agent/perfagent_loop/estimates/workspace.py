@@ -4,8 +4,7 @@ Recurrent layers take most: on a CPU oneDNN keeps a workspace for the backward p
 on CUDA cuDNN keeps a reserve. oneDNN is asked: the real operation runs over a few time steps, and its workspace grows
 evenly with their number. Convolutions copy what they read into oneDNN's order, or compute by torch's own matrix of
 columns; how much each takes was seen with torch.profiler (PyTorch 2.13, AVX-512). Losses that are reduced to one number
-keep the memory of all numbers on a CPU.
-"""
+keep the memory of all numbers on a CPU."""
 
 from __future__ import annotations
 

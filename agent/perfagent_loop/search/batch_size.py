@@ -2,8 +2,7 @@
 
 Doubling until it does not fit, then halving the gap. A forward pass alone would promise too much: the backward pass,
 the gradients and the optimizer's state need most of the memory, and that state is only there from the second step on.
-So a trial is a whole step, the first size is stepped twice, and the answer once more before it is given.
-"""
+So a trial is a whole step, the first size is stepped twice, and the answer once more before it is given."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ FILE.py has a function `job` (or FILE.py:FUNCTION) that returns a perfagent.Tuni
                 "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), "batch_size": 32}
 
 The file is imported: what it does at top level may define and prepare, and must not train. --demo tunes the training of
-`perfagent demo`.
-"""
+`perfagent demo`."""
 
 
 def command(parser: argparse.ArgumentParser) -> None:

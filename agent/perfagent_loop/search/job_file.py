@@ -1,8 +1,7 @@
 """What a file that describes a training may hold, read from its syntax tree before it is imported.
 
 `perfagent tune FILE.py` imports the file to call its function `job`. A training script must not train then: the file
-must bind that name, and its other top-level statements may only prepare.
-"""
+must bind that name, and its other top-level statements may only prepare."""
 
 from __future__ import annotations
 

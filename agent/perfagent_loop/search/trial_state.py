@@ -3,8 +3,7 @@
 Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step
 function gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the
 weights, are found by following the references of the step function: its closure, global variables, default arguments,
-and the attributes of its object. Copies lie in host memory.
-"""
+and the attributes of its object. Copies lie in host memory."""
 
 from __future__ import annotations
 
@@ -214,8 +213,7 @@ def _references(item: Any) -> list[Any]:
 def _references_of_function(function: FunctionType) -> list[Any]:
     """The values of its free variables, of the global variables that it names, and of its default arguments.
 
-    Not by inspect.getclosurevars, which raises ValueError where a free variable has no value yet.
-    """
+    Not by inspect.getclosurevars, which raises ValueError where a free variable has no value yet."""
     found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # empty: the variable is assigned after the search

@@ -1,8 +1,7 @@
 """`perfagent.tune`: one change at a time to a training, each measured against the best so far, kept when it pays.
 
 A change is measured in turns with what it is compared with, over the same number of steps, so that a machine that slows
-down slows both. What is changed is put back at the end: the answer is a report, not a trained model.
-"""
+down slows both. What is changed is put back at the end: the answer is a report, not a trained model."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class TuningStep:
 
     before, after: samples a second without and with it, medians over the rounds. kept: it brought more than 3 % and was
     ahead in every round. spread_pct: how far the rounds of one side lie apart, in percent of their median. remark: what
-    to look at where it is kept, why it is left out where it is not.
-    """
+    to look at where it is kept, why it is left out where it is not."""
 
     change: str
     before: float
