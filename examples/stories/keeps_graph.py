@@ -15,7 +15,7 @@ optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=1e-2
 criterion = nn.MSELoss()
 
 state, began = torch.zeros(64, 128), time.perf_counter()
-for step in range(1, 151):
+for step in range(1, 251):
     x = torch.randn(64, 128)
     state = 0.5 * state + encoder(x)
     loss = criterion(head(state), x @ mixing)
@@ -23,5 +23,7 @@ for step in range(1, 151):
     loss.backward(retain_graph=True)
     optimizer.step()
     if step % 50 == 0:
-        print(f"step {step} loss {loss.item():.3f}, {50 / (time.perf_counter() - began):.0f} steps per second", flush=True)
+        print(
+            f"step {step} loss {loss.item():.3f}, {50 / (time.perf_counter() - began):.0f} steps per second", flush=True
+        )
         began = time.perf_counter()

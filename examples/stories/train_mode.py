@@ -1,4 +1,4 @@
-"""A classifier with BatchNorm, validated after every 50 steps on a set that is sorted by class."""
+"""A classifier with BatchNorm, validated after every 40 steps on a set that is sorted by class."""
 
 import torch
 from torch import nn
@@ -7,12 +7,20 @@ import perfagent
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-centers = torch.randn(10, 32) * 2
+centers = torch.randn(10, 32)
 sorted_labels = torch.arange(10).repeat_interleave(64)
 validation = [(centers[y] + torch.randn(64, 32), y) for y in sorted_labels.split(64)]
 
-model = nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+model = nn.Sequential(
+    nn.Linear(32, 1024),
+    nn.BatchNorm1d(1024),
+    nn.ReLU(),
+    nn.Linear(1024, 1024),
+    nn.BatchNorm1d(1024),
+    nn.ReLU(),
+    nn.Linear(1024, 10),
+)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 criterion = nn.CrossEntropyLoss()
 
 
@@ -21,14 +29,14 @@ def validate():
     return sum(criterion(model(x), y).item() for x, y in validation) / len(validation)
 
 
-for step in range(1, 601):
-    y = torch.randint(0, 10, (64,))
-    x = centers[y] + torch.randn(64, 32)
+for step in range(1, 401):
+    y = torch.randint(0, 10, (256,))
+    x = centers[y] + torch.randn(256, 32)
     loss = criterion(model(x), y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 50 == 0:
+    if step % 40 == 0:
         val_loss = validate()
         perfagent.log({"val/loss": val_loss})
         if step % 200 == 0:

@@ -30,7 +30,9 @@ def test_every_environment_variable_in_the_source_is_documented() -> None:
     for package in ("agent", "server", "client", "dashboard"):
         for path in (ROOT / package).rglob("*.py"):
             for name in set(re.findall(r"\"(PERFAGENT_[A-Z_]*[A-Z])\"", path.read_text())):
-                assert f"`{name}`" in text, f"{name} of {path.relative_to(ROOT)} is missing in docs/reference/settings.md"
+                assert f"`{name}`" in text, (
+                    f"{name} of {path.relative_to(ROOT)} is missing in docs/reference/settings.md"
+                )
 
 
 def test_every_command_is_in_the_readme_or_quickstart() -> None:
@@ -66,5 +68,6 @@ def test_decisions_are_at_most_40_of_half_a_page() -> None:
 
 
 def test_every_picture_is_shown_in_a_document() -> None:
-    texts = " ".join(path.read_text() for path in [ROOT / "README.md", *DOCS.glob("*.md")])
-    assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in texts] == []
+    texts = " ".join(path.read_text() for path in [ROOT / "README.md", *DOCS.rglob("*.md")])
+    pictures = [path.relative_to(DOCS).as_posix() for path in (DOCS / "images").rglob("*") if path.is_file()]
+    assert [name for name in pictures if name not in texts] == []

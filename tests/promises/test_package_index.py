@@ -40,7 +40,7 @@ def test_with_an_address_links_are_absolute_and_lead_to_files() -> None:
     targets = re.findall(r"(?:href|src)=\"(?!#user-content-)([^\"]*)\"", html)
     assert [target for target in targets if not re.match(r"https?://", target)] == []
     ours = [target.removeprefix(EXAMPLE) for target in targets if target.startswith(EXAMPLE)]
-    assert {"/raw/HEAD/docs/images/dashboard.png", "/blob/HEAD/docs/quickstart.md"} <= set(ours)
+    assert {"/raw/HEAD/docs/images/nan.gif", "/blob/HEAD/docs/quickstart.md"} <= set(ours)
     paths = [re.sub(r"^/(raw|blob)/HEAD/", "", target).partition("#")[0] for target in ours]
     assert [path for path in paths if path and not (ROOT / path).exists()] == []
     links = dict(str(link).split(", ") for link in built(EXAMPLE).get_all("Project-URL", []))
