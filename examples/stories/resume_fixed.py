@@ -1,11 +1,15 @@
 """A training that is preempted at step 300: saved, and resumed in a new process."""
 
-import sys
+import argparse
 
 import torch
 from torch import nn
 
 import perfagent
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--resume", action="store_true")
+options = parser.parse_args()
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -17,7 +21,7 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.985)
 criterion = nn.CrossEntropyLoss()
 
 first = 1
-if "--resume" in sys.argv:
+if options.resume:
     state = torch.load("checkpoint.pt")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
