@@ -28,7 +28,10 @@ PROGRAMS = ROOT / "examples" / "stories"
 PAGES = {
     page.path.stem: page for page in documents() if page.name.startswith("docs/stories/") and page.path.stem != "index"
 }
-SLOW = {"list-of-losses": "its memory is watched for 40 s", "uneven-inputs-hang": "a hang is watched for 15 s"}
+SLOW = {
+    "item-in-the-loop": "reads are counted after some seconds", "list-of-losses": "its memory is watched for 40 s",
+    "uneven-inputs-hang": "a hang is watched for 15 s",
+}  # fmt: skip
 LOUD = {"warning", "critical"}
 SPEED = re.compile(r"([\d.]+) steps per second")
 MEASURED = re.compile(r"\d[\d.,]* (?:steps|µs|ms|s|min|%|[KMG]iB)(?!\w)")
