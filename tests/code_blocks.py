@@ -9,13 +9,14 @@ after a block of Python is what the latter prints; `...` stands for anything.
 
 from __future__ import annotations
 
+import doctest
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from documents import ROOT, Document, Piece
 
-__all__ = ["GIVEN", "Script", "scripts"]
+__all__ = ["GIVEN", "Script", "prints", "scripts"]
 
 GIVEN = ROOT / "tests" / "given"
 _COMMENT = re.compile(r"<!-- (given|only compiled): ([^>]+?) -->\s*\Z")
@@ -56,3 +57,8 @@ def scripts(page: Document) -> Iterator[Script]:
             script.printed[len(script.blocks) - 1] = piece.text
     if script:
         yield script
+
+
+def prints(expected: str, found: str) -> bool:
+    """Whether a program printed what a page says, where `...` is anything and white space is all alike."""
+    return doctest.OutputChecker().check_output(expected, found, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

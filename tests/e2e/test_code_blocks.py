@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from builders import ServerProcess, job_environment
-from code_blocks import GIVEN, Script, scripts
+from code_blocks import GIVEN, Script, prints, scripts
 from documents import ROOT, documents
 from preloaded import run
 
@@ -34,7 +33,7 @@ def python(text: str) -> None:
 READ: dict[str, Callable[[str], object]] = {
     "python": python, "sh": shell, "bash": shell, "json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load,
 }  # fmt: skip
-AS_IT_IS = {"text", "sql", "nginx", ""}
+AS_IT_IS = {"text", "diff", "sql", "nginx", ""}
 
 
 def test_every_block_is_in_the_language_that_it_names() -> None:
@@ -78,8 +77,5 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(
     [done] = run([str(written)], tmp_path, [job_environment(tmp_path, **environment)])
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     printed = done.stdout.split(BETWEEN)[1:]
-    check = doctest.OutputChecker()
     for place, expected in script.printed.items():
-        assert check.check_output(expected, printed[place], doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), printed[
-            place
-        ]
+        assert prints(expected, printed[place]), printed[place]

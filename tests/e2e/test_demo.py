@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from builders import ServerProcess, job_environment, until
+from code_blocks import prints
+from documents import ROOT, Document
 
 DEMO = [sys.executable, "-m", "perfagent", "demo"]
 
@@ -37,21 +39,26 @@ def test_a_short_demo_ends_by_itself_and_is_judged_healthy(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "state", "rule"),
+    ("fault", "state", "rule", "page"),
     [
-        ("nan", "finished", "nonfinite_loss"),
-        pytest.param("sync", "finished", "sync_bound", marks=pytest.mark.long),
-        pytest.param("exception", "failed", "process_crash", marks=pytest.mark.long),
-        pytest.param("oom", "oom", "oom_observed", marks=pytest.mark.long),
-        pytest.param("killed", "killed", "process_crash", marks=pytest.mark.long),
+        ("nan", "finished", "nonfinite_loss", "loss-nan"),
+        pytest.param("sync", "finished", "sync_bound", "", marks=pytest.mark.long),
+        pytest.param("exception", "failed", "process_crash", "killed-without-a-word", marks=pytest.mark.long),
+        pytest.param("oom", "oom", "oom_observed", "cuda-out-of-memory", marks=pytest.mark.long),
+        pytest.param("killed", "killed", "process_crash", "killed-without-a-word", marks=pytest.mark.long),
     ],
 )
-def test_a_fault_of_the_demo_ends_in_its_verdict(tmp_path: Path, fault: str, state: str, rule: str) -> None:
+def test_a_fault_of_the_demo_ends_in_its_verdict(tmp_path: Path, fault: str, state: str, rule: str, page: str) -> None:
     done = demo(tmp_path, "--port", "0", "--steps", "40", "--fault", fault)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"state:   {state} at step" in done.stdout
     assert f"verdict: {rule} (" in done.stdout
     assert "fix:     " in done.stdout
+    if page:
+        path = ROOT / "docs" / "symptoms" / f"{page}.md"
+        blocks = [piece.text for piece in Document(path, path.read_text("utf-8")).code() if piece.language == "text"]
+        ends = done.stdout[done.stdout.index("state:   ") :].partition("the demo's server")[0]
+        assert any(prints(f"...{block.removesuffix(chr(10))}...", ends) for block in blocks), ends
 
 
 @pytest.mark.long

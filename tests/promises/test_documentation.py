@@ -70,4 +70,5 @@ def test_decisions_are_at_most_40_of_half_a_page() -> None:
 
 def test_every_picture_is_shown_in_a_document() -> None:
     texts = " ".join(path.read_text() for path in [*ROOT.glob("README*.md"), *DOCS.rglob("*.md")])
-    assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in texts] == []
+    pictures = [path.relative_to(DOCS).as_posix() for path in (DOCS / "images").rglob("*") if path.is_file()]
+    assert [name for name in pictures if name not in texts] == []
