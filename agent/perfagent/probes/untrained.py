@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from perfagent.hooks.selection.models import search
 from perfagent.measure.clearing import LEAST_SUMS
+from perfagent.measure.gradients import parameters_of
+from perfagent.measure.tensor_storage import numbers_in
 from perfagent.measure.untrained import LEAST_STEPS, UntrainedParameters, owned_by
 from perfagent.step.gradients import WeightChanges
 
@@ -53,6 +55,7 @@ class UntrainedReport:
     def poll(self) -> float:
         """Begins or ends a look. Returns the time (of its clock) before which nothing is due."""
         p, look = self._progress, self._look
+        self._report_starved()
         if look is None:
             if self._clock() >= self._due and p.selection.primary is not None:
                 self._look = UntrainedParameters(p, self._model, self._owned)
@@ -68,6 +71,7 @@ class UntrainedReport:
         return self._due
 
     def close(self) -> None:
+        self._report_starved()
         if self._look is not None:
             self._look.close()
 
@@ -81,14 +85,20 @@ class UntrainedReport:
             p.rows.append((look.step, time.time(), time.monotonic(), tuple(values), tuple(values.values())))
         if p.links.rank:
             return
-        starved = p.measured.without_gradient
-        if (starved >= LEAST_STEPS) != self._told.get("without_gradient", False):
-            share = float(starved >= LEAST_STEPS)
-            self._tell(look, "without_gradient", share, numbers=sum(look.plan.sizes), steps=starved)
         clearing = look.clearing
         sums = clearing.sums if all(reading.values()[0] for reading in clearing.readings) else 0
         if (sums >= LEAST_SUMS) != self._told.get("uncleared", False):
-            self._tell(look, "uncleared", float(sums >= LEAST_SUMS), steps=sums)
+            self._tell(look.step, "uncleared", float(sums >= LEAST_SUMS), steps=sums)
+
+    def _report_starved(self) -> None:
+        """Without a look: a run may be shorter than one."""
+        p = self._progress
+        starved, optimizer = p.measured.without_gradient, p.selection.primary
+        is_so = starved >= LEAST_STEPS
+        if optimizer is None or p.links.rank or is_so == self._told.get("without_gradient", False):
+            return
+        numbers = sum(numbers_in(one) for one in parameters_of(optimizer))
+        self._tell(p.completed, "without_gradient", float(is_so), numbers=numbers, steps=starved)
 
     def _report_unmoved(self, look: UntrainedParameters, moved: WeightChanges, values: dict[str, float]) -> None:
         sizes, facts = moved.table.sizes, look.facts
@@ -102,7 +112,7 @@ class UntrainedReport:
         if moved.table.same_everywhere and self._progress.links.rank:
             return
         self._tell(
-            look,
+            look.step,
             "unmoved",
             share,
             names=[moved.table.names[place] for place in still[:_MOST_NAMED]],
@@ -124,13 +134,13 @@ class UntrainedReport:
         numbers = sum(size for _, size, _ in found)
         values["params/unoptimized_share"] = share = numbers / (look.trainable or 1)
         names = [name for name, _, _ in found[:_MOST_NAMED]]
-        self._tell(look, "unoptimized", share, names=names, count=len(found), numbers=numbers, steps=LEAST_STEPS)
+        self._tell(look.step, "unoptimized", share, names=names, count=len(found), numbers=numbers, steps=LEAST_STEPS)
 
-    def _tell(self, look: UntrainedParameters, what: str, share: float, **facts: object) -> None:
+    def _tell(self, step: int, what: str, share: float, **facts: object) -> None:
         """Tells of something while it is so, and when it is over."""
         before, self._told[what] = self._told.get(what, False), share > 0
         if share > 0 or before:
-            self._progress.links.on_event("parameters", {"what": what, "share": share, **facts}, step=look.step)
+            self._progress.links.on_event("parameters", {"what": what, "share": share, **facts}, step=step)
 
 
 def _changes(moved: WeightChanges) -> Iterator[tuple[int, float]]:
