@@ -40,15 +40,15 @@ def executed(notebook: Any, server: ServerProcess, folder: Path, monkeypatch: py
     return done
 
 
-def shown(notebook: Any) -> list[list[str]]:
-    """Of each cell its outputs: what it prints but for fractions, else the kinds."""
-    return [
-        [
-            re.sub(r"\d*\.\d+", "0.0", output.text) if output.output_type == "stream" else " ".join(output.data)
-            for output in cell.get("outputs", [])
-        ]
-        for cell in notebook.cells
-    ]
+def shown(notebook: Any) -> list[tuple[str, list[str]]]:
+    """Of each cell what it prints but for fractions, in however many pieces, and the kinds of its other outputs."""
+    found = []
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        printed = "".join(output.text for output in outputs if output.output_type == "stream")
+        others = [" ".join(output.data) for output in outputs if output.output_type != "stream"]
+        found.append((re.sub(r"\d*\.\d+", "0.0", printed), others))
+    return found
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -122,7 +122,7 @@ def test_nsight_script_trains_without_a_gpu_and_prints_a_command(
 def test_every_recipe_has_a_paragraph_and_a_test() -> None:
     page, tests = (ROOT / "docs" / "guides" / "recipes.md").read_text(), Path(__file__).read_text()
     for path in sorted(RECIPES.glob("*.py")):
-        assert f"(../examples/recipes/{path.name})" in page, f"{path.name} is missing in docs/guides/recipes.md"
+        assert f"(../../examples/recipes/{path.name})" in page, f"{path.name} is missing in docs/guides/recipes.md"
         assert f'"{path.stem}"' in tests, f"{path.name} has no test"
 
 
