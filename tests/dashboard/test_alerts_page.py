@@ -69,8 +69,9 @@ def test_each_act_moves_an_alert_and_its_undo_brings_it_back(server: ServerProce
     view(page, "Acknowledged", 1)
     assert "local has it" in page.page.locator(".alert .facts").inner_text()
     page.page.get_by_role("button", name="Note").click()
-    page.page.get_by_placeholder("What others should know").fill("I look into it")
-    page.page.keyboard.press("Enter")
+    note = page.page.get_by_placeholder("What others should know")
+    note.fill("I look into it")
+    note.press("Enter")  # there, wherever the focus went when the list was drawn anew
     page.wait("() => document.querySelector('.alert .facts q')?.textContent === 'I look into it'")
     page.page.get_by_role("button", name="Take back").click()
     view(page, "Open", 1)
