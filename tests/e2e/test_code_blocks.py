@@ -14,7 +14,7 @@ import pytest
 import yaml
 from builders import ServerProcess, job_environment
 from code_blocks import GIVEN, Script, prints, scripts
-from documents import ROOT, documents
+from documents import ROOT, Document, documents
 from preloaded import run
 
 pytestmark = pytest.mark.real
@@ -60,6 +60,15 @@ def known(shared_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
     )
     shared_server.wait_for_state("nan", "finished")
     return shared_server
+
+
+def test_the_readme_shows_what_the_run_with_a_nan_prints(known: ServerProcess, tmp_path: Path) -> None:
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=known.url)
+    command = [sys.executable, "-m", "perfagent", "show", "nan"]
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    blocks = Document(ROOT / "README.md", (ROOT / "README.md").read_text("utf-8")).code()
+    [block] = [piece.text for piece in blocks if piece.text.startswith("VERDICT")]
+    assert prints(f"...{block.removesuffix(chr(10))}...", shown), shown
 
 
 ALL = [script for page in documents() if not page.twin for script in scripts(page)]
