@@ -68,7 +68,7 @@ class UntrainedReport:
                 self._due = self._clock() + max(EVERY_S, look.cost_ns / 1e9 / _SHARE_OF_TIME)
             if look.step:
                 self._report(look)
-        return self._due
+        return self._clock() if 0 < p.measured.without_gradient < LEAST_STEPS else self._due
 
     def close(self) -> None:
         self._report_starved()

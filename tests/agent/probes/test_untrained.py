@@ -14,6 +14,7 @@ from perfagent.measure.untrained import LEAST_STEPS
 from perfagent.probes.untrained import UntrainedReport
 
 STEPS = 60
+UNPOLLED = SimpleNamespace(after_step=lambda: None)
 
 
 class Search:
@@ -154,6 +155,24 @@ def test_optimizer_without_gradients_is_told_once(searching, replaced):
     (told,) = search.events("without_gradient")
     assert (told["share"], told["numbers"]) == (1.0, 289)
     assert told["steps"] >= LEAST_STEPS
+
+
+def test_a_run_shorter_than_a_look_hears_of_it(searching):
+    model = TwoParts()
+    search, optimizer = searching(model), sgd(model)
+    train(TwoParts(), optimizer, search=UNPOLLED, steps=LEAST_STEPS)
+    search.after_step()
+    assert search.shares("update/unmoved_share") == []
+    assert [told["share"] for told in search.events("without_gradient")] == [1.0]
+
+
+def test_it_is_polled_soon_while_it_may_be_so(everything):
+    model = TwoParts()
+    search, optimizer = Search(everything(model), model), sgd(model)
+    train(model, optimizer, search=search, steps=4 * LEAST_STEPS)
+    assert search.of.poll() != search.now
+    train(TwoParts(), optimizer, search=UNPOLLED, steps=LEAST_STEPS // 2)
+    assert search.of.poll() == search.now
 
 
 def zeroed_by_hand(model, step):
