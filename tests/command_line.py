@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import functools
-import importlib
 import os
 import pty
 import re
@@ -14,14 +13,13 @@ import struct
 import subprocess
 import sys
 import termios
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from builders import until
-from documents import ROOT
+from references.command_line import parsers
 
 from perfagent import cli
 
@@ -122,14 +120,7 @@ def python_in_terminal(
 
 @functools.cache
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command, made by the functions that pyproject.toml names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    parsers = {}
-    for name, target in project["entry-points"]["perfagent.commands"].items():
-        module, _, function = target.partition(":")
-        parsers[name] = argparse.ArgumentParser(prog=f"perfagent {name}", allow_abbrev=False)
-        getattr(importlib.import_module(module), function)(parsers[name])
-    return parsers
+    return parsers()
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

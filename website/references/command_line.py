@@ -12,7 +12,7 @@ from pathlib import Path
 
 from references.markdown import note, table
 
-__all__ = ["command_line"]
+__all__ = ["command_line", "parsers"]
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _HEAD = """# Command line
@@ -33,22 +33,23 @@ _COMMON = ("--server", "--data", "--json")
 
 def command_line() -> str:
     """The page."""
-    parsers = _parsers()
-    runs = parsers["runs"]
+    made = parsers()
+    runs = made["runs"]
     common = {row[0]: row for row in map(_row, runs._actions, repeat(runs)) if row[0].startswith(_COMMON, 1)}
     parts = [_HEAD.format(note=note("the parsers of the commands"), common=table(_COLUMNS, common.values()))]
-    for name, parser in sorted(parsers.items()):
+    for name, parser in sorted(made.items()):
         parts += _sections(f"perfagent {name}", parser, "##", {*common.values()})
     return "\n".join(parts)
 
 
-def _parsers() -> dict[str, argparse.ArgumentParser]:
-    parsers = {}
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, made by the functions that pyproject.toml names."""
+    made = {}
     for name, target in tomllib.loads(_PROJECT.read_text())["project"]["entry-points"]["perfagent.commands"].items():
         module, _, function = target.partition(":")
-        parsers[name] = argparse.ArgumentParser(prog=f"perfagent {name}", allow_abbrev=False)
-        getattr(importlib.import_module(module), function)(parsers[name])
-    return parsers
+        made[name] = argparse.ArgumentParser(prog=f"perfagent {name}", allow_abbrev=False)
+        getattr(importlib.import_module(module), function)(made[name])
+    return made
 
 
 def _sections(title: str, parser: argparse.ArgumentParser, level: str, common: set[tuple[str, str]]) -> Iterator[str]:
