@@ -27,7 +27,7 @@ __all__ = ["command", "examine"]
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Check this machine and the connection: Python, torch, GPUs, allocator, settings, spool, server, key, "
-        "clock, disk. Ends with 1 where something is a problem, with 0 otherwise."
+        "clock, disk. The exit code is 1 if a check finds a problem, else 0."
     )
     add_server_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

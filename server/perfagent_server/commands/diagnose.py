@@ -36,16 +36,15 @@ _FOUND, _COULD_NOT_JUDGE = 1, 3
 _MOST_REMARKS, _FEW_RULES = 3, 2
 _STYLES = {"info": "", "warning": "yellow", "critical": "bold red"}
 _KNOWN = (
-    "it reads TensorBoard, W&B, MLflow, trackio and Neptune files, trainer_state.json, CSV and JSON lines with a column of "
-    "steps, what trainers print, and perfagent's own recordings and exports"
+    "it reads files of TensorBoard, W&B, MLflow, trackio and Neptune, trainer_state.json, CSV files and JSON lines with a "
+    "column of steps, printed logs, and perfagent's own recordings and exports"
 )
 
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        f"Finds the runs in files and folders, and says of each what is wrong with it, how that shows and what to do: {_KNOWN}. "
-        "Needs no server. Exit code: 0 nothing found, 1 a finding, 3 could "
-        "not judge, 2 wrong use."
+        "Diagnoses runs in files and folders. Prints the problem, the evidence and the fix for each run. Needs no server. "
+        f"Formats: {_KNOWN}. Exit code: 0 nothing found, 1 a finding, 2 wrong use, 3 some run could not be judged."
     )
     parser.add_argument(
         "sources", nargs="+", metavar="PATH|URI|RUN",
