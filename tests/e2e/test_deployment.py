@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -27,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.real
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "perfagent.service"
+GATE = ROOT / "examples" / "github_actions" / "gate.yml"
+SITE = ROOT / ".github" / "workflows" / "site.yml"
 USER = 10001  # that of the image
 
 
@@ -68,18 +71,26 @@ def test_the_compose_file_has_the_schema_of_compose() -> None:
     is_known_command(services["perfagent"]["command"])
 
 
-def test_workflow_of_the_gate_has_the_schema_of_github() -> None:
+@pytest.mark.parametrize("file", [GATE, SITE], ids=lambda file: file.name)
+def test_workflow_has_the_schema_of_github(file: Path) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
-    file = ROOT / "examples" / "github_actions" / "gate.yml"
     done = subprocess.run([*command, str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    [step] = [
-        one for one in yaml.safe_load(file.read_text("utf-8"))["jobs"]["gate"]["steps"] if "gate" in one.get("run", "")
-    ]
+
+
+def test_workflow_of_the_gate_names_options_that_exist() -> None:
+    [step] = [one for one in steps(GATE, "gate") if "gate" in one.get("run", "")]
     options = re.findall(r" (--[a-z-]+)", step["run"].partition("||")[0])
     parser = argparse.ArgumentParser()
     gate(parser)
     assert {"--base-dir", "--base-command"} <= set(options) - {"--steps"} <= {*parser._option_string_actions}
+
+
+def test_workflow_of_the_site_publishes_what_the_script_builds() -> None:
+    assert "scripts/site" in [step.get("run") for step in steps(SITE, "build")]
+    [upload] = [step for step in steps(SITE, "build") if "upload-pages-artifact" in step.get("uses", "")]
+    assert f"built: {upload['with']['path']}/index.html" in (ROOT / "scripts" / "site").read_text("utf-8")
+    assert "secrets." not in SITE.read_text("utf-8"), "a fork would have to set one"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
@@ -89,6 +100,11 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(mine)], capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if "perfagent" in line]
     assert (done.returncode, said) == (0, [])
+
+
+def steps(workflow: Path, job: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(workflow.read_text("utf-8"))["jobs"][job]["steps"]
+    return found
 
 
 def is_known_command(words: list[str]) -> None:
