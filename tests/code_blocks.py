@@ -4,7 +4,8 @@
     <!-- only compiled: REASON -->  the block is not run
 
 Without either, a block continues the one before it on its page, and the first begins with `plain`. A block of `text` right
-after a block of Python is what the latter prints; `...` stands for anything.
+after a block of Python is what the latter prints; `...` stands for anything. A block of shell runs where it has such a comment;
+tests/given/NAME.sh, if there is one, comes before it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 from documents import ROOT, Document, Piece
 
-__all__ = ["GIVEN", "Script", "prints", "scripts"]
+__all__ = ["GIVEN", "Script", "commands", "prints", "scripts"]
 
 GIVEN = ROOT / "tests" / "given"
 _COMMENT = re.compile(r"<!-- (given|only compiled): ([^>]+?) -->\s*\Z")
@@ -57,6 +58,17 @@ def scripts(page: Document) -> Iterator[Script]:
             script.printed[len(script.blocks) - 1] = piece.text
     if script:
         yield script
+
+
+def commands(page: Document) -> Iterator[Script]:
+    """Blocks of shell that run, each with what it prints."""
+    lines = page.text.splitlines(keepends=True)
+    pieces = [piece for piece in page.code() if piece.language is not None]
+    for place, piece in enumerate(pieces):
+        comment = _COMMENT.search("".join(lines[: piece.line - 2]))
+        if piece.language == "sh" and comment and comment[1] == "given":
+            following = pieces[place + 1]
+            yield Script(page, comment[2], [piece], {0: following.text} if following.language == "text" else {})
 
 
 def prints(expected: str, found: str) -> bool:

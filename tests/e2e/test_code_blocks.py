@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from builders import ServerProcess, job_environment
-from code_blocks import GIVEN, Script, prints, scripts
+from code_blocks import GIVEN, Script, commands, prints, scripts
 from documents import ROOT, Document, documents
 from preloaded import run
 
@@ -88,3 +89,23 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(
     printed = done.stdout.split(BETWEEN)[1:]
     for place, expected in script.printed.items():
         assert prints(expected, printed[place]), printed[place]
+
+
+COMMANDS = [script for page in documents() if not page.twin for script in commands(page)]
+
+
+@pytest.mark.parametrize("script", COMMANDS, ids=[script.name for script in COMMANDS])
+def test_the_commands_of_a_page_print_what_it_says(script: Script, known: ServerProcess, tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=known.url, PATH=path, GIVEN=str(GIVEN), COLUMNS="200")
+    given, [block] = GIVEN / f"{script.given}.sh", script.blocks
+
+    def shell(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["bash", "-ec", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    if given.exists():
+        before = shell(given.read_text("utf-8"))
+        assert before.returncode == 0, before.stderr[-3000:]
+    done = shell(block.text)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert prints(script.printed.get(0, "..."), done.stdout), done.stdout

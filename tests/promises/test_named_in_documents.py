@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
+import io
 import itertools
 import pathlib
 import re
@@ -78,7 +80,10 @@ def unknown_commands(document: Document) -> Problems:
             continue
         for number, text in enumerate(piece.text.replace("\\\n", "  ").splitlines()):
             for words in programs(text.split(" #")[0]):
-                yield from ((piece.line + number, problem) for problem in wrong_words(words))
+                problems = [*wrong_words(words)]
+                if piece.language in ("sh", "bash") and not problems:
+                    problems = [*refused(words)]
+                yield from ((piece.line + number, problem) for problem in problems)
         option = re.match(r"--[a-z][\w-]*", piece.text) if piece.language is None else None
         if option and option[0] not in every_option():
             yield piece.line, f"no command and no script has the option {option[0]!r}"
@@ -124,6 +129,17 @@ def wrong_words(words: list[str]) -> Iterator[str]:
                 return
             known |= options_of(below[words[2]])
         yield from (f"{parser.prog} has no option {name!r}" for name in named if name not in known)
+
+
+def refused(words: list[str]) -> Iterator[str]:
+    """What a command says of its arguments."""
+    if words[0] == "perfagent" and words[1:2] and words[1] in commands():
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                commands()[words[1]].parse_args(words[2:])
+        except SystemExit:
+            yield said.getvalue().strip().rpartition("\n")[2]
 
 
 # ---- settings and variables ------------------------------------------------------------------------------------------
