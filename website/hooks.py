@@ -1,9 +1,9 @@
 """What the site needs beyond its settings; mkdocs calls these functions (https://www.mkdocs.org/dev-guide/plugins/#events).
 
 Each file outside docs/ that a page links to becomes a page, and the README the first one: so a link such as `../examples/nan.py`
-works in the repository, on the site and in the Markdown twins, and the search finds examples, too. A Chinese page, below zh/, has
-the theme's words in Chinese, and leads to its English twin. For programs, `gpu-idle.html` has a twin in Markdown, `gpu-idle.md`,
-and llms.txt lists all of them (https://llmstxt.org).
+works in the repository, on the site and in the Markdown twins, and the search finds examples, too. A page ends with the questions
+that people asked (asked.py). A Chinese page, below zh/, has the theme's words in Chinese, and leads to its English twin. For
+programs, `gpu-idle.html` has a twin in Markdown, `gpu-idle.md`, and llms.txt lists all of them (https://llmstxt.org).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asked
 from markdownify import markdownify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -60,7 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Leads links out of docs/ to the pages that on_files has made."""
+    """Leads links out of docs/ to the pages that on_files has made, and adds what people asked."""
     docs = Path(config.docs_dir)
     here = posixpath.dirname(page.file.src_uri) or "."
     source = _source(page.file, docs)
@@ -72,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         address = path.relative_to(docs).as_posix() if path.is_relative_to(docs) else _address(path)
         return f"{found['before']}{posixpath.relpath(address, here)}{found['anchor'] or ''}{found['after']}"
 
-    return _LINK.sub(replaced, markdown)
+    return _LINK.sub(replaced, markdown) + asked.section(page.file.src_uri.removesuffix(".md"), markdown)
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from documents import ROOT
 from references import PAGES, REFERENCE
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site."""
-    folder = tmp_path_factory.mktemp("site")
-    command = ["-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "website" / "mkdocs.yml"), "-d", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "SITE_URL": "https://docs.example/"}
-    built = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
-    assert built.returncode == 0, built.stderr
-    return folder
 
 
 def test_every_page_has_a_twin_in_markdown(site: Path) -> None:
