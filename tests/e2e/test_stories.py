@@ -31,7 +31,6 @@ PAGES = {
 SLOW = {
     "item-in-the-loop": "reads are counted after some seconds", "list-of-losses": "its memory is watched for 40 s",
     "uneven-inputs-hang": "a hang is watched for 15 s",
-    "validation-in-train-mode": "on a busy machine the rule misses its first evaluations",
 }  # fmt: skip
 LOUD = {"warning", "critical"}
 SPEED = re.compile(r"([\d.]+) steps per second")

@@ -109,6 +109,18 @@ def test_evaluations_no_better_than_at_the_start_are_told(evaluations: Any, caus
     assert [change.finding.cause for change in job.fired] == causes
 
 
+def test_evaluations_that_come_before_the_training_loss_count() -> None:
+    """A busy agent sends what the script logs before it has read the losses."""
+    job = StepJob(Overfit())
+    losses = 2.3 * 0.99 ** np.arange(8 * EVERY) + 1e-4
+    for _ in range(4):
+        job.go_on({"val/loss": [2.5]}, every=EVERY)
+    job.step = 0
+    job.go_on({"loss": losses[: 4 * EVERY]}, rows=4 * EVERY)
+    job.go_on({"loss": losses[4 * EVERY :]}, rows=EVERY, measured={step: {"val/loss": 2.6} for step in (250, 300, 350)})
+    assert (job.found.cause, job.found.since_step) == ("never good", EVERY)
+
+
 def test_lowest_of_hundreds_of_noisy_evaluations_is_chance() -> None:
     """60 healthy runs of 300 evaluations each. A rise by a fifth in the second half is found."""
     falling, draw = trained(300) - np.arange(300 * EVERY) / 1e5, np.random.default_rng(7)

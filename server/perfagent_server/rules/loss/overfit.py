@@ -50,7 +50,7 @@ class Overfit(Rule):
     reads = (Series(EVALUATION_LOSS, keep=_KEPT, judged=True), Series(LOSS, keep=_TRAINED), Series("lr", merge="max"))
     charts = (LOSS,)
     life = Life(restated=True)
-    state_version = 3
+    state_version = 4
 
     def judge(self, window: Window) -> Finding | Unknown | None:
         evaluated = window.series(EVALUATION_LOSS)
@@ -58,25 +58,33 @@ class Overfit(Rule):
             return None
         if not math.isfinite(evaluated.value):
             return UNKNOWN
-        trained = self._trained(window, evaluated.step)
-        # rows: [step, evaluation, training], each the mean of `width` evaluations; newest: those of the next row
-        state = window.state_of(self, {"rows": [], "newest": [], "width": 1, "first": None})
-        rows, newest = state["rows"], state["newest"]
-        if trained is None or (state["first"] and evaluated.step <= (newest or rows)[-1][0]):
+        # rows: [step, evaluation, training], each the mean of `width` evaluations; newest: those of the next row;
+        # waiting: evaluations for which no training loss has come yet
+        state = window.state_of(self, {"rows": [], "newest": [], "width": 1, "first": None, "waiting": []})
+        rows, newest, waiting = state["rows"], state["newest"], state["waiting"]
+        if any(evaluated.step <= known[-1][0] for known in (waiting, newest or rows) if known):
             return UNKNOWN
-        newest.append([evaluated.step, evaluated.value, trained])
-        state["first"] = state["first"] or newest[0]
+        waiting.append([evaluated.step, evaluated.value])
+        if self._trained(window, evaluated.step) is None:
+            del waiting[:-_KEPT]
+            return UNKNOWN
+        for step, value in waiting:
+            self._take(state, [step, value, self._trained(window, step)])
+        waiting.clear()
+        if (newest and not window.is_firing(self.id)) or len(rows) <= self.evaluations:
+            return UNKNOWN
+        return self._never_good(window, state) or self._judge(window, state)
+
+    def _take(self, state: dict[str, Any], evaluation: list[Any]) -> None:
+        rows, newest = state["rows"], state["newest"]
+        state["first"] = state["first"] or evaluation
+        newest.append(evaluation)
         if len(newest) == state["width"]:
             rows.append(_mean(newest))
             newest.clear()
-        elif not window.is_firing(self.id):
-            return UNKNOWN
         if len(rows) == _KEPT:
             rows[:] = [_mean(rows[at : at + 2]) for at in range(0, _KEPT, 2)]
             state["width"] *= 2
-        if len(rows) <= self.evaluations:
-            return UNKNOWN
-        return self._never_good(window, state) or self._judge(window, state)
 
     def _judge(self, window: Window, state: dict[str, Any]) -> Finding | None:
         rows = state["rows"]
