@@ -1,6 +1,7 @@
 """Names by which other libraries' commands, variables, classes and operators are known.
 
 Plain data, and two reads, for rooms that integrations/ stands above; all else that is true of one library stands there.
+Integrations do not register them, because many are needed before their library is imported: a launcher's variables, say.
 Imports nothing of ours, and none of the libraries.
 """
 
