@@ -198,7 +198,8 @@ def media_type_of(what: media.MediaKind, payload: bytes) -> str | None:
 EVENT_DATA: Mapping[str, type[Struct]] = {
     "state": _data(
         {"state": State}, **_DESCRIBED, pipeline_stage=Whole, stage=Whole, pid=Count, heartbeat=bool, started=float,
-        reason=str | _REASON, exception=str, traceback=str, unused=str, oom_kills=Count,
+        reason=str | _REASON, exception=str, traceback=str, unused=str, oom_kills=Count, local_rank=Count, training_after=Whole,
+        continues=str,
     ),
     "context": _data(**_DESCRIBED, git=Table, environment=Table, packages=Table),
     "alert": _data(title=str, text=str, level=str, unrecorded=Count),
