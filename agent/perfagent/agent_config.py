@@ -50,45 +50,47 @@ def _homeless_state_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Settings of the agent in one process."""
+    """Settings of the agent in one process. scripts/references writes the docstrings into docs/reference/settings.md."""
 
     server: str = DEFAULT_SERVER
-    """Base address of the server, without a trailing slash. PERFAGENT_SERVER."""
+    """the server's address, with a path if the server is behind one; without query, user or password (default: your server on
+    this machine)"""
     is_server_given: bool = True
-    """False: nobody named a server, so it is the one of this user that runs on this machine, wherever that listens."""
+    """false if nobody named a server: it is the one of this user that runs on this machine, on any port"""
     api_key: str | None = field(default=None, repr=False)
-    """Key with the ingest scope; None where the server asks for none (loopback). PERFAGENT_API_KEY."""
+    """a key with the scope ingest; a server on this machine needs none"""
     project: str = "default"
-    """Project that the run belongs to. PERFAGENT_PROJECT."""
+    """the project of the run"""
     run_id: str | None = None
-    """The run's id, when the user names it: the same id again is a new attempt of that run. PERFAGENT_RUN_ID."""
+    """the run's id (default: random); the same id again starts a new attempt of the run"""
     record: Path | None = None
-    """Folder to record into instead of sending: offline use, uploaded later by `perfagent sync`. PERFAGENT_RECORD."""
+    """a folder to write into instead of sending; `perfagent sync FOLDER` uploads it"""
     tensorboard: Path | None = None
-    """Folder for event files of TensorBoard, beside what is sent or recorded. PERFAGENT_TENSORBOARD."""
+    """a folder that also gets TensorBoard event files
+    (docs/guides/from-tensorboard.md#write-tensorboards-files-from-perfagent)"""
     capture_logs: bool = True
-    """What the script logs by other loggers appears in the run as well. PERFAGENT_CAPTURE_LOGS=0."""
+    """`0`: does not record what the script logs through other loggers (Trainer, Lightning, Accelerate, TensorBoard, W&B, MLflow,
+    trackio)"""
     disabled: bool = False
-    """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
+    """`1`: records, sends and prints nothing; as an argument, for one run"""
     tune_malloc: bool = True
-    """Raise two thresholds of glibc's allocator, unless the user has set it himself (process/host_allocator.py).
-    PERFAGENT_MALLOC=0."""
+    """`0`: does not set the C library's allocator (docs/reference/settings.md#what-the-agent-sets-in-the-process)"""
     state_dir: Path = field(default_factory=_default_state_dir)
-    """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the
-    temporary folder."""
+    """the folder of the spool: `$XDG_STATE_HOME/perfagent` (default: `~/.local/state/perfagent`); for a user without a home,
+    `perfagent-UID` in the temporary folder"""
     overhead_budget_pct: float = 0.5
-    """Share of the step time that the agent may take; the governor stretches sampling periods to stay below it."""
+    """above this share of the step time, the agent measures gradients less often; the rest of its work stays
+    (docs/evidence/benchmarks.md#what-monitoring-costs-the-training-process)"""
     flush_s: float = 1.0
-    """How often the sender sends in steady state, seconds."""
+    """how often the agent sends; every 3 s while no page shows the run. NaN, alerts and the end of the run are sent at once"""
     spool_tick_s: float = 0.15
-    """How often the sender writes what it has to the spool, seconds. With the time that takes, SIGKILL loses at most
-    200 ms."""
+    """how often the agent writes to the spool: SIGKILL loses at most 200 ms of samples"""
     sample_s: float = 1.0
-    """How often samples of host and device are reported, seconds."""
+    """how often the agent measures host and device"""
     max_spool_bytes: int = 512 * 2**20
-    """Hard cap of the spool on disk, bytes."""
+    """the largest size of the spool on disk"""
     max_memory_bytes: int = 8 * 2**20
-    """Most that is kept in memory when the spool cannot be written, bytes."""
+    """what the agent keeps in memory if it cannot write the spool; above it, it drops the oldest samples first, events last"""
 
     def __post_init__(self) -> None:
         _check_server(self.server)

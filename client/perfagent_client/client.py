@@ -307,7 +307,7 @@ class Client(_Asking):
     def compare(self, runs: Sequence[str]) -> Comparison:
         """Compares runs, or windows of runs (`RUN:FROM-TO`), with the first of them, as `perfagent compare` does.
 
-        The fields are in docs/reference/wire.md, "Comparing runs".
+        The fields are in docs/reference/http.md, "Comparison".
         """
         found = Comparison(self._table("/compare", runs=list(runs)))
         found.html = self._comparison_html

@@ -2,7 +2,7 @@
 
 The server refuses a wrong event alone: it stores the samples and the other events of the frame, and names the refused
 event in its answer. It ignores unknown fields and the data of an unknown kind, since a newer agent may send both.
-docs/reference/wire.md describes the fields.
+scripts/references writes the docstrings and meanings into docs/reference/wire.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import GenericAlias
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -36,12 +36,20 @@ Table = dict[str, Any] | str
 """Text where the agent could not read the table: the name of its type."""
 Cut = str
 """An entry "N more" stands in the place of what an agent left out of a long list."""
+Payload = Annotated[Any, Meta(title="bytes")]  # not `bytes`: msgspec would take text for them, as base64
+_ANNOTATED: Any = Annotated  # with what is only known at run time
 
 
-def _data(required: Mapping[str, Any] | None = None, /, **optional: Any) -> type[Struct]:
-    """Fields by their types. Those that may be left out may be nil."""
-    fields = [(name, kind | None, None) for name, kind in optional.items()]
-    return msgspec.defstruct("Data", [*(required or {}).items(), *fields])
+def _data(says: str, required: Mapping[str, Any] | None = None, /, **optional: Any) -> type[Struct]:
+    """says: what such an event means. Fields by their type, or by type and meaning; those that may be left out may be nil."""
+    fields: list[Any] = [(name, _explained(kind)) for name, kind in (required or {}).items()]
+    fields += [(name, _explained(kind, None), None) for name, kind in optional.items()]
+    return msgspec.defstruct("Data", fields, namespace={"__doc__": says})
+
+
+def _explained(kind: Any, *others: None) -> Any:
+    kind, meaning = kind if isinstance(kind, tuple) else (kind, "")
+    return _ANNOTATED[Union[(kind, *others)], Meta(description=meaning)]
 
 
 def _list_of(kind: object) -> Any:
@@ -49,29 +57,41 @@ def _list_of(kind: object) -> Any:
 
 
 _DESCRIBED: dict[str, Any] = {
-    "name": str, "config": Table, "tags": Annotated[list[str | int | float | bool], Meta(max_length=4096)], "group": str,
-    "notes": str, "start_step": Whole, "world_size": Count, "host": str, "command": list[str] | str, "python": str, "torch": str,
+    "name": (str, "the name of the run"), "config": (Table, "the configuration of the run"),
+    "tags": Annotated[list[str | int | float | bool], Meta(max_length=4096)], "group": (str, "of runs, such as a sweep"),
+    "notes": str, "start_step": (Whole, "the first step of this attempt"), "world_size": (Count, "how many ranks there are"),
+    "host": (str, "the name of the machine"), "command": (list[str] | str, "the command line"), "python": (str, "its version"),
+    "torch": (str, "its version"),
 }  # fmt: skip
 """What a process says of itself, at its start or when it knows."""
-_LINE = _data({"line": str, "count": Whole}, **{"in": str})
+_LINE = _data("", {"line": (str, "such as `train.py:42`"), "count": Whole}, **{"in": (str, "the function")})
 _OPERATOR = _data(
-    {"name": str, "calls": Whole, "self_cpu_s": float, "total_cpu_s": float}, self_device_s=float, total_device_s=float
-)
-_GAP = _data({"s": float, "after": str, "before": str}, at_s=float)
-_GAPS = _data(of=str, busy_s=float, idle_s=float, idle_pct=float, longest=_list_of(_GAP))
-_THREAD = _data(name=str, training=bool, main=bool, daemon=bool, state=str, waits_in=str, frames=list[str])
-_REASON = dict[str, str | int | float | list[str]]
-_PROCESS_GROUP = _data(
-    {"group": str, "seq": Whole}, backend=str, desc=str, size=Count, members=str, waits=bool, sizes=str, is_new=bool,
-    recent=list[tuple[Whole, str]],
+    "", {"name": str, "calls": Whole, "self_cpu_s": (float, "without the operators that it calls"), "total_cpu_s": float},
+    self_device_s=float, total_device_s=float,
 )  # fmt: skip
-_GPU = _data(index=Count, uuid=str, name=str, memory_total_bytes=float, power_limit_w=float)
+_GAP = _data("", {"s": float, "after": (str, "the operator before it"), "before": str}, at_s=(float, "when it began"))
+_GAPS = _data(
+    "", of=(str, "`device`, or `operators` of the training thread"), busy_s=float, idle_s=float,
+    idle_pct=float, longest=_list_of(_GAP),
+)  # fmt: skip
+_THREAD = _data(
+    "", name=str, training=(bool, "it is the thread that trains"), main=bool, daemon=bool, state=str,
+    waits_in=str, frames=(list[str], "`file:line in function: source`, the innermost last"),
+)  # fmt: skip
+_REASON = Annotated[dict[str, str | int | float | list[str]], Meta(title="reason")]
+_PROCESS_GROUP = _data(
+    "", {"group": str, "seq": (Whole, "how many collectives this rank has called in it")}, backend=str, desc=str,
+    size=(Count, "its ranks"), members=(str, "a hash of them"), waits=(bool, "the last one has not completed"),
+    sizes=(str, "of the newest one's input"), is_new=(bool, "this rank has never called it after the one before it"),
+    recent=(list[tuple[Whole, str]], "number and name of the last ones, oldest first"),
+)  # fmt: skip
+_GPU = _data("", index=Count, uuid=str, name=str, memory_total_bytes=float, power_limit_w=float)
 _MEMORY = {"parameters": float, "gradients": float, "optimizer_state": float, "offloaded": float}
 """Bytes."""
 
 
 class FindingData(Struct):
-    """What the agent found. explains: rules whose alerts it is a cause of; it raises none of its own then."""
+    """A [finding](#findings) of the agent."""
 
     rule: Annotated[str, Meta(min_length=1)]
     severity: Severity = "warning"
@@ -82,49 +102,68 @@ class FindingData(Struct):
     ranks: list[Count] | None = None
     evidence: dict[str, Any] | None = None
     gain_pct: float | None = None
+    """how much shorter a step would be without it"""
     explains: list[str] | None = None
+    """rules: it raises no alert of its own, and goes to `causes` in the evidence of theirs; the server writes its `message` and
+    `fix` from `evidence`, where it can (`agent/perfagent/wire/evidence.py`)"""
 
 
 class ImportedFinding(FindingData, kw_only=True):
-    """What was found in an imported run. time, ended: from when to when, Unix seconds; to_the_end: of the run."""
-
     time: float
+    """when it began, Unix seconds"""
     ended: float | None = None
     to_the_end: bool = False
+    """of the run"""
     last_step: Whole | None = None
     cause: str | None = None
     cost: str | None = None
 
 
 class ImportData(Struct):
-    """How far a run is imported. taken: samples and events that were sent, this frame's included, by the sender's keys;
-    findings: of the whole run, judged by the sender, in place of those before."""
+    """How far a run is imported. The server does not judge the frames of a source whose id begins with `import-`."""
 
     import_id: Annotated[str, Meta(min_length=1, max_length=64)] = msgspec.field(name="import")
+    """the id of the import"""
     taken: dict[str, Whole] = {}
+    """samples and events sent so far, this frame's included, by keys of the sender; `POST /imports/known` answers them"""
     findings: Annotated[list[ImportedFinding], Meta(max_length=256)] | None = None
+    """of the whole run, in place of those before: they become resolved alerts; no channel is notified"""
 
 
 class ProfileData(Struct):
-    """A profile's summary, or a piece of its trace: then with `part` and `payload`. profile: stands in the header that
-    names the file of the trace."""
+    """First the summary of a profile, then its trace in pieces: `profile`, `part`, `parts` and `payload`."""
 
-    profile: Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{1,64}\Z")]
+    profile: Annotated[
+        str, Meta(pattern=r"^[0-9A-Za-z]{1,64}\Z")
+    ]  # stands in the header that names the file of the trace
+    """its id: 1 to 64 ASCII letters and digits"""
     command: str | None = None
+    """the id of the command that asked for it"""
     first_step: Whole | None = None
     last_step: Whole | None = None
     duration_s: float | None = None
     operators: list[_OPERATOR] | None = None  # type: ignore[valid-type]
+    """the 100 with the most time of their own, and the 20 with the most in total"""
     gaps: _GAPS | None = None  # type: ignore[valid-type]
+    """when nothing ran on the device or, without one, between the operators"""
     shares: dict[str, float] | None = None
+    """[where the time went](#shares-of-a-profile), in seconds"""
     says: list[str] | None = None
+    """what it shows, in sentences; else the server writes them"""
     sha256: str | None = None
+    """of the whole trace"""
     trace_left_out: str | None = None
+    """why there is no trace, from older agents"""
     cut: _REASON | None = None
+    """the [reason](#reasons) why it ended early"""
     no_trace: _REASON | None = None
+    """the [reason](#reasons) why there is no trace"""
     parts: Annotated[int, Meta(ge=0, le=MAX_PARTS)] | None = None
+    """how many pieces the trace has, at most 256"""
     part: Annotated[int, Meta(ge=1, le=MAX_PARTS)] | None = None
-    payload: Any = None  # not bytes: msgspec would take text for them, as base64
+    """its number, from 1"""
+    payload: Payload = None
+    """a piece of the trace, a gzip file: at most 1 MiB. The agent sends 512 KiB"""
 
     def __post_init__(self) -> None:
         if self.payload is None:
@@ -163,15 +202,17 @@ class HistogramMedia(Struct):
 
 
 class MediaData(Struct):
-    """An image, a sound, a table or a histogram that the script logged, with its bytes as `payload`; or, without one, how
-    many the agent has left out so far."""
+    """An image, a sound, a table or a histogram that the script logged ([formats](#media)). Without a payload: `left_out`."""
 
     name: str | None = None
     what: media.MediaKind | None = None
     index: Count | None = None
+    """its place in a list"""
     caption: Annotated[str, Meta(max_length=media.MAX_CAPTION_CHARACTERS)] | None = None
     left_out: Whole | None = None
-    payload: Any = None
+    """how many this process could not send so far"""
+    payload: Payload = None
+    """at most 2 MiB; needs `name` and `what`"""
 
     def __post_init__(self) -> None:
         if self.payload is None:
@@ -197,40 +238,109 @@ def media_type_of(what: media.MediaKind, payload: bytes) -> str | None:
 
 EVENT_DATA: Mapping[str, type[Struct]] = {
     "state": _data(
-        {"state": State}, **_DESCRIBED, pipeline_stage=Whole, stage=Whole, pid=Count, heartbeat=bool, started=float,
-        reason=str | _REASON, exception=str, traceback=str, unused=str, oom_kills=Count,
+        "What a process does, and at its start what it is.",
+        {"state": (State, "[what becomes of it](exit-codes.md#states-of-a-run)")}, **_DESCRIBED,
+        pipeline_stage=(Whole, "its stage of the model, from 0"), stage=(Whole, "the same, under an older name"), pid=Count,
+        local_rank=(Count, "its rank on this host"), started=(float, "when the process began, Unix seconds"),
+        heartbeat=(bool, "false: it may be silent while it works; any other source is lost after 30 s of silence"),
+        training_after=(Whole, "the process trains another model now, after this step"),
+        continues=(str, "the run in which this process continues as another source; a run without steps is deleted when all its "
+                   "sources have sent this"),
+        reason=(str | _REASON, "of the end: what the exception says, or a [reason](#reasons)"), exception=(str, "its class"),
+        traceback=str, unused=(str, "parameters for which DistributedDataParallel waited in vain"),
+        oom_kills=(Count, "processes of the host that the kernel killed for lack of memory, if a loader worker was killed"),
     ),
-    "context": _data(**_DESCRIBED, git=Table, environment=Table, packages=Table),
-    "alert": _data(title=str, text=str, level=str, unrecorded=Count),
-    "phase": _data(name=str, begin_step=Whole, duration_s=float),
-    "log": _data(lines=list[str], stream=str),
+    "context": _data(
+        "Configuration, code and environment of the job.",
+        **{**_DESCRIBED, "config": (Table, "what the user set, and [what the agent found](#configuration)")},
+        git=(Table, "`commit`, `branch`, `remote`, and `dirty`: tracked files differ from the commit"),
+        environment=(Table, "[recorded variables](settings.md#what-a-run-records-about-its-environment)"),
+        packages=(Table, "versions by name"),
+    ),
+    "alert": _data(
+        "An alert of the script. From `perfagent run`: `level` and `unrecorded`, for which the server writes the text.",
+        title=str, text=str, level=(str, "`info`, `warning` or `critical`; any other is a warning"),
+        unrecorded=(Count, "processes that a script without a step has started"),
+    ),
+    "phase": _data(
+        "A phase that is not part of every step, such as `checkpoint` or `eval`.", name=str, begin_step=Whole, duration_s=float,
+    ),
+    "log": _data(
+        "Console output. A line that a progress bar rewrites is sent every 10 s, and when it is complete.",
+        lines=(list[str], "at most 200 a second, of 500 characters"), stream=(str, "`stdout` or `stderr`"),
+    ),
     "finding": FindingData,
     "profile": ProfileData,
     "stacks": _data(
-        command=str, step=Whole, why=str, threads=_list_of(_THREAD | Cut), look=Count, quiet_s=float, longest_s=float, within=str,
-        goes_on=str, others=dict[str, str],
+        "What every thread does: for a command or, with `look`, in a pause longer than any before.",
+        command=(str, "the id of the command"), step=(Whole, "the last complete one"), why=(str, "the reason for the command"),
+        threads=(_list_of(_THREAD | Cut), "the training thread first"), look=(Count, "its number in this pause, from 1"),
+        quiet_s=(float, "this pause"), longest_s=(float, "the longest before"),
+        within=(str, "`checkpoint`, `eval`, `rollout`, or `workers` that start"),
+        goes_on=(str, "signs of work since the look before: `hooks`, `moves bytes`, `computes`, `unsure`, or empty"),
+        others=(dict[str, str], "other ranks on this machine: `stopped`, `gone`, `runs` or `stands`"),
     ),
-    "collectives": _data(step=Whole, groups=_list_of(_PROCESS_GROUP), complete=bool),
+    "collectives": _data(
+        "What this rank called last in each process group, by torch's flight recorder; a second after the `stacks` of a pause.",
+        step=Whole, groups=_list_of(_PROCESS_GROUP), complete=(bool, "the recorder has overwritten none"),
+    ),
     "gpu": _data(
-        what=str, driver=str, gpus=_list_of(_GPU), index=Count, uuid=str, reason=str, code=Whole, meaning=str,
+        "The GPUs of the process, and what happens to them.",
+        what=(str, "`found` (with `driver`, `gpus`), `unavailable` (`reason`), `lost` (`index`, `reason`) or `xid` (`index`, "
+              "`code`, `meaning`)"),
+        driver=(str, "its version"), gpus=_list_of(_GPU), index=Count, uuid=str,
+        reason=(str, "`no_driver`, `no_package`, `no_device`, `driver_hangs`, `apple`, or NVML's own words"), code=Whole,
+        meaning=str,
     ),
     "memory": _data(
-        **_MEMORY, activations_and_other=float, groups=_list_of(_data(**_MEMORY, name=str, numbers=Whole, lr=float) | Cut),
+        "What fills the memory of the device, in bytes.", **_MEMORY,
+        activations_and_other=(float, "at the peak; only where torch can query the allocator"),
+        groups=(_list_of(_data("", **_MEMORY, name=str, numbers=(Whole, "of parameters"), lr=float) | Cut),
+                "the same for each parameter group"),
     ),
     "parameters": _data(
-        what=str, share=float, names=list[str], count=Whole, of=Whole, numbers=Whole, without_gradient=Whole,
-        without_rate=Whole, steps=Whole,
+        "Parameters that do not learn.",
+        what=(str, "`unmoved` (trainable and in the optimizer, but unchanged), `unoptimized` (gradients, but no optimizer), "
+              "`without_gradient` (none of the optimizer's has one) or `uncleared` (backward adds to those of the step before)"),
+        share=(float, "of the trainable numbers; 0: it is over"), names=(list[str], "the largest 20"),
+        count=(Whole, "how many tensors"), of=(Whole, "of how many"), numbers=(Whole, "in these tensors"),
+        without_gradient=(Whole, "how many of the unmoved have no gradient"),
+        without_rate=(Whole, "how many of the unmoved have a learning rate of 0"), steps=(Whole, "in which they were unmoved"),
     ),
     "command": _data(
-        {"command": str, "state": Literal["accepted", "done", "refused"]}, kind=str, why=_REASON, message=str, profile=str,
-        step=Whole, saves=bool,
+        "What became of a [command](#commands).",
+        {"command": (str, "its id"), "state": Literal["accepted", "done", "refused"]}, kind=str,
+        why=(_REASON, "the [reason](#reasons), if refused or cut short"), message=(str, "the same in words, from older agents"),
+        profile=(str, "the id of the profile"), step=(Whole, "of `stop`: the last step"), saves=(bool, "of `stop`"),
     ),
-    "loss": _data(kind=str, classes=Whole, mean=bool, fed_by=str, broadcast=list[list[Whole]]),
-    "sync": _data(lines=_list_of(_LINE), looks=Whole),
-    "lines": _data(lines=_list_of(_LINE), looks=Whole),
-    "compile": _data(function=str, line=str, reason=str, seconds=float, limit_reached=bool, limit=Whole),
-    "left_out": _data(limit=Whole, names=list[str], count=Whole),
-    "thread": _data(name=str, reason=str, training=bool, frames=list[str]),
+    "loss": _data(
+        "How the loss is computed, from autograd's graph.", kind=(str, "`cross_entropy`, `mse` ..."), classes=Whole,
+        mean=(bool, "averaged over the batch"), fed_by=(str, "`softmax` or `sigmoid`, where the loss takes logits"),
+        broadcast=(list[list[Whole]], "shapes of the prediction, and of prediction minus target, where they were broadcast"),
+    ),
+    "sync": _data(
+        "Lines that made the host wait for the device in one sampled step or, without a device, read single values of tensors.",
+        lines=(_list_of(_LINE), "20 at most"), looks=Whole,
+    ),
+    "lines": _data(
+        "Where the training thread was outside of all phases, once a minute; only if it was there in 15 % of the samples.",
+        lines=_list_of(_LINE), looks=(Whole, "how many samples, about seven a second"),
+    ),
+    "compile": _data(
+        "torch.compile compiled a function again. At most 100 for a run, and 20 with `limit_reached`.", function=str,
+        line=(str, "such as `model.py:42`"), seconds=float,
+        reason=(str, "the guard that failed: `tensor 'x' size mismatch at index 1. expected 128, actual 131`"),
+        limit_reached=(bool, "it was not compiled, and runs uncompiled for such inputs"), limit=(Whole, "how many may be"),
+    ),
+    "left_out": _data(
+        "The script logged more names than a run may have.", limit=Whole,
+        names=(list[str], "the first 10 whose samples are left out"), count=(Whole, "how many; 10,000 stands for any more"),
+    ),
+    "thread": _data(
+        "An exception ended a thread of the script; at most 8 of a run. `step` is the last complete one.", name=str,
+        reason=(str, "the exception and its text"),
+        training=(bool, "it is the thread that trains"), frames=(list[str], "as in `stacks`"),
+    ),
     "media": MediaData,
     "import": ImportData,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The server's settings: one typed value, made once and passed in. The environment is read in one function, here.
 
-Every field is an option of `perfagent up` or an environment variable `PERFAGENT_<FIELD>`, and a row of
-docs/reference/settings.md.
+Every field is an environment variable `PERFAGENT_<FIELD>`, some are options of `perfagent up`, too. scripts/references writes
+the docstrings and the help into docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -41,37 +41,7 @@ RETENTION_SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """host, port: where the server listens. data: folder of the database, the admin token and the key pepper (0700).
-
-    database: SQLAlchemy URL, None for SQLite in `data`. replica: whether other servers use the same database, too.
-    metrics: URL of a separate store for samples, None for the database. folder: a folder of offline recordings that is
-    uploaded at start. auth: "auto" asks for keys unless bound to loopback, "required" always. insecure_no_auth: reading
-    and ingest without a key even on a public address. allowed_hosts: names in the Host header besides loopback and
-    `host`; "*" is any. forwarded_allow_ips: proxies whose X-Forwarded-For is believed. public_url: the address that
-    people use, for links in alerts. webhook_allow: receivers (host:port, host, CIDR) that are allowed although they are
-    loopback or private. admin_token: replaces the token file. key_pepper: replaces the file of the secret from which
-    the digests of keys are made; replicas need the same. max_body_bytes, max_decoded_bytes: of one request, as sent and
-    decoded. read_timeout_s: for a request's head and for its body. keep_alive_s: for an idle connection; above twice
-    the agents' flush interval, so that the server never closes one that is about to be used.
-    samples_days: after so many days full resolution is dropped and cells of 16 steps stay. rollup16_days,
-    rollup256_days: so many days after a run's end its cells of 16 steps become cells of 256 steps, and those become
-    cells of 4096. runs_days: after so many days without a word a run is deleted. events_days, profiles_days,
-    media_days, alerts_days, audit_days: after so many days console lines, stacks and other events, profiles, images and
-    other media, alerts that are over,
-    and rows of the audit log are deleted. max_bytes: of the database; when it has more, the oldest runs lose their
-    samples, then their cells, and then go. None: kept for ever, and without a limit.
-    requests_per_s, samples_per_s, bytes_per_s, runs_per_hour: of one sender (limits.py). max_projects: of this server;
-    max_ranks, max_names: of a run.
-    metrics_runs: so many runs are in /metrics, those that were heard of last; 0: none.
-    otlp_endpoint: the address to which the same runs, and their GPUs, are sent as OTLP over HTTP, such as
-    http://collector:4318; otlp_headers: NAME=VALUE, sent with it; otlp_interval_s: how often.
-    log_format: "text", or "json" for one object a line. log_level: the least level that is logged. access_log: a line for
-    each request.
-    oidc_issuer: the address of an OpenID provider at which people sign in; oidc_client_id, oidc_client_secret (or a file
-    with it): as registered there; oidc_name: what the button says; oidc_scopes: what is asked for, separated by spaces;
-    oidc_claim: whose values give roles; oidc_roles: VALUE=ROLE or VALUE=ROLE:PROJECT; oidc_domains: only people with a
-    verified mail address in one of these.
-    """
+    """What an option of `perfagent up` says in its help is not said again here."""
 
     host: str = "127.0.0.1"
     port: int = 8420
@@ -85,46 +55,87 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     forwarded_allow_ips: tuple[str, ...] = ()
     public_url: str | None = None
+    """the address that people open in their browser, for links in alerts (default: `http://host:port`); with `https://`,
+    browsers log in over https only"""
     webhook_allow: tuple[str, ...] = ()
+    """loopback or private receivers that the server may call: `host:port`, host or network, separated by commas"""
     admin_token: str | None = field(default=None, repr=False)
+    """at least 16 characters; replaces the file in `data` (default: made at the first start)"""
     key_pepper: str | None = field(default=None, repr=False)
+    """the secret with which keys are hashed: at least 16 characters; replaces the file in `data`, and replicas need the same
+    (default: made at the first start)"""
     max_body_bytes: int = MAX_SENT_BYTES
+    """the largest request body as sent"""
     max_decoded_bytes: int = MAX_DECODED_BYTES
+    """the largest request body after decompression"""
     read_timeout_s: float = 10.0
+    """how long the head of a request, and its body, may take to arrive"""
     keep_alive_s: int = 75
+    """how long an idle connection stays open; more than twice the agents' interval of sending"""
     samples_days: float | None = None
+    """samples older than this are deleted; minimum, maximum, mean and count of every 16 steps stay"""
     rollup16_days: float | None = None
+    """this long after the end of a run, its 16-step averages are merged into 256-step averages"""
     rollup256_days: float | None = None
+    """this long after the end of a run, these are merged into 4096-step averages (zoomed charts keep one for every 1024)"""
     runs_days: float | None = None
+    """a run is deleted this long after its end or last contact"""
     events_days: float | None = None
+    """older console lines, stacks and other events are deleted; states, context and GPUs of a run stay"""
     profiles_days: float | None = None
+    """older profiles and their traces are deleted"""
     media_days: float | None = None
+    """older images, audio, tables and histograms are deleted"""
     alerts_days: float | None = None
+    """an alert is deleted this long after its end, if its run had no contact since; firing alerts stay"""
     audit_days: float | None = None
+    """older entries of the audit log are deleted"""
     max_bytes: float | None = None
+    """the size budget of the database, in bytes (docs/server/operations.md#keep-the-data-small) (default: no limit)"""
     metrics_runs: int = 100
+    """how many active runs are in `/metrics` and sent by OTLP; 0: none"""
     otlp_endpoint: str | None = None
+    """an OpenTelemetry collector, such as `http://collector:4318` (docs/server/operations.md#opentelemetry)"""
     otlp_headers: tuple[str, ...] = field(default=(), repr=False)
+    """`NAME=VALUE`, separated by commas, sent with it"""
     otlp_interval_s: float = 60.0
+    """seconds between two exports"""
     requests_per_s: float = 2_000.0
+    """requests per second"""
     samples_per_s: float = 500_000.0
+    """samples per second"""
     bytes_per_s: float = 64.0 * 2**20
+    """bytes per second, after decompression"""
     runs_per_hour: float = 20_000.0
+    """new runs in an hour, a tenth of them at once"""
     max_projects: int = 1_000
+    """how many projects there may be; a sender may begin a tenth of them in an hour, or ten"""
     max_ranks: int = 65_536
+    """ranks of a run"""
     max_names: int = MAX_NAMES_PER_RUN
+    """metric names of a run that its script logs, and as many of losses, phases and families of layers; those of the catalog
+    (docs/reference/metrics.md) always have room"""
     log_format: LogFormat = "text"
     log_level: LogLevel = "warning"
     access_log: bool = False
     oidc_issuer: str | None = None
+    """an OpenID provider at which people sign in (docs/server/users.md#sign-in-at-an-identity-provider-openid-connect)"""
     oidc_client_id: str | None = None
+    """as registered at the provider"""
     oidc_client_secret: str | None = field(default=None, repr=False)
+    """as registered at the provider"""
     oidc_client_secret_file: Path | None = None
+    """a file with the secret; wins over the variable"""
     oidc_name: str = "single sign-on"
+    """the words after "Sign in with" on the button"""
     oidc_scopes: str = "openid profile email"
+    """the scopes that the server asks for"""
     oidc_claim: str = "groups"
+    """the claim whose values give roles"""
     oidc_roles: tuple[str, ...] = ()
+    """`VALUE=ROLE` or `VALUE=ROLE:PROJECT`, separated by commas"""
     oidc_domains: tuple[str, ...] = ()
+    """only people with a verified mail address in one of these domains (default: any)"""
 
     def __post_init__(self) -> None:
         for name, allowed in (("auth", Auth), ("log_format", LogFormat), ("log_level", LogLevel)):

@@ -10,6 +10,7 @@ import re
 
 import perfagent.wire
 from perfagent.agent_config import AgentConfig
+from perfagent.process.variables import KNOWN
 from perfagent.wire.query import STATES
 from perfagent_server.rules.handbook import handbook, tally
 from perfagent_server.settings import Settings
@@ -33,6 +34,14 @@ def test_every_environment_variable_in_the_source_is_documented() -> None:
                 assert f"`{name}`" in text, (
                     f"{name} of {path.relative_to(ROOT)} is missing in docs/reference/settings.md"
                 )
+
+
+def test_every_variable_that_perfagent_knows_has_a_row() -> None:
+    text = (DOCS / "reference" / "settings.md").read_text()
+    rows = {
+        name for row in re.findall(r"^\| (.*)", text, re.MULTILINE) for name in re.findall(r"`(PERFAGENT_\w+)`", row)
+    }
+    assert KNOWN - rows == set()
 
 
 def test_every_command_is_explained_in_a_document() -> None:

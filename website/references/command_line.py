@@ -12,7 +12,7 @@ from pathlib import Path
 
 from references.markdown import note, table
 
-__all__ = ["command_line", "parsers"]
+__all__ = ["command_line", "help_of", "parsers"]
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _HEAD = """# Command line
@@ -73,7 +73,7 @@ def _sections(title: str, parser: argparse.ArgumentParser, level: str, common: s
 
 
 def _row(action: argparse.Action, parser: argparse.ArgumentParser) -> tuple[str, str]:
-    return _called(action), _prose(_help(action, parser))
+    return _called(action), help_of(action, parser)
 
 
 def _called(action: argparse.Action) -> str:
@@ -87,13 +87,14 @@ def _choices(action: argparse.Action) -> str:
     return "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
 
 
-def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+def help_of(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    """What the option means, as Markdown."""
     values = {**vars(action), "prog": parser.prog}
-    return (action.help or "") % values
+    return _prose((action.help or "") % values)
 
 
 def _prose(text: str | None) -> str:
-    """What looks like an option, a variable or an address is code, so that Markdown leaves it alone."""
+    """What looks like an option, a variable, an address or a path is code, so that Markdown leaves it alone."""
     words = " ".join((text or "").split())
-    words = re.sub(r"(?<![\w`])(--[a-z][\w-]*|PERFAGENT_\w+|https?://\S+[\w/])", r"`\1`", words)
+    words = re.sub(r"(?<![\w`])(--[a-z][\w-]*|PERFAGENT_\w+|[a-z]+://\S+[\w/]|[~$][\w.]*/[\w./]+)", r"`\1`", words)
     return words.replace("<", "&lt;")

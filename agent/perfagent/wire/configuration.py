@@ -12,7 +12,7 @@ GROUPS = ("yours", "found", "code", "environment", "packages")
 _FOUND = (
     "argparse", "click", "absl", "hydra", "optimizer", "model", "huggingface", "lightning", "deepspeed", "techniques",
 )  # fmt: skip
-"""Keys of the configuration that the agent writes (docs/reference/wire.md, Context events). Most looked at first."""
+"""Keys of the configuration that the agent writes (docs/reference/wire.md, Configuration). Most looked at first."""
 _CODE = ("git", "command", "script")
 
 

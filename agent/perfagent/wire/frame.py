@@ -37,19 +37,21 @@ Column = bytes | Sequence[float] | Sequence[int]
 class Group(msgspec.Struct):
     """Samples that share their rows: `values[name][i]` was measured at `step[i]`, `time[i]`, `monotonic[i]`.
 
-    step: int64 (n,); time: float64 (n,), Unix seconds; monotonic: float64 (n,), seconds of the source's monotonic
-    clock; values: name -> float32 or float64 (n,), told apart by their length in bytes. All are little-endian bytes;
-    sequences of numbers and arrays with `tobytes` are packed on construction (integers into step, everything else into
-    float64 unless the array itself is float32). A name that is absent in a row belongs into another group: NaN is
-    always a value.
+    Columns are little-endian bytes; sequences of numbers and arrays with `tobytes` are packed on construction (integers
+    into step, everything else into float64 unless the array itself is float32). A name that is absent in a row belongs
+    into another group: NaN is always a value.
 
     Raises WireError when the columns differ in length or are no whole number of items.
     """
 
     step: bytes
+    """int64"""
     time: bytes
+    """float64, Unix seconds"""
     monotonic: bytes
+    """float64, seconds of the source's monotonic clock"""
     values: dict[str, bytes] = {}
+    """by the name of the series: float32 (4 bytes a row) or float64 (8)"""
 
     def __post_init__(self) -> None:
         if type(self.step) is not bytes:
@@ -104,36 +106,47 @@ class Group(msgspec.Struct):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """Something that happened once. kind: one of EVENT_KINDS; time: Unix seconds; data: by kind (docs/reference/wire.md)."""
+    """Something that happened once."""
 
     kind: str
+    """such as `state`: one of EVENT_KINDS"""
     time: float
+    """Unix seconds"""
     step: int | None = None
+    """the step in which it happened"""
     monotonic: float | None = None
+    """the source's monotonic clock, in seconds"""
     data: dict[str, Any] = {}
+    """by kind"""
 
 
 class Frame(msgspec.Struct, kw_only=True):
-    """One delivery of one source.
-
-    run: the run's id; source: unique id of the sending process; attempt: which start of the job (any increasing
-    integer; the agent takes the start time of rank 0 in Unix milliseconds); rank: global rank; seq: counts the source's
-    frames from 1. name: the run's name, where the user gave one. sent: the sender's wall clock when the frame was made,
-    Unix seconds. relayed: the source is dead, and another process sends what it left.
-    """
+    """One delivery of one source."""
 
     project: str
+    """the project of the run"""
     run: str
+    """the run's id"""
     source: str
+    """a unique id of the sending process"""
     attempt: int
+    """which start of the job: an increasing integer. The agent takes the start of rank 0 in Unix milliseconds"""
     rank: int
+    """the global rank"""
     seq: int
+    """the source's number of this frame, from 1. The server stores each pair (`source`, `seq`) once"""
     groups: list[Group] = []
+    """samples"""
     events: list[Event] = []
+    """what happened once, at a moment"""
     name: str | None = None
+    """the run's name, if the user gave one"""
     sent: float | None = None
+    """the sender's clock at sending, Unix seconds: the server detects a wrong clock"""
     relayed: bool = False
+    """the source is dead, and another process sends what it left: no sign of life"""
     version: int = WIRE_VERSION
+    """the server refuses others"""
 
     @property
     def samples(self) -> int:

@@ -124,10 +124,11 @@ class Alert:
 
 @dataclass(slots=True, kw_only=True)
 class RunSummary:
-    """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC; rules_off:
-    rules that do not judge it; left_out: `{"names": {"count", "limit", "exact"?}, "tags": {...}}`, for how many names of
-    metrics and tags, or more where `exact` is missing, there was no room; severity: of OUTCOMES, "" where an older
-    server does not say it."""
+    """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC. started is the
+    earliest time in its frames, ended is reported by its process; both are corrected if the sender's clock is wrong by
+    more than a minute. rules_off: rules that do not judge it; left_out: `{"names": {"count", "limit", "exact"?}, "tags":
+    {...}}`, for how many names of metrics and tags, or more where `exact` is missing, there was no room; severity: of
+    OUTCOMES, "" where an older server does not say it."""
 
     run: str
     project: str
@@ -192,7 +193,7 @@ class Series:
 
 @dataclass(slots=True, kw_only=True)
 class RankMatrix:
-    """One series over ranks: mean[i][j] belongs to ranks[i] and to the bucket that begins at step[j]; NaN where
+    """One series over ranks: `mean[i][j]` belongs to ranks[i] and to the bucket that begins at step[j]; NaN where
     empty."""
 
     name: str
@@ -216,7 +217,7 @@ class Quantiles:
 @dataclass(slots=True, kw_only=True)
 class StepWindow:
     """The steps that figures are about: `steps` of them. whole_run: the run has ended, and these are all its steps.
-    bucket_steps: 1 where each step was looked at alone; else the figures come from means of so many steps."""
+    bucket_steps: 1 where each step counts alone; else the figures come from means of so many steps."""
 
     from_step: int
     to_step: int

@@ -35,9 +35,16 @@ log = logging.getLogger("perfagent.server")
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Starts the server and its dashboard. Every option can be given as PERFAGENT_<OPTION> too."
-    parser.add_argument("--host", help="the address to listen on (default 127.0.0.1: this machine only)")
-    parser.add_argument("--port", type=port, help="the port to listen on (default 8420; 0 is any free one)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
+    parser.add_argument(
+        "--host", help="the address to listen on (default 127.0.0.1); on any but loopback, clients need keys"
+    )
+    parser.add_argument("--port", type=port, help="the port to listen on (default 8420); 0 is any free one")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="the data folder (default: $XDG_DATA_HOME/perfagent, or ~/.local/share/perfagent)",
+    )
     parser.add_argument(
         "--database",
         metavar="URL",
@@ -54,32 +61,34 @@ def command(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="ClickHouse for samples: clickhouse://user:password@host:8123/perfagent (default: the database)",
     )
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="a folder of offline recordings to load at the start"
+    )
     parser.add_argument(
         "--auth",
         choices=("auto", "required"),
-        help="auto: no key needed on this machine; required: always (default auto)",
+        help="auto: keys unless bound to loopback; required: always keys (default auto)",
     )
     parser.add_argument(
         "--insecure-no-auth",
         action="store_true",
         default=None,
-        help="reading and sending without a key, on any address",
+        help="reading and sending need no key on any address: only behind a proxy that authenticates requests",
     )
     parser.add_argument(
         "--allowed-hosts",
         nargs="+",
         metavar="NAME",
-        help="names in the Host header that are served besides this machine's own",
+        help="further names that the Host header may have; * allows any",
     )
     parser.add_argument(
-        "--forwarded-allow-ips", nargs="+", metavar="IP", help="proxies whose X-Forwarded headers are believed"
+        "--forwarded-allow-ips", nargs="+", metavar="IP", help="proxies whose X-Forwarded-For the server believes"
     )
+    parser.add_argument("--log-format", choices=get_args(LogFormat), help="json: one object per line (default text)")
     parser.add_argument(
-        "--log-format", choices=get_args(LogFormat), help="json: one object a line (default text: lines for people)"
-    )
-    parser.add_argument(
-        "--log-level", choices=get_args(LogLevel), help="the least level that is logged (default warning)"
+        "--log-level",
+        choices=get_args(LogLevel),
+        help="the lowest level that is logged: debug, info, warning or error (default warning)",
     )
     parser.add_argument("--access-log", action="store_true", default=None, help="log a line for each request")
     parser.set_defaults(run=up)

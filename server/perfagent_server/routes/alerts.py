@@ -53,7 +53,7 @@ class ActRequest:
 
 @dataclass
 class QuietRequest:
-    """for_s: how long; 0 ends it. note: what others should know."""
+    """for_s: how long, up to a year; 0 ends it. note: what others should know."""
 
     for_s: Seconds = None
     note: Annotated[str, Field(max_length=2000)] = ""

@@ -37,7 +37,7 @@ class ChannelRequest:
     """kind: webhook, slack, discord, teams, feishu, dingtalk, wecom, email or heartbeat. secret, of a webhook: whsec_ and
     the base64 of 24 to 64 bytes; left out, one is made. min_severity: info, warning or critical. projects, tags: only runs
     of one of these projects, with one of these tags. group_s: the shortest time between two messages about a run, apart
-    from critical alerts (600 for chats and mail). repeat_s: an alert that still fires, and that nobody acknowledged, is told
+    from critical alerts (600 for chats and mail). repeat_s: an alert that still fires, and that nobody acknowledged, is sent
     again. summaries: also what became of each run that ended. every_s: of a digest; of a heartbeat, which needs it.
     language: of its messages, en or zh."""
 

@@ -98,7 +98,8 @@ class TakenBack:
 
 @router.put("/imports/{import_id}", status_code=204, response_class=Response)
 def begin(import_id: ImportId, new: NewImport, request: Request, services: ServicesDep, identity: Sender) -> Response:
-    """Begins an import, or continues one's own. Its id goes with the frames of each run, in `import` events."""
+    """Begins an import, or continues one's own. Its id, `im_` and 12 hexadecimal digits, goes with the
+    frames of each run, in `import` events."""
     if new.project:
         check_sender(identity, (new.project,))
     who = identity.name or identity.who

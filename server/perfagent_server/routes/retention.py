@@ -70,7 +70,7 @@ class PolicyList:
 
 @dataclass
 class GoingRun:
-    """over: when it ended, or was heard of last."""
+    """over: when it ended, or last sent something."""
 
     run: str
     name: str

@@ -16,7 +16,7 @@ MOST_LAYERS = 256
 
 @dataclass
 class LayerMatrix:
-    """values[i][j] is the mean of layers[i] in the bucket that begins at step[j]; NaN where there is none. layers: names
+    """`values[i][j]` is the mean of layers[i] in the bucket that begins at step[j]; NaN where there is none. layers: names
     within the family, in the order of the model; more: how many further ones were left out."""
 
     family: str

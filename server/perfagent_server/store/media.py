@@ -167,7 +167,7 @@ class MediaItem:
 @dataclass(slots=True, kw_only=True)
 class HistogramOfStep:
     """counts: of bins of equal width from low to high; count: of all values that were logged, nonfinite of which, as far as
-    they were looked at, are in no bin."""
+    they were examined, are in no bin."""
 
     step: int
     low: float

@@ -62,6 +62,8 @@ ODD_EVENTS = [
     ({"kind": "alert", "time": 1.0, "data": []}, "event:alert"),
     ({"kind": 1, "time": 1.0}, "event"),
     (None, "event"),
+    ({"kind": "state", "time": 1.0, "data": {"state": "running", "training_after": "the first"}}, "event:state"),
+    ({"kind": "state", "time": 1.0, "data": {"state": "finished", "continues": 7}}, "event:state"),
     ({"kind": "alert", "time": 1.0, "data": {"title": msgspec.Raw(b"\xa1\xff")}}, "event:alert"),
 ]
 
