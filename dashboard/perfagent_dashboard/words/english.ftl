@@ -790,7 +790,7 @@ equal_settings = { $count ->
 }
 influence = What the settings do
 word_same = no difference found
-word_too_short = too few steps
+word_too_short = too few steps for an interval
 word_unknown = not known
 change_faster = { $name } is { $percent } % faster than { $first } ({ $low } to { $high } %)
 change_slower = { $name } is { $percent } % slower than { $first } ({ $low } to { $high } %)
