@@ -604,7 +604,6 @@ saved = Saved.
 to_chart = Show its chart
 figures_over = Over the { $over }
 kpi_p90 = 90 % are below { $value }
-cause = Cause: { $cause }
 judging = The run is being judged …
 why = Why
 also_helps = What else may help
