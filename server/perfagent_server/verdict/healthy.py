@@ -46,7 +46,9 @@ class Healthy(Finding):
         )
 
     def _sentences(self, facts: list[str]) -> str:
-        return grammar_of(self.language).gap.join([sentence("facts", self.language, opening=self.title, facts=facts), *self.remarks])
+        return grammar_of(self.language).gap.join(
+            [sentence("facts", self.language, opening=self.title, facts=facts), *self.remarks]
+        )
 
 
 def _spell(window: StepWindow, language: Language) -> str:

@@ -199,7 +199,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     ThroughputDrop(
         name="throughput-drop",
-        story=f"from half-way on, every forward pass takes as long as {_SLOWED_STEPS:g} steps more, as on a device that throttles",
+        story=f"from half-way on, every forward pass takes {_SLOWED_STEPS:g} whole steps longer, as on a device that throttles",
         expects=("throughput_regression",),
         min_steps=300,  # the rule compares with the 200 steps before, of which it needs a hundred
     ),
