@@ -604,7 +604,6 @@ saved = Saved.
 to_chart = Show its chart
 figures_over = Over the { $over }
 kpi_p90 = 90 % are below { $value }
-cause = Cause: { $cause }
 judging = The run is being judged …
 why = Why
 also_helps = What else may help
@@ -790,7 +789,7 @@ equal_settings = { $count ->
 }
 influence = What the settings do
 word_same = no difference found
-word_too_short = too few steps
+word_too_short = too few steps for an interval
 word_unknown = not known
 change_faster = { $name } is { $percent } % faster than { $first } ({ $low } to { $high } %)
 change_slower = { $name } is { $percent } % slower than { $first } ({ $low } to { $high } %)
