@@ -13,9 +13,9 @@ from perfagent.command_line.parser import closest
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import credentials, server_address
 from perfagent.errors import PerfagentError
-from perfagent.wire import to_json
+from perfagent.wire import RunSummary, to_json
 from perfagent_client.client import ApiError, Client
-from perfagent_client.models import RunDetails, RunSummary
+from perfagent_client.models import RunDetails
 
 __all__ = ["add_options", "add_run", "administrator", "found", "print_json", "reader"]
 
