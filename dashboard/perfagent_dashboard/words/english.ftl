@@ -131,7 +131,7 @@ on_ranks = { $count ->
     [one] on rank { $ranks }
    *[other] on ranks { $ranks }
 }
-gain = Expected gain: a step takes about { $gain } % less time.
+gain = Expected gain: a step takes up to { $gain } % less time.
 fix = What to do
 evidence = Evidence
 also = Also
