@@ -461,6 +461,7 @@ to_table = 在表中显示
 running_now = 正在运行：{ $count }
 running_above = 正在运行：{ $count } 个，其中 { $above } 个列在上方
 none_running = 现在没有任务在运行。
+ended_lately = 最近 24 小时内结束的任务
 and_more = 还有 { $count } 个
 
 ## 任务页
