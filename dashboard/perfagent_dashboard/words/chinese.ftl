@@ -109,7 +109,7 @@ no_agent = 目前只知道脚本自己发送的内容。使用 `perfagent run` �
 since_step = 自第 { $step } 步起
 since = 自 { $time } 起
 on_ranks = 在 rank { $ranks }
-gain = 预期收益：每步大约少用 { $gain } % 的时间。
+gain = 预期收益：每步最多少用 { $gain } % 的时间。
 fix = 怎么办
 evidence = 证据
 also = 另外
@@ -461,6 +461,7 @@ to_table = 在表中显示
 running_now = 正在运行：{ $count }
 running_above = 正在运行：{ $count } 个，其中 { $above } 个列在上方
 none_running = 现在没有任务在运行。
+ended_lately = 最近 24 小时内结束的任务
 and_more = 还有 { $count } 个
 
 ## 任务页

@@ -131,7 +131,7 @@ on_ranks = { $count ->
     [one] on rank { $ranks }
    *[other] on ranks { $ranks }
 }
-gain = Expected gain: a step takes about { $gain } % less time.
+gain = Expected gain: a step takes up to { $gain } % less time.
 fix = What to do
 evidence = Evidence
 also = Also
@@ -546,6 +546,7 @@ to_table = Show in the table
 running_now = Running now: { $count }
 running_above = Running now: { $count }, { $above } of them above
 none_running = Nothing is running now.
+ended_lately = Ended in the last 24 hours
 and_more = and { $count } more
 
 ## The page of a run
