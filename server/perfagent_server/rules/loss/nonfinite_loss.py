@@ -28,10 +28,10 @@ class NonfiniteLoss(Rule):
     by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
-    no weight; that many of them in a row are no fault, one more is, and dates it to the first. A loss that rose by grown_times without a break
-    before diverged: its remedy is another one. Where a gradient was not finite before the loss was, in a step that
-    was taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the
-    weights.
+    no weight; that many of them in a row are no fault, one more is, and dates it to the first. A loss that rose by
+    grown_times without a break before diverged: its remedy is another one. Where a gradient was not finite before the
+    loss was, in a step that was taken, and no finite loss came in between, it began in the step of that gradient, whose
+    update spoilt the weights.
     """
 
     excused_steps: int = 2

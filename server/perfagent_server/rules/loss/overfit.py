@@ -26,8 +26,8 @@ _BEYOND_CHANCE = 1.5  # deviations above the mean that three in a row, rising, h
 class Overfit(Rule):
     """The training loss at an evaluation is the median of the values since the evaluation before, 20 to 200 of them. A
     gap alone (augmentation, dropout) is no overfitting, and neither is an evaluation that rises together with the
-    training loss (a warm restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its
-    one. A loss that is not positive is measured by how far it had come down.
+    training loss (a warm restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three
+    evaluations for its one. A loss that is not positive is measured by how far it had come down.
 
     Of many noisy evaluations the lowest is far below the others by chance alone: of n normal values by sqrt(2 ln n)
     deviations. The rise must be more than that, and hundreds are judged by means of 2, 4, 8 ... neighbours.
@@ -131,8 +131,8 @@ class Overfit(Rule):
         return self.found("warning", cause=cause, since_step=since, evidence={**recent(window), **figures})
 
     def _trained(self, window: Window, step: int, since: int) -> float | None:
-        """The training loss at an evaluation; since: step of the one before. Scripts may count evaluations by epochs: a step before all that are kept
-        says nothing, and then the newest values count."""
+        """The training loss at an evaluation; since: step of the one before. Scripts may count evaluations by epochs: a
+        step before all that are kept says nothing, and then the newest values count."""
         track = window.series(window.loss_name or LOSS)
         if track is None:
             return None
