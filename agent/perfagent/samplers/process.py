@@ -68,28 +68,29 @@ class ProcessReader:
 
 
 class WorkerReader:
-    """`read(now)` gives `process/workers*`, every five seconds; nothing until the first worker is seen. 5 µs a
-    worker."""
+    """`read(now)` gives `process/workers*`, every five seconds from the first worker on: the most that there were since it
+    last did, as a look between two epochs may find only some of them. 5 µs a worker."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._files: dict[int, KernelFile] = {}
         self._rates = Rates()
         self._next = 0.0
-        self._seen = False
+        self._most: int | None = None  # None until the first worker is seen
 
     def read(self, now: float) -> dict[str, float]:
+        pids = started()
+        if self._most is None and not pids:
+            return {}
         if now < self._next - _EARLY_S:
+            self._most = max(self._most or 0, len(pids))
             return {}
         self._next = now + _WORKERS_S
-        pids = started()
-        self._seen = self._seen or bool(pids)
-        if not self._seen:
-            return {}
         alive = {pid: found for pid in pids if (found := self._of(pid)) is not None}
         self._files = {pid: self._files[pid] for pid in alive}
         self._rates.keep([str(pid) for pid in alive])
-        values: dict[str, float] = {"process/workers": len(alive)}
+        values: dict[str, float] = {"process/workers": max(self._most or 0, len(alive))}
+        self._most = 0
         if not alive:
             return values
         shares: dict[str, float] = {}

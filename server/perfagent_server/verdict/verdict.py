@@ -36,6 +36,8 @@ _FEW_STEPS = 10
 _JUMP_STEPS = 9
 """So many newest losses say where the loss is now."""
 _CAUSES = ("straggler", "stage_imbalance")
+_NEVER_CLEARED = ("wrong_optimizer", "never cleared")
+_SPOILT = (Question.ARE_ITS_NUMBERS_FINITE, Question.DOES_IT_LEARN)
 _STILL = ("frozen_training", "unchanged_tensor")
 _PAUSES = {"eval_bound": "evaluations", "checkpoint_bound": "saves"}
 _SAYS_THE_BOUND = "compute_bound"
@@ -57,7 +59,7 @@ class Happened:
 def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
     """What spoils the result, then what wastes time; of both the most severe first, and of one severity in the order of the
     rules. What is only info comes last. Findings of rules that are not ours come after those of the rules, and the user's
-    own alerts after both."""
+    own alerts after both. Gradients that are never cleared come before what they do to the loss and to gradients."""
 
     places = {rule: place for place, rule in enumerate(rules)}
 
@@ -68,7 +70,13 @@ def worst_first(findings: Iterable[Finding], rules: Mapping[str, Rule]) -> list[
         severity = SEVERITIES.index(finding.severity)
         return finding.severity == "info", whose, wastes, -severity, places.get(finding.rule, 0)
 
-    return sorted(findings, key=rank)
+    ordered = sorted(findings, key=rank)
+    root = next((place for place, one in enumerate(ordered) if (one.rule, one.cause) == _NEVER_CLEARED), None)
+    if root is not None:
+        asks = [rule.question if (rule := rules.get(one.rule)) is not None else None for one in ordered[:root]]
+        first = next((place for place, question in enumerate(asks) if question in _SPOILT), root)
+        ordered.insert(first, ordered.pop(root))
+    return ordered
 
 
 def verdict(

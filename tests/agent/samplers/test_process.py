@@ -101,6 +101,16 @@ def test_workers_count_with_cpu_and_memory_until_they_end(method: str) -> None:
         assert reader.read(20.0) == {"process/workers": 0}
 
 
+@pytest.mark.real
+def test_workers_count_from_the_first_and_between_epochs() -> None:
+    reader = WorkerReader()
+    assert reader.read(0.0) == {}
+    with workers("fork", 2):
+        assert reader.read(1.0)["process/workers"] == 2
+        assert reader.read(3.0) == {}
+    assert [reader.read(now)["process/workers"] for now in (6.0, 11.0)] == [2, 0]
+
+
 @needs_smaps
 @pytest.mark.real
 def test_pages_that_forked_workers_copy_become_their_own() -> None:

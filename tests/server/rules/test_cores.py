@@ -170,7 +170,8 @@ def waiting(seconds: float) -> Mapping[str, float]:
 def test_workers_that_do_not_fit_the_cores_are_told(
     workers: float | None, cores: float, wait_s: float, expected: list[tuple[str, str]], advised: int | None
 ) -> None:
-    findings = found(DataloaderWorkers(), loaders(workers, cores), 100, waiting(wait_s))
+    readings = loaders(workers, cores) | {"host/cpu_pct": 95.0}
+    findings = found(DataloaderWorkers(), readings, 100, waiting(wait_s))
     assert told(findings) == expected
     for one in findings:
         assert one.evidence["advised_workers"] == advised
@@ -183,6 +184,23 @@ def test_both_rules_on_a_wait_are_one_alert_with_one_number(workers: float, wait
     job = Machine(DataBound(), DataloaderWorkers()).go_on(100, loaders(workers, 64.0), phases=waiting(wait_s))
     one, other = (one.fix.partition("num_workers=")[2].partition(" ")[0] for one in job.evaluator.findings())
     assert (one, [one.rule for one in job.found]) == (other, ["data_bound"])
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy", "causes", "advised"),
+    [
+        (16.0, 97.0, [("data_bound", "too many workers"), ("dataloader_workers", "")], 1),
+        (16.0, 70.0, [("data_bound", "no core is free")], None),
+        (1.0, 97.0, [("data_bound", "no core is free")], None),
+    ],
+)
+def test_fewer_workers_are_advised_only_where_no_core_idles(
+    workers: float, busy: float, causes: list[tuple[str, str]], advised: int | None
+) -> None:
+    readings = loaders(workers, 2.0) | {"host/cpu_pct": busy}
+    job = Machine(DataBound(), DataloaderWorkers()).go_on(100, readings, phases=waiting(0.6))
+    assert [(one.rule, one.cause) for one in job.evaluator.findings()] == causes
+    assert {one.evidence.get("advised_workers") for one in job.evaluator.findings()} == {advised}
 
 
 @pytest.mark.parametrize(

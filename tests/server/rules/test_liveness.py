@@ -260,6 +260,7 @@ def test_a_healthy_verdict_is_in_the_tense_of_its_run(words: SnapshotAssertion) 
         ("FileNotFoundError: [Errno 2] No such file or directory: 'epoch_2.pt'", "no file"),
         ("PermissionError: [Errno 13] Permission denied: '/etc/last.pt'", "not allowed"),
         ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no CUDA"),
+        ("ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 640])", "one sample"),
         ("KeyError: 'labels'", "KeyError"),
         ("datasets.exceptions.DatasetNotFoundError: no dataset", "exception"),
     ],

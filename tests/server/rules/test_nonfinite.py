@@ -112,6 +112,13 @@ def test_what_no_skipped_step_excuses_is_told(kind: str) -> None:
     assert told(train(**series, rows=500)) == expected
 
 
+@pytest.mark.parametrize("rows", [1, 500])
+def test_a_loss_of_skipped_steps_is_dated_to_the_first(rows: int) -> None:
+    series, _ = FAULTS["a loss that stays so although steps are skipped"]
+    found = train(**series, rows=rows).found
+    assert (found.cause, found.since_step, found.evidence["step"]) == ("steps skipped", 11, 11)
+
+
 def spoilt(gradient_at: int, loss_at: int, *, rows: int = 1, restarts: int = 7, **more: list[float]) -> StepJob:
     """A gradient that is no number in one step, and a loss that is none from another on."""
     losses = [2.0] * (loss_at - 1) + [NAN] * 4

@@ -109,6 +109,16 @@ def test_evaluations_no_better_than_at_the_start_are_told(evaluations: Any, caus
     assert [change.finding.cause for change in job.fired] == causes
 
 
+def test_training_loss_at_the_best_evaluation_is_near_it() -> None:
+    job = StepJob(Overfit())
+    losses = 0.7 * 0.97 ** np.arange(300)
+    for number in range(1, 15):
+        evaluated = {number * 20: {"val_loss": 0.5 + 0.1 * abs(number - 5)}}
+        job.go_on({"loss": losses[(number - 1) * 20 : number * 20]}, rows=20, measured=evaluated)
+    assert job.found.since_step == 100
+    assert job.found.evidence["training_at_best"] == pytest.approx(losses[90], rel=0.1)
+
+
 def test_evaluations_that_come_before_the_training_loss_count() -> None:
     """A busy agent sends what the script logs before it has read the losses."""
     job = StepJob(Overfit())

@@ -277,6 +277,15 @@ def test_headline_is_what_spoils_the_result_then_the_worst(findings: list[tuple[
     assert not said.message.startswith("Nothing")
 
 
+def test_gradients_never_cleared_lead_what_follows_from_them() -> None:
+    rules = {rule.id: rule for rule in all_rules()}
+    others = [found(rule, "critical") for rule in ("process_crash", "nonfinite_loss", "loss_divergence")]
+    uncleared = found("wrong_optimizer", "warning", cause="never cleared")
+    ordered = worst_first([*others, uncleared], rules)
+    assert [one.rule for one in ordered] == ["process_crash", "wrong_optimizer", "nonfinite_loss", "loss_divergence"]
+    assert worst_first([*others, found("wrong_optimizer", "warning")], rules)[-1].rule == "wrong_optimizer"
+
+
 @pytest.mark.parametrize("more", [0, 10])
 def test_the_proof_of_a_fix_is_no_step_that_the_run_has_passed(more: int) -> None:
     said = verdict_of({"loss": [2.0] * 49 + [math.nan] * (1 + more)})

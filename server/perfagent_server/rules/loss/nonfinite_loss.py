@@ -28,10 +28,10 @@ class NonfiniteLoss(Rule):
     by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed
-    no weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break
-    before diverged: its remedy is another one. Where a gradient was not finite before the loss was, in a step that
-    was taken, and no finite loss came in between, it began in the step of that gradient, whose update spoilt the
-    weights.
+    no weight; that many of them in a row are no fault, one more is, and dates it to the first. A loss that rose by
+    grown_times without a break before diverged: its remedy is another one. Where a gradient was not finite before the
+    loss was, in a step that was taken, and no finite loss came in between, it began in the step of that gradient, whose
+    update spoilt the weights.
     """
 
     excused_steps: int = 2
@@ -52,11 +52,13 @@ class NonfiniteLoss(Rule):
         bad = window.nonfinite_at("loss", window.at)
         if bad is None:
             return None
-        series = bad.leading
+        series, skips = bad.leading, 0
         since = window.at
         if series == LOSS:
-            if skips_in_a_row(window, "loss", window.at, self.excused_steps) in range(1, self.excused_steps + 1):
+            skips = skips_in_a_row(window, "loss", window.at, self.excused_steps)
+            if 0 < skips <= self.excused_steps:
                 return None
+            since -= max(0, skips - 1)
         elif loss_kind(series) == "whole":
             if self._excused(window, series):
                 return None
@@ -73,9 +75,10 @@ class NonfiniteLoss(Rule):
         began = self._bad_gradient_before(window, series, first)
         if began is not None:
             since = first
+        cause = "the loss grew before" if grown_values else "the gradient grew before" if norms else ""
         return self.found(
             "critical",
-            cause="the loss grew before" if grown_values else "the gradient grew before" if norms else "",
+            cause=cause or ("steps skipped" if skips and began is None else ""),
             since_step=since if began is None else began,
             ranks=list(bad.ranks),
             evidence={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from operator import itemgetter
 from statistics import fmean, median
@@ -15,17 +16,18 @@ from perfagent_server.rules.window import Window
 
 __all__ = ["Overfit"]
 
-_TRAINED = 200  # newest values of the training loss that stand for it at an evaluation
+_TRAINED = 200  # newest values of the training loss that may stand for it at an evaluation
+_FEWEST = 20  # of them, where evaluations are close to each other
 _KEPT = 32  # evaluations, or means of 2, 4, 8 ... neighbours
 _BEYOND_CHANCE = 1.5  # deviations above the mean that three in a row, rising, hardly ever have by chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overfit(Rule):
-    """The training loss at an evaluation is the median of up to 200 values before it. A gap alone (augmentation,
-    dropout) is no overfitting, and neither is an evaluation that rises together with the training loss (a warm
-    restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three evaluations for its
-    one. A loss that is not positive is measured by how far it had come down.
+    """The training loss at an evaluation is the median of the values since the evaluation before, 20 to 200 of them. A
+    gap alone (augmentation, dropout) is no overfitting, and neither is an evaluation that rises together with the
+    training loss (a warm restart, other data). The gap and patience are SageMaker Debugger's (ratio 0.1), with three
+    evaluations for its one. A loss that is not positive is measured by how far it had come down.
 
     Of many noisy evaluations the lowest is far below the others by chance alone: of n normal values by sqrt(2 ln n)
     deviations. The rise must be more than that, and hundreds are judged by means of 2, 4, 8 ... neighbours.
@@ -65,11 +67,12 @@ class Overfit(Rule):
         if any(evaluated.step <= known[-1][0] for known in (waiting, newest or rows) if known):
             return UNKNOWN
         waiting.append([evaluated.step, evaluated.value])
-        if self._trained(window, evaluated.step) is None:
+        if self._trained(window, evaluated.step, 0) is None:
             del waiting[:-_KEPT]
             return UNKNOWN
         for step, value in waiting:
-            self._take(state, [step, value, self._trained(window, step)])
+            since = (newest or rows or [[0]])[-1][0]
+            self._take(state, [step, value, self._trained(window, step, since)])
         waiting.clear()
         if (newest and not window.is_firing(self.id)) or len(rows) <= self.evaluations:
             return UNKNOWN
@@ -127,13 +130,15 @@ class Overfit(Rule):
         }
         return self.found("warning", cause=cause, since_step=since, evidence={**recent(window), **figures})
 
-    def _trained(self, window: Window, step: int) -> float | None:
-        """The training loss at an evaluation. Scripts may count evaluations by epochs: a step before all that are kept
-        says nothing, and then the newest values count."""
+    def _trained(self, window: Window, step: int, since: int) -> float | None:
+        """The training loss at an evaluation; since: step of the one before. Scripts may count evaluations by epochs: a
+        step before all that are kept says nothing, and then the newest values count."""
         track = window.series(window.loss_name or LOSS)
         if track is None:
             return None
-        values = track.before(step, _TRAINED) if step >= track.steps[0] else track.last(_TRAINED)
+        steps = track.steps_before(step, _TRAINED)
+        near = len(steps) - bisect_right(steps, since)
+        values = track.before(step, max(near, _FEWEST)) if step >= track.steps[0] else track.last(_TRAINED)
         known = [value for value in values if math.isfinite(value)]
         return median(known) if known else None
 

@@ -158,7 +158,9 @@ class DataBound(Rule):
         if machine is not None:  # whether more workers than now have cores here
             known, wanted = {"cores": machine.cores, "workers": machine.of_rank}, machine.wanted(share / 100)
             cause = "too few workers" if wanted > machine.of_rank else "no core is free"
-            known |= {"advised_workers": wanted} if wanted > machine.of_rank else {}
+            if machine.free and loader_cores.take_turns(window, machine, window.by_step["phase/data_s"].time or 0.0):
+                cause, wanted = "too many workers", machine.free
+            known |= {"advised_workers": wanted} if cause != "no core is free" else {}
         severity: Severity = "critical" if share >= self.critical_pct else "warning"
         if share < (self.warning_pct if UTILIZATION.name in window.by_time else self.warning_on_cpu_pct):
             severity = "info"

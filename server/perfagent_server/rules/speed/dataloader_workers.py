@@ -19,8 +19,8 @@ _BUSY_PCT = 90.0
 class DataloaderWorkers(Rule):
     """Too many workers (SageMaker Debugger's rule has 200 % of the cores), or too few while the step waits.
 
-    Only a wait makes it a warning, which joins that of `data_bound`. Few workers that deliver in time are enough, and
-    no number is advised for which there is no core.
+    Only a wait makes it a warning, which joins that of `data_bound`. While the step waits, workers are too many only where
+    no core idles. Few workers that deliver in time are enough, and no number is advised for which there is no core.
     """
 
     many_pct: float = within(200.0, most=10_000)
@@ -60,7 +60,7 @@ class DataloaderWorkers(Rule):
             and (busy is None or busy < _BUSY_PCT)
         )
         is_loud, wanted = wait_pct >= self.warning_wait_pct, machine.wanted(wait_pct / 100)
-        too_many = is_many or (waits and machine.workers > machine.cores)
+        too_many = loader_cores.take_turns(window, machine, took.time) if waits and took.time else is_many
         if not too_many and (not waits or wanted <= machine.of_rank):
             return None
         figures: dict[str, object] = {

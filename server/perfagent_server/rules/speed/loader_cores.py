@@ -9,11 +9,13 @@ from perfagent_server.rules.rule import Series
 from perfagent_server.rules.speed.cpu_load import BUSY, CORES, OWN
 from perfagent_server.rules.window import Window
 
-__all__ = ["READS", "WORKERS", "LoaderCores", "loader_cores"]
+__all__ = ["READS", "WORKERS", "LoaderCores", "loader_cores", "take_turns"]
 
 WORKERS = "process/workers"
 READS = (Series(WORKERS, keep=2, axis="time"), OWN, BUSY, CORES)
-"""What a rule must read for loader_cores()."""
+"""What a rule must read for loader_cores() and take_turns()."""
+
+_NEWEST_S, _FULL_PCT = 30.0, 90.0
 
 
 class LoaderCores(NamedTuple):
@@ -49,3 +51,10 @@ def loader_cores(window: Window) -> LoaderCores | None:
         return None
     ranks = max(1, round(window.world_size / max(1, len(window.readings(BUSY.name).ranks))))
     return LoaderCores(allowed, ranks, (workers or 0.0) * ranks)
+
+
+def take_turns(window: Window, machine: LoaderCores, until: float) -> bool:
+    """Whether there are more workers than cores and no core idles, so that a wait for batches is one for cores. Workers
+    that wait for a disk or the network are not too many. `until`: clock of the nodes."""
+    busy_pct = window.readings(BUSY.name).mean(until - _NEWEST_S, until)
+    return machine.workers > machine.cores and busy_pct is not None and busy_pct >= _FULL_PCT
