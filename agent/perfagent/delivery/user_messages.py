@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -120,7 +121,7 @@ class Messages:
     def begun(self) -> None:
         """Rank 0's run is to be seen from here on. That is no trouble, but without a handler logging shows warnings only."""
         who, config = self._handoff.identity, self._handoff.config
-        if who.rank == 0:
+        if who.rank == 0 and "ipykernel" not in sys.modules:  # a notebook shows the run itself, in a cell of its choice
             name = who.name or who.default_name(config.run_id) or who.run
             self.warn(
                 "address", level=logging.INFO if logger.hasHandlers() else logging.WARNING, run=who.run, name=name
