@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.guard import logger
 from perfagent.endpoint.local_server import stopped_server
+from perfagent.redaction import redacted_text
 from perfagent.wire.quantities import some
 
 if TYPE_CHECKING:
@@ -120,11 +122,10 @@ class Messages:
     def begun(self) -> None:
         """Rank 0's run is to be seen from here on. That is no trouble, but without a handler logging shows warnings only."""
         who, config = self._handoff.identity, self._handoff.config
-        if who.rank == 0:
-            name = who.name or who.default_name(config.run_id) or who.run
-            self.warn(
-                "address", level=logging.INFO if logger.hasHandlers() else logging.WARNING, run=who.run, name=name
-            )
+        if who.rank == 0 and "ipykernel" not in sys.modules:  # a notebook shows the run itself, in a cell of its choice
+            name = redacted_text(str(who.name or who.default_name(config.run_id) or who.run))
+            level = logging.INFO if logger.hasHandlers() else logging.WARNING
+            self.warn("address", level=level, run=who.run, name=name)
 
     def alarms(self, events: Iterable[Event]) -> None:
         """A NaN, memory that ran out, a crash: with the place to look at."""

@@ -75,16 +75,24 @@ def test_x10_no_secret_of_a_careless_job_is_written_or_sent(tmp_path: Path, scri
         done = run(tmp_path, script, PERFAGENT_SERVER=server.url, PERFAGENT_API_KEY=BY_VALUE["perfagent"])
         spooled = everything_in(tmp_path / "state")
         until(lambda: "failed" in [state["state"] for state in server.events("state")], within_s=30)
-    # it ends as without the agent, whose only line, on the crash, holds no secret
+    # it ends as without the agent, whose lines, on the run and the crash, hold no secret
     assert done.returncode == 1
     assert "RuntimeError: cannot log in" in done.stderr
-    (own,) = [
+    address, crash = [
         line for line in done.stderr.replace(str(Path(__file__).parents[3]), "").splitlines() if "perfagent" in line
     ]
-    assert own.startswith("perfagent: the job crashed after step")
+    assert address.startswith("perfagent: watch it at http")
+    assert crash.startswith("perfagent: the job crashed after step")
     sent = "\n".join(map(repr, server.frames))
     assert "9ee4a0bf527be1dfadf0713484afc43b44c543cc" in sent, "what is no secret stays"
-    assert leaked(own) == leaked(sent) == leaked(spooled) == leaked(everything_in(tmp_path / "state")) == set()
+    assert (
+        leaked(address)
+        == leaked(crash)
+        == leaked(sent)
+        == leaked(spooled)
+        == leaked(everything_in(tmp_path / "state"))
+        == set()
+    )
 
     assert server.values("loss")
     context: dict[str, Any] = {}

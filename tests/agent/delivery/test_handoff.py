@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -264,11 +265,14 @@ def test_rank_0_says_once_where_its_run_is_seen(
     lines: int,
 ) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])  # pytest's: most scripts have none
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of another test: a notebook gets no line
     told.set_level(level, "perfagent")
-    one = driven(identity=Identity(project="p", run="r", attempt=1, name="first", rank=rank))
+    one = driven(identity=Identity(project="p", run="r", attempt=1, name="password=hunter2hunter2", rank=rank))
     one.goes_on(10, [row(1), row(2)])
     assert one.counters["acked_frames"] > 1
-    assert capsys.readouterr().err == "perfagent: watch it at http://127.0.0.1:9/run/r (run first)\n" * lines
+    assert (
+        capsys.readouterr().err == "perfagent: watch it at http://127.0.0.1:9/run/r (run password=[redacted])\n" * lines
+    )
 
 
 # ---- commands, sources
