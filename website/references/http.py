@@ -21,6 +21,18 @@ Every route of the server. A running server shows the same at `/docs`, and as Op
 [authorization](authorization.md). Errors, frames and events: [wire format](wire.md). A key goes into the header
 `Authorization: Bearer pfa_...`.
 The [objects](#objects) of bodies and answers stand below the routes; `?` marks a field that may be left out or null.
+
+The REST API from any program, such as Java or a shell. `ID` is the `run` of the list, not its name (a name is answered 404):
+
+```sh
+get() {{ curl -H "Authorization: Bearer $PERFAGENT_API_KEY" "$PERFAGENT_SERVER/api/v1$1"; }}
+get '/runs?project=mine&limit=100'           # paging: &cursor= with `next` of the answer
+get '/runs/ID/export?format=csv'             # all metrics, every sample, also GPU and host
+get '/series?run=A&run=B&name=loss'          # many runs; those without it are left out
+```
+
+Exports are complete, also of active runs; a series has at most `points` buckets. In Python,
+[`client.frame`](python-client.md) downloads the histories of many runs.
 """
 
 

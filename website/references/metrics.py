@@ -20,6 +20,24 @@ charts, in `perfagent export` and in `client.series(run, name)`. Metrics that yo
 - A metric is missing where its source is missing: GPU metrics need a GPU, `mfu` needs a device whose peak FLOP/s is known, and
   `batch/` metrics need a loader or a batch that perfagent can read.
 - A name that ends in `_s` is in seconds, `_pct` in percent, `_bytes` in bytes, `_c` in degrees Celsius, `_w` in watts.
+
+## What a metric tells, and what it does not
+
+- **Gradient norm**, `grad/norm` (grad_norm): the length of all gradients together, the root of the sum of their squares, which
+  `clip_grad_norm_` returns. High at the start and falling is normal. What counts is a jump (spike) above its own usual values. A
+  norm of inf now and then under fp16 is the GradScaler, which skips that step.
+- **GPU utilization**, `gpu/utilization_pct`: GPU-Util of nvidia-smi, the share of time in which any kernel ran, not how full the
+  GPU was. 100 % can be one small kernel, or a collective that waits. `gpu/sm_active_pct`, `gpu/sm_occupancy_pct` and `mfu` tell
+  more; on MIG devices some are missing. The source is NVML, not DCGM; a value comes every second.
+- **MFU**, `mfu`: the FLOPs of the model in a step, counted from its operators, divided by step time and the dense peak of the
+  device. Large models that train well reach 0.3 to 0.5, small ones far less.
+- **Memory**, `cuda/allocated_bytes` and `cuda/reserved_bytes`: live tensors; and all that torch's cache has taken, which may be
+  much larger. nvidia-smi (`gpu/memory_used_bytes`) also has the CUDA context and other processes. High memory with low
+  utilization: the model fits, but waits for [data or the CPU](../symptoms/gpu-idle.md).
+- **Time and throughput**, `step_time_s`, `phase/data_s`, `samples_per_s`: seconds of an iteration, its wait for data (`data_time`
+  in other logs), and the samples of all ranks in a step ÷ its step time. There is no eta.
+- **RSS and CPU usage**, `process/rss_bytes`, `process/cpu_pct`: of the main process only. Its loader workers are
+  `process/workers_rss_bytes`, the machine is `host/cpu_pct`.
 """
 
 _SECTIONS: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
