@@ -11,8 +11,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-run = perfagent.attach(model, optimizer, project="examples", name="nan")
-print(f"watch it at {run.url}")
+perfagent.attach(model, optimizer, project="examples", name="nan")
 
 for step in range(1, 301):
     x = torch.randn(32, 16)

@@ -20,7 +20,6 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 run = perfagent.attach(model, optimizer, project="examples", name="plain loop", config={"lr": 1e-3, "batch_size": 64})
-print(f"watch it at {run.url}")
 
 step = 0
 while step < options.steps:

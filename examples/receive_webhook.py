@@ -39,7 +39,10 @@ class Handler(BaseHTTPRequestHandler):
         if good and message_id not in seen:  # delivery is at least once: the same id again is the same message
             seen.add(message_id)
             message = json.loads(body)
-            print(message["type"], message["data"].get("alert", {}).get("message", ""), flush=True)
+            data = message["data"]
+            run, why = data.get("run_name"), data.get("evidence", {}).get("resolved")  # "the run ended" is no cure
+            parts = [message["type"], why and f"({why})", run and f"{run}:", data["alert"]["message"], data.get("url")]
+            print(*filter(None, parts), flush=True)
 
     def log_message(self, *arguments: object) -> None: ...
 

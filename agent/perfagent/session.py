@@ -264,6 +264,8 @@ def _attach(
         and not job
         and _keeps(run, model, project, name, run_id, start_step, moves=_elsewhere(run, server, record))
     ):
+        if start_step not in (None, run.start_step):
+            run.continue_as(None, start_step)
         run.warn_of_next_training(model)
         run.take_up(model, optimizer, entries, labels, project=project, name=name, group=group, notes=notes)
         run.change(tensorboard=tensorboard, tune_malloc=tune_malloc, capture_logs=capture_logs, stoppable=stoppable)

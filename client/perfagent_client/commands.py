@@ -82,7 +82,7 @@ def export(parser: argparse.ArgumentParser) -> None:
 
 def delete(parser: argparse.ArgumentParser) -> None:
     parser.description = "Deletes a run with all that belongs to it, after a question. Needs an administrator's rights."
-    add_run(parser)
+    add_run(parser, default="")
     parser.add_argument("--yes", action="store_true", help="do not ask; needed where no terminal can be asked")
     add_options(parser)
     parser.set_defaults(run=_delete)

@@ -13,7 +13,7 @@ from perfagent.command_line.parser import closest
 from perfagent.endpoint.admin_proof import AdminProof
 from perfagent.endpoint.local_server import credentials, server_address
 from perfagent.errors import PerfagentError
-from perfagent.wire import to_json
+from perfagent.wire import RunSummary, to_json
 from perfagent_client.client import ApiError, Client
 from perfagent_client.models import RunDetails
 
@@ -24,13 +24,14 @@ _LOOKED_AT = 200  # runs, for the name that was meant
 _COMPLETION_S = 1.0
 
 
-def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """RUN, an id or a name; a shell completes both."""
+def add_run(parser: argparse.ArgumentParser, *, default: str = "the newest run") -> None:
+    """RUN, an id or a name; a shell completes both. default: what no RUN means; empty where one must be given."""
+    loosely = ", with or without its random ending; of several the newest"
     action = parser.add_argument(
         "name_or_id",
         metavar="RUN",
-        nargs="?" if optional else None,
-        help="the run's id or its name; of several with that name the newest",
+        nargs="?" if default else None,
+        help=f"the run's id or its name{f'{loosely} (default: {default})' if default else ''}",
     )
     action.completer = _completions  # type: ignore[attr-defined] # where argcomplete looks for it
 
@@ -78,15 +79,23 @@ def administrator(arguments: argparse.Namespace) -> Client:
     return Client(server, credentials(server, arguments.data))
 
 
-def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
+def found(client: Client, name_or_id: str | None, *, only: bool = False, loosely: bool = True) -> RunDetails:
     """A run by its id, else the newest one of that name, which is said where there are several. only: raises an error
-    then."""
+    then. loosely: None is the newest run, and `train` that of `train-2yee` where no run is named so; which is said."""
+    if name_or_id is None:
+        for newest in client.runs(limit=1):
+            return _said(client, "this is the newest run", newest)
+        raise PerfagentError("the server has no run yet")
     try:
         run = client.find(name_or_id)
     except ApiError as error:
         if error.status != 404:
             raise
-        meant = closest(name_or_id, [name for one in client.runs(limit=_LOOKED_AT) for name in (one.name, one.run)])
+        listed = list(client.runs(limit=_LOOKED_AT))
+        for one in listed:
+            if loosely and not only and one.name == f"{name_or_id}-{one.run[:4]}":  # identity/naming.py
+                return _said(client, f"no run is named {name_or_id!r}; this is the newest with a random ending", one)
+        meant = closest(name_or_id, [name for one in listed for name in (one.name, one.run)])
         hint = f"did you mean {meant!r}? " if meant else ""
         raise PerfagentError(
             f"there is no run with the id or name {name_or_id!r}; {hint}`perfagent runs` lists them"
@@ -100,6 +109,12 @@ def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
             raise PerfagentError(f"{many}: give the id of one, which is {', '.join(named[:-1])} or {named[-1]}")
         sys.stderr.write(f"perfagent: {many}; this is the newest, {run.run}\n")
     return run
+
+
+def _said(client: Client, what: str, chosen: RunSummary) -> RunDetails:
+    """Says which run was chosen."""
+    sys.stderr.write(f"perfagent: {what}, {chosen.name} ({chosen.run})\n")
+    return client.run(chosen.run)
 
 
 def _completions(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> dict[str, str]:

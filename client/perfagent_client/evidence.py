@@ -113,7 +113,8 @@ def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
         kind = f"{tensor.get('dtype')}{tensor.get('shape')}"
         facts = [f"{tensor['nonfinite']:,} non-finite"] if isinstance(tensor.get("nonfinite"), int) else []
         if "min" in tensor and "max" in tensor:
-            facts.append(f"range {_value('', tensor['min'])} to {_value('', tensor['max'])}")
+            what = "finite range" if tensor.get("nonfinite") else "range"
+            facts.append(f"{what} {_value('', tensor['min'])} to {_value('', tensor['max'])}")
         yield f"  {tensor.get('name')} {kind}: {', '.join([*facts, 'fingerprint ' + str(tensor.get('hash'))])}"
 
 

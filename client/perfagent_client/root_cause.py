@@ -67,14 +67,14 @@ def stop(parser: argparse.ArgumentParser) -> None:
         "Ends a running training after a step that all its ranks agree on, with a checkpoint where perfagent.loop or a "
         "trainer writes any. Its script must have allowed that: attach(stoppable=True), run.should_stop or perfagent.loop."
     )
-    add_run(parser)
+    add_run(parser, default="")
     _waiting(parser, 120.0)
     parser.set_defaults(run=_stop)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
     with reader(arguments, asks=True) as client:
-        run = find(client, arguments.name_or_id)
+        run = find(client, arguments.name_or_id, loosely=False)
         ranks = list(range(run.world_size))
         waited = _settled(client, run.run, client.ask(run.run, "stop"), arguments.wait, ranks)
     _raise_if_refused(waited.order)

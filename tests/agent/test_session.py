@@ -313,6 +313,16 @@ def stepped(model):
     optimizer.step()
 
 
+@pytest.mark.parametrize("begin", [session.start_from_launcher, perfagent.init])
+def test_attach_says_where_a_run_that_has_begun_goes_on(tmp_path, begin):
+    run, model = begin(record=tmp_path), nn.Linear(3, 1)
+    assert perfagent.attach(model, start_step=100) is run
+    stepped(model)
+    assert (run.start_step, run.steps_done) == (100, 100)
+    perfagent.attach(start_step=7)
+    assert run.steps_done == 100, "steps go on once one was made"
+
+
 def test_another_training_without_a_name_continues_with_a_word(tmp_path, caplog):
     def told() -> int:
         return sum("finish()" in record.getMessage() and "name=" in record.getMessage() for record in caplog.records)

@@ -118,10 +118,23 @@ def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_pat
         ended = perfagent(server, tmp_path, *arguments)
         assert ended.returncode == 1, arguments
         assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
-    assert perfagent(server, tmp_path, "show").returncode == 2
+    assert perfagent(server, tmp_path, "stop").returncode == 2
     assert perfagent(server, tmp_path, "export", "r1", "--format", "xml").returncode == 2
     nobody = perfagent(server, tmp_path, "runs", "--server", f"http://127.0.0.1:{free_port()}")
     assert nobody.returncode == 1 and "perfagent up" in nobody.stderr
+
+
+def test_no_name_or_one_without_its_ending_is_the_newest_run(server: Listening, tmp_path: Path) -> None:
+    for at, run, name in ((1, "qr7xold", "train-qr7x"), (60, "hcxbnew", "train-hcxb"), (90, "wwwwnew", "train-off")):
+        server.take(frame({"loss": [1.0]}, run=run, first_step=at, name=name))
+    newest = json.loads(perfagent(server, tmp_path, "runs", "--json", "--limit", "1").stdout)["runs"][0]
+    for words, run in (([], newest["run"]), (["train"], "hcxbnew")):
+        shown = perfagent(server, tmp_path, "show", "--json", *words)
+        assert json.loads(shown.stdout)["run"] == run
+        assert run in shown.stderr and len(shown.stderr.splitlines()) == 1, "it says which it chose"
+    for changes in (["stop"], ["delete", "--yes"]):
+        refused = perfagent(server, tmp_path, *changes, "train", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
+        assert refused.returncode == 1 and "there is no run" in refused.stderr
 
 
 def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listening, tmp_path: Path) -> None:

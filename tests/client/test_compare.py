@@ -13,7 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from perfagent.wire import Event
 from perfagent_client.compare.change import Change, changes, mean_changes
-from perfagent_client.compare.pages import headline
+from perfagent_client.compare.pages import comparison_page, headline
 
 pytestmark = pytest.mark.real
 
@@ -99,6 +99,15 @@ def test_a_plain_difference_needs_no_interval(values: list[float | None], steps:
     step = measure("too_short", None, None) | {"values": values, "steps": [steps, 900], "independent": [12, 30]}
     [change] = changes({"sides": [{"name": "a"}, {"name": "b"}], "speed": [step]})
     assert (change.word, change.times) == (word, pytest.approx(times))
+
+
+def test_the_table_does_not_deny_a_plain_difference() -> None:
+    step = measure("too_short", None, None) | {"values": [0.1, 1.0], "steps": [300, 900], "independent": [12, 30]}
+    side = dict.fromkeys(("begin", "loss_at"), None) | {"state": "", "title": "", "peaks": {}, "only": []}
+    nothing = {"mean_step": None, "gains": [], "not_alike": [], "differences": {"different": [], "equal": {}}}
+    sides = [side | {"name": "a"}, side | {"name": "b"}]
+    said = str([*comparison_page({"sides": sides, "speed": [step | {"shares": [None, None]}], **nothing})])
+    assert "b is about 10 × slower" in said and "1 s too few steps for an interval" in said
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from perfagent_dashboard.words import LANGUAGES, keys, say, sentence, templates,
 if TYPE_CHECKING:
     from builders import ServerProcess
     from conftest import OpenTab
+    from syrupy.assertion import SnapshotAssertion
 
 WORDS = Path(perfagent_dashboard.__file__).with_name("words")
 LEFT = """words => {
@@ -71,6 +72,10 @@ def test_one_is_no_plural() -> None:
     assert say("delete_sure", count=2) == "Delete 2 runs with all their samples? This cannot be undone."
     assert say("equal_settings", count=1001) == "1,001 other entries are equal."
     assert say("group_told", count=2, runs=1) == "2 alerts in 1 run"
+
+
+def test_expected_gain_is_an_upper_limit_in_both_languages(words: SnapshotAssertion) -> None:
+    assert [sentence(language, "gain", gain="95") for language in LANGUAGES] == words
 
 
 def test_the_scripts_get_the_sentences_that_they_name() -> None:

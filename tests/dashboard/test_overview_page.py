@@ -72,6 +72,24 @@ def test_runs_alike_are_one_line_and_no_sick_run_is_left_out(tmp_path: Path, tab
         page.wait("() => document.querySelectorAll('#overview-alerts > .alert').length === 2")
 
 
+def test_runs_that_ended_are_listed_where_none_is_running(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "over") as server:
+        for number in range(7):
+            end = Event(kind="state", time=time.time(), data={"state": "finished"})
+            losses = [2.0] * 9 + [math.nan if number == 6 else 1.0]
+            send(server, f"over-{number}", {"loss": losses}, np.arange(1, 11), events=[end])
+        until(lambda: server.get("/runs/over-6/verdict")["rule"] == "nonfinite_loss", within_s=60.0)
+        page = tab("/", server=server)
+        page.wait("() => document.querySelectorAll('#overview-running .run-row').length === 4")
+        page.page.get_by_role("button", name="Acknowledge").click()
+        page.wait("() => document.querySelectorAll('#overview-running .run-row').length === 5")
+        first = page.page.locator("#overview-running .run-row").first
+        assert first.get_attribute("href") == "/run/over-6"
+        assert first.locator(".severity.critical").count() == 1 and "NaN in step 10" in first.inner_text()
+        log(server, "runs", 1, loss=2.0)
+        page.wait("() => document.querySelectorAll('#overview-running .run-row').length === 1")
+
+
 def _instead_of_acts(answer: Callable[[Route], None], route: Route) -> None:
     if "notes.sendNotifications" in (route.request.post_data or ""):
         answer(route)

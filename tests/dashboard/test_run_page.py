@@ -192,6 +192,16 @@ def test_failed_run_shows_its_message_and_end_of_traceback(site: ServerProcess, 
     assert page.page.locator(".run-head .state").inner_text().split()[-1] == "failed"
 
 
+def test_long_cause_wraps_to_two_lines_beside_its_proof(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    said = "ValueError: " + "a batch that is far too wide, " * 9
+    data = {"state": "failed", "reason": said, "exception": said, "traceback": f"{said}\n"}
+    record_run(site, run, steps=30, events=[Event(kind="state", time=time.time(), step=30, data=data)])
+    page = tab(f"/run/{run}", width=1440, height=900)
+    page.wait("() => document.querySelector('.verdict .rest')")
+    lines = "(one) => one.clientHeight / parseFloat(getComputedStyle(one).lineHeight)"
+    assert page.page.locator(".verdict .rest").evaluate(lines) == pytest.approx(2, abs=0.1)
+
+
 @pytest.mark.fault
 def test_x06_names_and_messages_of_others_are_text(site: ServerProcess, tab: OpenTab, run: str) -> None:
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"

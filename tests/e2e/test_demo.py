@@ -107,3 +107,19 @@ def test_job_that_hangs_stays_until_ctrl_c_which_ends_all_of_it(tmp_path: Path) 
             process.wait()
     assert "state:   preempted at step 19" in output.read_text()
     assert psutil.wait_procs(others, timeout=30)[1] == []
+
+
+@pytest.mark.parametrize(("ends", "when"), [("SIGHUP", b"dashboard: http"), ("SIGTERM", b"step ")])
+def test_demo_whose_terminal_closes_leaves_no_process(tmp_path: Path, ends: str, when: bytes) -> None:
+    output = tmp_path / "said"
+    with output.open("w+b") as said:
+        process = subprocess.Popen([*DEMO, "--port", "0"], env=job_environment(tmp_path), stdout=said)
+        try:
+            until(lambda: when in output.read_bytes(), within_s=100)
+            others = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.Signals[ends])
+            assert process.wait(timeout=60) == 128 + signal.Signals[ends]
+        finally:
+            process.kill()
+            process.wait()
+    assert others and psutil.wait_procs(others, timeout=30)[1] == []

@@ -3,6 +3,7 @@ rules of the server. The demo as a whole, with its server, is in test_demo.py.""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_a_fault_is_named_in_time_and_nothing_else_is(tmp_path: Path, fault: str
     assert judged.verdict.evidence and judged.verdict.fix
     first = next(alert for alert in judged.alerts if alert.rule in wanted.expects)
     assert first.first_step <= wanted.begins(steps) + within
+
+
+def test_a_drop_is_named_where_other_programs_fill_the_cores(tmp_path: Path) -> None:
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        judged = record(tmp_path, "throughput-drop", 300)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert judged.verdict.rule == "throughput_regression", judged.verdict.message
 
 
 def test_two_thousand_healthy_steps_stay_silent(tmp_path: Path) -> None:

@@ -112,19 +112,22 @@ def signed(port: int, ident: str, body: str, *, sent: str = "", **changes: str) 
 
 def test_receiver_accepts_what_is_signed_and_refuses_the_rest(tmp_path: Path) -> None:
     port = free_port()
+    over = {"resolved": "the run ended (finished)"}
+    data = {"alert": {"message": "fine"}, "run_name": "nan", "evidence": over, "url": "http://127.0.0.1:8420/run/r"}
     command = [sys.executable, str(EXAMPLES / "receive_webhook.py"), SECRET, str(port)]
     receiver = subprocess.Popen(command, env=job_environment(tmp_path), stdout=subprocess.PIPE)
     try:
         body = json.dumps({"type": "alert.firing", "data": {"alert": {"message": "hello"}}})
         assert until(lambda: signed(port, "msg_1", body)) == 204
         assert signed(port, "msg_1", body) == 204  # the same message again
+        assert signed(port, "msg_3", json.dumps({"type": "alert.resolved", "data": data})) == 204
         assert signed(port, "msg_2", body, sent=body + " ") == 401
         assert signed(port, "msg_2", body, **{"webhook-timestamp": "1700000000"}) == 401
         assert signed(port, "msg_2", body, **{"webhook-signature": ""}) == 401
     finally:
         receiver.terminate()
         output = receiver.communicate(timeout=10)[0].decode()
-    assert output.splitlines() == ["alert.firing hello"]
+    assert output.splitlines() == ["alert.firing hello", f"alert.resolved ({over['resolved']}) nan: fine {data['url']}"]
 
 
 def test_script_runs_once_a_message_although_its_receiver_dies(tmp_path: Path) -> None:

@@ -56,10 +56,16 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _range_of(tensor: Tensor) -> Any:
-    """Smallest and largest value, how many are NaN or infinite, how many -inf: on its device."""
-    torch = sys.modules["torch"]
-    low, high = torch.aminmax(tensor if tensor.dtype is not torch.bool else tensor.to(torch.uint8))
-    bad = count_nonfinite(tensor) if can_be_counted(tensor) else torch.zeros(2, device=tensor.device)
+    """Smallest and largest finite value, how many are NaN or infinite, how many -inf: on its device. Without a finite
+    value, inf and -inf."""
+    torch, inf = sys.modules["torch"], math.inf
+    if can_be_counted(tensor):
+        low = torch.stack([piece.nan_to_num(inf, inf, inf).amin() for piece in _pieces(tensor)]).amin()
+        high = torch.stack([piece.nan_to_num(-inf, -inf, -inf).amax() for piece in _pieces(tensor)]).amax()
+        bad = count_nonfinite(tensor)
+    else:
+        low, high = torch.aminmax(tensor if tensor.dtype is not torch.bool else tensor.to(torch.uint8))
+        bad = torch.zeros(2, device=tensor.device)
     return torch.cat([torch.stack([low.double(), high.double()]), bad.double()])
 
 
@@ -89,7 +95,9 @@ class _One:
     def result(self) -> BatchTensor:
         if self._range is not None:
             low, high, bad, below = self._range.values()
-            self.shown |= {"min": low, "max": high, "nonfinite": int(bad), "minus_infinite": int(below)}
+            self.shown |= {"nonfinite": int(bad), "minus_infinite": int(below)}
+            if low <= high:
+                self.shown |= {"min": low, "max": high}
         if self._head is not None:
             with contextlib.suppress(RuntimeError, TimeoutError):  # the device was lost
                 raw = bytes(fetched(self._head[0]).view(sys.modules["torch"].uint8).numpy().data)
@@ -110,8 +118,8 @@ class Fingerprint:
         return all(part.ready() for part in self._parts)
 
     def result(self) -> Batch:
-        """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "min", "max", "nonfinite", "minus_infinite",
-        "hash"}]}, once ready."""
+        """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "nonfinite", "minus_infinite", "min",
+        "max", "hash"}]}, once ready."""
         tensors = [part.result() for part in self._parts]
         whole = hashlib.blake2b(digest_size=8)
         for tensor in tensors:

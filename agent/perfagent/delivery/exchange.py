@@ -279,6 +279,8 @@ class Exchange:
         self._messages.reachable(now, again=self.failures > 0)
         self.failures = 0
         counters["acked_frames"] += 1
+        if counters["acked_frames"] == 1:
+            self._messages.begun()
         counters["acked"] += answer.stored + answer.duplicate
         counters["duplicate"] += answer.duplicate
         for item in answer.rejected:

@@ -117,6 +117,15 @@ class Messages:
 
     # ---- the training and the server
 
+    def begun(self) -> None:
+        """Rank 0's run is to be seen from here on. That is no trouble, but without a handler logging shows warnings only."""
+        who, config = self._handoff.identity, self._handoff.config
+        if who.rank == 0:
+            name = who.name or who.default_name(config.run_id) or who.run
+            self.warn(
+                "address", level=logging.INFO if logger.hasHandlers() else logging.WARNING, run=who.run, name=name
+            )
+
     def alarms(self, events: Iterable[Event]) -> None:
         """A NaN, memory that ran out, a crash: with the place to look at."""
         p, identity, config = self._handoff.progress, self._handoff.identity, self._handoff.config

@@ -80,7 +80,7 @@ BadModule = TypedDict(
 
 
 class BatchTensor(TypedDict, total=False):
-    """minus_infinite: how many of the nonfinite values are -inf."""
+    """min, max: of the finite values. minus_infinite: how many of the nonfinite values are -inf."""
 
     name: str
     shape: list[int]

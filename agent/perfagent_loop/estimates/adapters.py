@@ -95,7 +95,8 @@ class _Adapted(nn.Module):
         else:
             size = quantized_bytes(weight.numel(), weight.shape[0], quantize)
             self.weight = None
-            self.packed = nn.Buffer(torch.empty(size, dtype=torch.uint8, device=weight.device))
+            packed = torch.empty(size, dtype=torch.uint8, device=weight.device)
+            self.packed = nn.Parameter(packed, requires_grad=False)  # no buffer: those may change as a block runs
         # peft keeps adapters of quantized layers in float32
         dtype = weight.dtype if quantize is None else torch.float32
         self.a = nn.Parameter(torch.empty(rank, inputs, dtype=dtype, device=weight.device))

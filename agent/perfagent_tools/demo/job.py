@@ -7,6 +7,7 @@ of several ranks as one process for each, with the variables that torchrun would
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import sys
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--fault", default="none")
     arguments = parser.parse_args()
+    logging.basicConfig(format="%(message)s")  # warnings only: the demo has said the address of the run
     train(arguments.steps, faults.named(arguments.fault), batch_size=arguments.batch_size)
 
 

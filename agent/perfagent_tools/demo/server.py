@@ -58,7 +58,11 @@ class DemoServer:
 
     def __enter__(self) -> DemoServer:
         if not self.found:
-            self._start()
+            try:
+                self._start()
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
         return self
 
     def __exit__(
@@ -117,7 +121,6 @@ class DemoServer:
             with contextlib.suppress(httpx.HTTPError):
                 if self.http.get("/readyz").status_code == 200:
                     return
-        self.__exit__(None, None, None)
         raise PerfagentError(
             f"the server did not answer on {self.url}/readyz within {START_S:.0f} s; its log is {self.log}"
         )

@@ -12,7 +12,12 @@ from perfagent_client.compare.change import LEAST_INDEPENDENT, LEAST_STEPS, Chan
 
 __all__ = ["comparison_page", "headline"]
 
-_WORDS = {"first": "", "same": "no difference found", "too_short": "too few steps", "unknown": "no steps"}
+_WORDS = {
+    "first": "",
+    "same": "no difference found",
+    "too_short": "too few steps for an interval",
+    "unknown": "no steps",
+}
 _NOT_ALIKE = {
     "world_size": "different numbers of processes", "batch_size": "different batch sizes", "model": "different models",
 }  # fmt: skip

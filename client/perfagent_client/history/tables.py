@@ -74,13 +74,17 @@ def _delimiter(first: str) -> str:
 
 
 def _keys(head: str, kind: str) -> list[str]:
-    """Of the first rows: the very first may be about the run as a whole."""
+    """Of the first rows: the very first may be about the run as a whole. Those of other values than numbers are left out."""
     begin = _LIST.match(head)
     if begin:
         rows = objects(head, begin.end())[0][:20]
     else:
         rows = [_object(line) for line in head.split("\n")[:20]] if kind != ".json" else []
-    return list(dict.fromkeys(name for row in rows for name, _ in flat(row or {})))
+    return list(
+        dict.fromkeys(
+            name for row in rows for name, value in flat(row or {}) if value in (None, "") or number(value) is not None
+        )
+    )
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -92,7 +96,7 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _is_run(head: Sequence[str]) -> bool:
-    if tuple(head[:5]) == EXPORT_COLUMNS or len(head) < 2:
+    if {*EXPORT_COLUMNS[1:]} <= {*head[:5]} or len(head) < 2:
         return False
     return _step_column(head) is not None or any(loss_kind(name) or is_evaluation_loss(name) for name in head)
 

@@ -17,7 +17,7 @@ def watch(parser: argparse.ArgumentParser) -> None:
         "Watches all runs in this terminal, what needs somebody first: verdicts, throughput, loss. Enter opens a run; a "
         "acknowledges its alert, m mutes it, ? shows all keys. Works over ssh."
     )
-    add_run(parser, optional=True)
+    add_run(parser, default="all runs")
     add_options(parser, as_json=False)
     parser.set_defaults(run=_watch)
 

@@ -1,16 +1,19 @@
-"""The overview, `/`: what needs somebody, worst first; below it what is running now. Nothing to do is one green line."""
+"""The overview, `/`: what needs somebody, worst first; below it what is running now, or ended last where nothing is. Nothing
+to do is one green line."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from perfagent.wire import BAD_ENDS
 from perfagent_dashboard.components.alert_card import beyond
 from perfagent_dashboard.components.alert_groups import fold, take_button
 from perfagent_dashboard.components.attributes import hyphenated
@@ -36,6 +39,7 @@ _MOST_OF_A_KIND = 50
 _MOST_RUNNING = 30
 _MOST_ASKED = 100
 """Running ones, of which some need somebody."""
+_MOST_ENDED = 5
 
 
 def page(server: ServerApi, address: str) -> Page:
@@ -97,6 +101,7 @@ class _Overview:
                 self._server.get("/session"),
                 self._server.get("/self"),
             )  # fmt: skip
+            ended = [] if running["runs"] else await self._ended()
         except Problem as problem:
             return [trouble(problem)], [], []
         counts = sick["counts"]
@@ -107,8 +112,20 @@ class _Overview:
             lines.append(_more("/runs?attention=1", left))
         stopped = own["rules_stopped"]
         if stopped is not None:  # nothing else is to be believed then, least of all that all is well
-            return [server_trouble(stopped), *(_head(sick) if counts["attention"] else [])], lines, _running(running)
-        return _head(sick), lines, _running(running)
+            return (
+                [server_trouble(stopped), *(_head(sick) if counts["attention"] else [])],
+                lines,
+                _running(running, ended),
+            )
+        return _head(sick), lines, _running(running, ended)
+
+    async def _ended(self) -> list[dict[str, Any]]:
+        """The newest runs that ended in the last day."""
+        found = await self._server.get(
+            "/runs", **{"with": "verdict,latest,timing"}, state=["finished", *BAD_ENDS], sort="updated",
+            since=(datetime.now(UTC) - timedelta(days=1)).isoformat(), limit=_MOST_ENDED,
+        )  # fmt: skip
+        return [*found["runs"]]
 
 
 def _head(sick: dict[str, Any]) -> list[Component]:
@@ -176,11 +193,13 @@ def _more(link: str, count: int) -> Component:
     return html.A(say("and_more", count=count), href=link, className="more", **hyphenated(data_nav=link))
 
 
-def _running(found: dict[str, Any]) -> list[Component]:
-    """Those that need nobody: the others stand above."""
-    well = [row for row in found["runs"] if not row["needs_attention"]]
+def _running(found: dict[str, Any], ended: list[dict[str, Any]]) -> list[Component]:
+    """Those that need nobody: the others stand above. ended: shown where none is running."""
     if not found["runs"]:
-        return [html.P(say("none_running"), className="hint")]
+        none = html.P(say("none_running"), className="hint")
+        rows = [_row(row) for row in ended if not row["needs_attention"]]
+        return [none, html.H2(say("ended_lately")), html.Div(rows, className="card run-rows")] if rows else [none]
+    well = [row for row in found["runs"] if not row["needs_attention"]]
     rows = [_row(row) for row in well[:_MOST_RUNNING]]
     above = len(found["runs"]) - len(well)
     left = found["total"] - above - len(rows)

@@ -109,7 +109,7 @@ no_agent = 目前只知道脚本自己发送的内容。使用 `perfagent run` �
 since_step = 自第 { $step } 步起
 since = 自 { $time } 起
 on_ranks = 在 rank { $ranks }
-gain = 预期收益：每步大约少用 { $gain } % 的时间。
+gain = 预期收益：每步最多少用 { $gain } % 的时间。
 fix = 怎么办
 evidence = 证据
 also = 另外
@@ -453,7 +453,7 @@ run_deleted = 任务已删除。
 ## 概览
 
 all_well = 没有需要你处理的事。{ $all } 个任务都正常或已结束。
-ended_ill = { $count } 个任务的结论为严重或警告
+ended_ill = { $count } 个任务的诊断为严重或警告
 attention_head = { $all } 个任务中有 { $count } 个需要处理
 attention_split = { $critical } 个严重，{ $others } 个警告
 open_alerts = 待处理的告警：{ $count }（{ $severe } 个严重或警告，{ $info } 个提示）
@@ -461,6 +461,7 @@ to_table = 在表中显示
 running_now = 正在运行：{ $count }
 running_above = 正在运行：{ $count } 个，其中 { $above } 个列在上方
 none_running = 现在没有任务在运行。
+ended_lately = 最近 24 小时内结束的任务
 and_more = 还有 { $count } 个
 
 ## 任务页
@@ -509,7 +510,7 @@ run_menu = 这个任务的更多操作
 compare_with = 与其他任务对比
 edit_run = 名称和标签
 stop_run = 停止这个任务
-stop_run_sure = 在接下来的某一步之后结束训练？脚本必须允许停止：attach(stoppable=True)、run.should_stop 或 perfagent.loop。若有检查点，会先保存。
+stop_run_sure = 在接下来的某一步之后结束训练？脚本必须允许停止：attach(stoppable=True)、run.should_stop 或 perfagent.loop。若有 checkpoint，会先保存。
 delete_run = 删除这个任务
 may_not_change = 修改任务需要 operator 角色，删除需要 admin 角色。
 name = 名称
@@ -519,7 +520,6 @@ saved = 已保存。
 to_chart = 查看对应图表
 figures_over = 统计范围：{ $over }
 kpi_p90 = 90 % 低于 { $value }
-cause = 原因：{ $cause }
 judging = 正在判断这个任务…
 why = 为什么
 also_helps = 其他可能有用的做法
@@ -669,7 +669,7 @@ no_difference = 设置没有差别。
 equal_settings = 其余 { $count } 项相同。
 influence = 设置的影响
 word_same = 没有发现差别
-word_too_short = 步数太少
+word_too_short = 步数太少，无法给出区间
 word_unknown = 未知
 change_faster = { $name } 比 { $first } 快 { $percent } %（{ $low } 至 { $high } %）
 change_slower = { $name } 比 { $first } 慢 { $percent } %（{ $low } 至 { $high } %）
@@ -802,7 +802,7 @@ goal_min = { $name } 最低
 best = 最优
 best_run = 最优任务
 column_runs = 任务
-column_worst = 最差结论
+column_worst = 最差诊断
 no_group = 无{ $by }
 no_value = 无
 group_open = 查看该组的任务

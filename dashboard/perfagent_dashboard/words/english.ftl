@@ -131,7 +131,7 @@ on_ranks = { $count ->
     [one] on rank { $ranks }
    *[other] on ranks { $ranks }
 }
-gain = Expected gain: a step takes about { $gain } % less time.
+gain = Expected gain: a step takes up to { $gain } % less time.
 fix = What to do
 evidence = Evidence
 also = Also
@@ -546,6 +546,7 @@ to_table = Show in the table
 running_now = Running now: { $count }
 running_above = Running now: { $count }, { $above } of them above
 none_running = Nothing is running now.
+ended_lately = Ended in the last 24 hours
 and_more = and { $count } more
 
 ## The page of a run
@@ -604,7 +605,6 @@ saved = Saved.
 to_chart = Show its chart
 figures_over = Over the { $over }
 kpi_p90 = 90 % are below { $value }
-cause = Cause: { $cause }
 judging = The run is being judged …
 why = Why
 also_helps = What else may help
@@ -790,7 +790,7 @@ equal_settings = { $count ->
 }
 influence = What the settings do
 word_same = no difference found
-word_too_short = too few steps
+word_too_short = too few steps for an interval
 word_unknown = not known
 change_faster = { $name } is { $percent } % faster than { $first } ({ $low } to { $high } %)
 change_slower = { $name } is { $percent } % slower than { $first } ({ $low } to { $high } %)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perfagent.wire import Finding, Severity, StepWindow, Timing
-from perfagent_server.rules.texts import Language, sentence
+from perfagent_server.rules.texts import Language, grammar_of, sentence
 
 __all__ = ["Healthy"]
 
@@ -46,7 +46,9 @@ class Healthy(Finding):
         )
 
     def _sentences(self, facts: list[str]) -> str:
-        return " ".join([sentence("facts", self.language, opening=self.title, facts=facts), *self.remarks])
+        return grammar_of(self.language).gap.join(
+            [sentence("facts", self.language, opening=self.title, facts=facts), *self.remarks]
+        )
 
 
 def _spell(window: StepWindow, language: Language) -> str:

@@ -86,6 +86,15 @@ def test_a_fingerprint_is_of_the_values() -> None:
         assert "min" not in shown
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_range_of_a_batch_is_of_its_finite_values(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1.0, torch.nan, -3.0], [torch.inf, 2.0, -torch.inf]], dtype=dtype)
+    named = [("x", x), ("bad", x[:, 1:2] * torch.inf), ("sound", x[:, :1].nan_to_num(0, 0, 0))]
+    x, bad, sound = Fingerprint(1, "", named).result()["tensors"]
+    assert (x["min"], x["max"], x["nonfinite"], x["minus_infinite"]) == (-3.0, 2.0, 3, 1)
+    assert "min" not in bad and (sound["min"], sound["max"], sound["nonfinite"]) == (0.0, 1.0, 0)
+
+
 def test_a_batch_on_a_device_has_the_hosts_fingerprint(fakegpu: Control) -> None:
     x = torch.randn(4, 3)
     there, lost = (Fingerprint(1, "", [("x", x.to(f"fakegpu:{index}"))]) for index in (0, 1))

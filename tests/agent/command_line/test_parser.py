@@ -16,7 +16,7 @@ from command_line import command
         ("export x --format cvs", "perfagent export: --format is 'cvs'; allowed are jsonl, csv, parquet (did you mean csv?)"),
         ("runs --limit", "perfagent runs: --limit needs a value; see `perfagent runs --help`"),
         ("runs plain", "perfagent runs: 'plain' is one argument too many; see `perfagent runs --help`"),
-        ("show --json", "perfagent show: RUN is missing; see `perfagent show --help`"),
+        ("delete --json", "perfagent delete: RUN is missing; see `perfagent delete --help`"),
         ("stacks x --wait nan", "perfagent stacks: --wait is 'nan', not a number above 0; see `perfagent stacks --help`"),
         ("wait x --until soon", "perfagent wait: --until is 'soon'; allowed are finding, step=N and end, separated by commas"),
         ("bench nosuch", "perfagent bench: NAME is 'nosuch'; allowed are amp, checkpointing"),
@@ -34,7 +34,7 @@ def test_wrong_use_is_one_line_that_says_what_is_allowed(
     assert says in ended.error
 
 
-@pytest.mark.parametrize("name", ["show", "wait", "channels", "keys", "db", "bench", "channels add"])
+@pytest.mark.parametrize("name", ["delete", "stop", "channels", "keys", "db", "bench", "channels add"])
 def test_a_command_that_was_given_nothing_shows_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     ended = command(capsys, *name.split())
     assert (ended.code, ended.out) == (2, "")

@@ -253,6 +253,24 @@ def test_what_came_too_fast_is_counted_and_told_once(driven: Make, told: pytest.
     assert one_of(told, "came faster")
 
 
+@pytest.mark.parametrize(("rank", "level", "lines"), [(0, "NOTSET", 1), (1, "NOTSET", 0), (0, "ERROR", 0)])
+def test_rank_0_says_once_where_its_run_is_seen(
+    driven: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+    told: pytest.LogCaptureFixture,
+    rank: int,
+    level: str,
+    lines: int,
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's: most scripts have none
+    told.set_level(level, "perfagent")
+    one = driven(identity=Identity(project="p", run="r", attempt=1, name="first", rank=rank))
+    one.goes_on(10, [row(1), row(2)])
+    assert one.counters["acked_frames"] > 1
+    assert capsys.readouterr().err == "perfagent: watch it at http://127.0.0.1:9/run/r (run first)\n" * lines
+
+
 # ---- commands, sources
 
 

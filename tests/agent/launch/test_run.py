@@ -97,6 +97,19 @@ def test_a13_script_runs_and_ends_as_under_plain_python(case: str, tmp_path: Pat
 
 
 @REAL
+def test_exception_before_torch_is_imported_is_the_reason(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "script.py").write_text("import missing_torch")
+    ran(tmp_path, server, "script.py")
+    assert ended(server) == "failed"
+    (last,) = [data for data in server.events("state") if data["state"] == "failed"]
+    assert (last["exception"], last["reason"]) == (
+        "ModuleNotFoundError",
+        "ModuleNotFoundError: No module named 'missing_torch'",
+    )
+    assert 'script.py", line 1' in last["traceback"]
+
+
+@REAL
 def test_module_of_a_package_runs_as_with_python_m(tmp_path: Path, server: IngestServer) -> None:
     """With the user's own sitecustomize, options of Python, and a local rank that a launcher puts in front."""
     for folder in ("pkg", "site"):

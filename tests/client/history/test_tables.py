@@ -86,7 +86,8 @@ def test_a_json_list_of_objects_is_read_as_far_as_it_is_whole(tmp_path: Path) ->
     run = table(tmp_path, text[:-3], "log.json")
     assert points(run, "loss") == [(0, 2.5), (1, 0.1 + 0.2)]
     assert run.left_out == ["the last 35 bytes are no whole JSON objects of the list"]
-    for other in ('[{"name": "x", "size": 1}]', '{"step": 1, "loss": 2}', "[1, 2]", "[", ""):
+    of_runs = '[{"id": "a", "start": 1, "end": 2, "series": {"train/loss": [[3, 17, "0x1p-1"]]}}]'
+    for other in (of_runs, '[{"name": "x", "size": 1}]', '{"step": 1, "loss": 2}', "[1, 2]", "[", ""):
         (tmp_path / "log.json").write_text(other)
         assert read(tmp_path) == []
 

@@ -99,3 +99,9 @@ def test_a_high_rate_beside_a_loss_that_grew_to_nan_is_a_remark(rate: float, als
     job = StepJob(NonfiniteLoss(), LrAnomaly()).go_on({"lr": [rate] * 70, "loss": losses}, rows=5)
     assert job.found.rule == "nonfinite_loss"
     assert [one.rule for one in job.evaluator.findings()] == ["nonfinite_loss", *also]
+
+
+def test_no_loss_grew_to_nan_where_one_batch_is_nan() -> None:
+    losses = [0.1 + 0.07 * (step % 3) for step in range(48)] + [0.26] + [math.nan] * 20
+    job = StepJob(NonfiniteLoss(), LrAnomaly()).go_on({"lr": [1e-3] * 69, "loss": losses}, rows=5)
+    assert [one.rule for one in job.evaluator.findings()] == ["nonfinite_loss"]

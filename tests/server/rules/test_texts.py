@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from perfagent.wire import Finding
 from perfagent_server.rules import texts
 from perfagent_server.rules.catalogue import all_rules
+from perfagent_server.rules.causes import cause_words
 from perfagent_server.rules.texts import (
     LANGUAGES,
     Language,
@@ -25,6 +27,7 @@ from perfagent_server.rules.texts import (
 )
 from perfagent_server.rules.texts.filling import OPTIONAL
 from perfagent_server.rules.texts.spoken import spoken
+from perfagent_server.verdict.healthy import Healthy
 
 SENTENCES = ("title", "message", "cost", "remedy")
 
@@ -173,3 +176,25 @@ def test_a_language_that_nobody_knows_is_english() -> None:
     found = Finding(rule="nonfinite_loss", severity="critical", message="", evidence={"value": "NaN", "step": 7})
     assert spoken(found, "Inf") == spoken(found, "en")  # type: ignore[arg-type]
     assert text_of("nonfinite_loss", "Inf") == text_of("nonfinite_loss")  # type: ignore[arg-type]
+
+
+def test_chinese_sentences_stand_together_without_a_space() -> None:
+    english = said_in("nonfinite_loss", "", {"step": 30, "series": "loss", "value": "NaN"}, "en")
+    assert english is not None
+    cause = {"cause": "batch", "rank": 0, "step": 30, "batch_step": 30, "batch_tensor": "x"}
+    known = cause_words(cause)
+    assert known is not None
+    found = Finding(
+        rule="nonfinite_loss", severity="critical", message=f"{english.message} {known.message} 任务在第 40 步之后完成。",
+        evidence={"step": 30, "series": "loss", "value": "NaN", "causes": [{**cause, "message": known.message}]},
+    )  # fmt: skip
+    healthy = Healthy(language="zh", opening="nothing_holds_back", facts=["第 9 步"], remarks=["每步用时减少。"])
+    for message in (spoken(found, "zh").message, healthy.message):
+        assert message.count("。") >= 2 and "。 " not in message
+
+
+def test_chinese_has_one_term_for_one_thing() -> None:
+    """That of the pages: a run is 任务, an alert is 告警, the verdict is 诊断."""
+    others = re.compile("本次运行|整个运行|停止运行|警报|解除|结论|批次|死亡|失去联系|(?<!激活)(?<!梯度)检查点")
+    text = (Path(texts.__file__).with_name("chinese.toml")).read_text("utf-8").replace("\\\n", "")
+    assert others.findall(text) == []

@@ -85,20 +85,35 @@ def _descends_from(ancestor: int) -> bool:
 
 
 def _wait(text: str, *, alone: bool) -> None:
-    """For the first import of torch or perfagent, with which the session starts. alone: this process is the whole job."""
-    pid = os.getpid()
+    """For the first import of torch or perfagent, with which the session starts, or for an exception that ends the script
+    before. alone: this process is the whole job."""
+    pid, shown = os.getpid(), sys.excepthook
 
     def begin() -> None:
         for finder in finders:
             finder.forget()
+        if sys.excepthook is crashed:
+            sys.excepthook = shown
         if os.getpid() == pid:
             _start(text, alone=alone)
+
+    def crashed(kind: Any, error: Any, trace: Any) -> None:
+        shown(kind, error, trace)
+        if isinstance(error, Exception) and finders[0] in sys.meta_path:
+            import contextlib
+            import logging
+
+            logging.getLogger("perfagent").disabled = True  # the traceback says it all
+            begin()
+            with contextlib.suppress(Exception):  # without a session the watcher reports the exit code
+                sys.modules["perfagent.session"].current().fail(error)
 
     # From its file, since an import of perfagent by the script is to be seen; and the script may have a module of that name.
     hooks: Any = _executed("import_hooks", [f"{_HERE}/../../boundary"])
     del sys.modules["import_hooks"]
     finders = [hooks.Once(name, begin) for name in ("torch", "perfagent")]
     sys.meta_path[:0] = finders
+    sys.excepthook = crashed
 
 
 def _start(text: str, *, alone: bool) -> None:

@@ -98,7 +98,7 @@ def _rest(facts: RunFacts, rest: str, alert: Mapping[str, Any] | None) -> Compon
 
 
 def _facts(facts: RunFacts, finding: Mapping[str, Any]) -> list[Component]:
-    """Since when, on which ranks, of which cause, and what it costs."""
+    """Since when, on which ranks, and what it costs. The cause, which rules name in English, is in the sentences."""
     parts: list[Any] = []
     if finding["since_step"] is not None:
         parts.append(html.Span(say("since_step", step=finding["since_step"])))
@@ -108,8 +108,6 @@ def _facts(facts: RunFacts, finding: Mapping[str, Any]) -> list[Component]:
     if ranks and facts.ranks > 1:
         named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
         parts.append(html.Span(say("on_ranks", count=len(ranks), ranks=named)))
-    if finding["cause"]:
-        parts.append(html.Span(say("cause", cause=finding["cause"].replace("_", " "))))
     if finding["cost"]:
         parts.append(html.Span(say("costs", cost=finding["cost"])))
     gain = number(finding["gain_pct"])

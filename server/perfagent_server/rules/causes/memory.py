@@ -57,7 +57,7 @@ def _fix(found: MemoryEvidence, phrases: Phrases) -> str:
     for number, plan in enumerate(plans(found)[:_MOST_PLANS], 1):
         filled = {"number": number, "do": phrases.say(plan.name, figures), "saves_bytes": plan.saves_bytes}
         said.append(phrases.say("saves" if plan.saves_bytes else "plan", filled))
-    return " ".join(said)
+    return phrases.joined(said)
 
 
 def plans(found: MemoryEvidence) -> list[Plan]:

@@ -20,6 +20,7 @@ __all__ = ["LrAnomaly"]
 
 _BEFORE = 48  # values of the loss before a jump of the rate
 _AFTER = 9
+_NEWEST = 10  # values over which the loss grows until it is NaN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +86,9 @@ class LrAnomaly(Rule):
         return None
 
     def _grew(self, window: Window) -> bool:
-        """Whether the newest finite losses grew, which a bad sample does not make them do."""
+        """Whether the newest finite losses grew beyond all before, which neither a bad sample nor noise makes them do."""
         known, _ = _losses(window)
-        return len(known) > 1 and known[-1] >= self.grown_times * max(min(known[-20:]), 0.0) and known[-1] > known[-2]
+        return len(known) > 1 and known[-1] > self.grown_times * max(0.0, *(known[:-_NEWEST] or known[:1]))
 
     def _follow(self, window: Window, state: dict[str, Any], rate: float, step: int) -> None:
         last, peak, begun = state["last"], state["peak"], window.start_step

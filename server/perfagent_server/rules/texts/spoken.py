@@ -38,7 +38,9 @@ def spoken(found: Told, language: Language | None = None) -> Told:
     if unrecorded is not None:
         found = replace(found, title=unrecorded[0][:TITLE], message=unrecorded[1])
     causes = found.evidence.get("causes")
-    return _with_causes(found, causes, own) if isinstance(causes, list) else found
+    found = _with_causes(found, causes, own) if isinstance(causes, list) else found
+    # what was added to a sentence stands after a space, which Chinese does not have
+    return replace(found, message=found.message.replace("。 ", "。")) if "。 " in found.message else found
 
 
 def _swapped(text: str, before: str, now: str) -> str:
