@@ -1,7 +1,7 @@
 """Questions that people asked in real threads, in website/questions.json, each with the page that answers it.
 
 A page of the site ends with its questions, each a link to its thread, so that a search finds the page by the words in which
-people ask. Questions that are `held_back` stand on no page: they show whether the pages answer what nobody has put there. The
+people ask. Questions that are held back stand on no page: they show how pages are found by words that nobody has put there. The
 page "none" means that no page answers.
 
 `scripts/questions` asks a plain BM25 (https://bm25s.github.io, with its own settings) for the first page for each question, among
@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 __all__ = ["QUESTIONS", "Question", "first_pages", "section"]
 
@@ -27,12 +27,13 @@ _HEADING = "## Also asked as"
 
 
 class Question(TypedDict):
-    """page: its address on the site, without an ending, or "none"."""
+    """page: its address on the site, without an ending, or "none". held_back: "drawn" at random from all that were found, vague
+    ones too, or "plain": one of a hundred that state their problem as one does in a search."""
 
     question: str
     url: str
     page: str
-    held_back: NotRequired[bool]
+    held_back: NotRequired[Literal["drawn", "plain"]]
 
 
 QUESTIONS: list[Question] = json.loads((_ROOT / "website" / "questions.json").read_text("utf-8"))
@@ -71,9 +72,9 @@ def _measure() -> None:
     found = first_pages(_SITE, QUESTIONS)
     missed = [one | {"found": page} for one, page in zip(QUESTIONS, found, strict=True) if page != one["page"]]
     result: dict[str, object] = {"day": str(datetime.datetime.now(datetime.UTC).date())}
-    for group, held_back in (("on_pages", False), ("held_back", True)):
-        of = sum(bool(one.get("held_back")) is held_back for one in QUESTIONS)
-        misses = [one for one in missed if bool(one.get("held_back")) is held_back]
+    for group in ("on pages", "plain", "drawn"):
+        of = sum(one.get("held_back", "on pages") == group for one in QUESTIONS)
+        misses = [one for one in missed if one.get("held_back", "on pages") == group]
         result[group] = {"questions": of, "right_page_first": of - len(misses), "missed": misses}
         print(f"{group}: the right page is first for {of - len(misses)} of {of} questions")  # noqa: T201
     _RESULTS.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", "utf-8")
