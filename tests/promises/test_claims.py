@@ -131,6 +131,12 @@ def test_cost_of_a_log_call_is_that_of_the_benchmark(row: str) -> None:
     assert f"{words} µs" in text(COMPARISON)
 
 
+def test_questions_found_are_those_of_the_results() -> None:
+    for group in ("plain", "drawn", "on pages"):
+        found = result("questions")[group]
+        assert f"{found['right_page_first']:,} of {found['questions']:,}" in text(INDEX), group
+
+
 def test_chinese_readme_claims_the_same_numbers() -> None:
     chinese = ROOT / "README.zh-CN.md"
     if not chinese.exists():
