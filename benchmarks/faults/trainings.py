@@ -254,6 +254,7 @@ def _wrong(case: Case, result: dict[str, float], folder: Path, stores: list[Inge
     if "Traceback" in errors and case.exit_code != -2:
         yield f"I4: {errors[-600:]}"
     told = [line.split("/spool/")[0] for line in errors.splitlines() if line.startswith("perfagent: ")]
+    told = [line for line in told if not line.startswith("perfagent: watch it at")]
     if len(told) != len(set(told)) or len(told) > max(3, case.misuses):
         yield f"too many words: {told}"
     if case.warns and not told:

@@ -11,7 +11,7 @@ __all__ = ["COLUMNS", "compared"]
 
 COLUMNS = {
     "bit-equal": "losses, rates, final weights and random states are the same without the agent and with it",
-    "console": "the agent prints nothing",
+    "console": "the agent prints nothing but the address of the run",
     "end": "the run is `finished` when the script is",
     "steps": "every optimizer step has its number, from 1 on without a gap",
     "loss": "the loss of every step, to 1 part in 10⁶",
@@ -53,7 +53,8 @@ def compared(alone: Ran, watched: Ran, sources: list[Recorded]) -> dict[str, str
 
 def _ours(alone: str, watched: str) -> str:
     before = set(alone.splitlines())
-    ours = [line for line in watched.splitlines() if "perfagent" in line.lower() and line not in before]
+    lines = [line for line in watched.splitlines() if "perfagent" in line.lower() and line not in before]
+    ours = [line for line in lines if not line.startswith("perfagent: watch it at ")]
     return f"printed: {ours[0][:200]}" if ours else ""
 
 

@@ -69,6 +69,7 @@ def test_other_differences_are_found() -> None:
 
     assert wrong(alone=Ran(TRUTH | {"digest": "another"}, "")) == {"bit-equal"}
     assert wrong(watched=Ran(TRUTH, "perfagent: hello")) == {"console"}
+    assert wrong(watched=Ran(TRUTH, "perfagent: watch it at http://127.0.0.1:8420/run/r (run r)")) == set()
     assert wrong(sources=(dataclasses.replace(RECORDED, states=[]),)) == {"end"}
     assert {"end", "steps", "loss"} <= wrong(sources=())
 
