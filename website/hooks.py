@@ -63,6 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Leads links out of docs/ to the pages that on_files has made, and adds what people asked."""
     docs = Path(config.docs_dir)
+    if "symptoms/" in page.file.src_uri:  # who searches has a problem, and these pages explain it
+        page.meta["search"] = {"boost": 2}
     here = posixpath.dirname(page.file.src_uri) or "."
     source = _source(page.file, docs)
 

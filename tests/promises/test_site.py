@@ -17,6 +17,10 @@ def test_every_page_has_a_twin_in_markdown(site: Path) -> None:
     assert [str(path) for path in pages if not path.with_suffix(".md").is_file()] == []
 
 
+def test_no_row_of_a_table_falls_out_of_it(site: Path) -> None:
+    assert [page.name for page in site.rglob("*.html") if "<p>|" in page.read_text("utf-8")] == []
+
+
 def test_twin_of_a_python_page_has_an_argument_per_line(site: Path) -> None:
     twin = (site / "reference" / "python.md").read_text("utf-8")
     assert "\n* **`start_step`** (`int | None`, default: `None`): The number" in twin

@@ -1,4 +1,4 @@
-"""Pages of docs/reference/ that are written from the code, two of them in part. `scripts/references` writes them, and a test
+"""Pages of docs/reference/ that are written from the code, some of them in part. `scripts/references` writes them, and a test
 compares them."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from pathlib import Path
 from references.command_line import command_line
 from references.http import http
 from references.metrics import metrics
+from references.rules import rules
 from references.settings import settings
 from references.wire import wire
 
@@ -16,5 +17,6 @@ __all__ = ["PAGES", "REFERENCE"]
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
-    "command-line.md": command_line, "http.md": http, "metrics.md": metrics, "settings.md": settings, "wire.md": wire,
+    "command-line.md": command_line, "http.md": http, "metrics.md": metrics, "rules.md": rules, "settings.md": settings,
+    "wire.md": wire,
 }  # fmt: skip

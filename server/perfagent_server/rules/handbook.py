@@ -1,14 +1,12 @@
-"""docs/reference/rules.md, written from the rules: a heading a rule, with what it means, when it fires and what to do.
-
-python -m perfagent_server.rules.handbook > docs/reference/rules.md
-"""
+"""What docs/reference/rules.md says, from the rules: a heading a rule, with what it means, when it fires and what to do.
+`scripts/references` writes it."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +32,8 @@ _FRAME = Path(__file__).with_name("texts") / "handbook.txt"
 """What stands around the sections of the rules."""
 
 
-def handbook() -> str:
-    """The document."""
+def handbook(pages: Mapping[str, str]) -> str:
+    """The document. pages: rule -> links to the pages that explain what people see."""
     parts: list[str] = []
     question: Question | None = None
     for rule in all_rules():
@@ -46,17 +44,17 @@ def handbook() -> str:
     filled = _FRAME.read_text("utf-8")
     for name, text in (
         ("tally", textwrap.fill(tally(), 119)),
-        ("table", _by_symptom()),
+        ("table", _by_symptom(pages)),
         ("rules", "".join(parts).rstrip() + "\n"),
     ):
         filled = filled.replace(f"{{{name}}}", text)
     return filled
 
 
-def _by_symptom() -> str:
-    """A table: what somebody sees, and the rule that tells of it."""
-    rows = [f"| {rule.text().symptom} | {_link(rule)} |" for rule in all_rules()]
-    return "\n".join(["| you see | the rule |", "| --- | --- |", *rows, ""])
+def _by_symptom(pages: Mapping[str, str]) -> str:
+    """A table: what somebody sees, the rule that tells of it, and pages about it."""
+    rows = [f"| {rule.text().symptom} | {_link(rule)} | {pages.get(rule.id, '')} |" for rule in all_rules()]
+    return "\n".join(["| you see | the rule | reasons and fixes |", "| --- | --- | --- |", *rows, ""])
 
 
 def _link(rule: Rule) -> str:
@@ -156,7 +154,3 @@ def _how_late(found: dict[str, Any]) -> str:
     if found["most_steps"] == 0:
         return ", in the step in which they began"
     return f", within {some(found['most_steps'], 'step')}; median {found['median_steps']}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(handbook())
