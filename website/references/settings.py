@@ -72,7 +72,7 @@ def _row(field: Field, meaning: str, *called: str, unset: str = "none") -> tuple
         if not found[1] and found[2] != value.strip("`"):
             raise ValueError(f"the help of {field.name} says {found[0]}, and the code {value}")
         value = found[2] if found[1] else value
-    return f"`{field.name}`", *called, value or unset, linked(meaning)
+    return f"`{field.name}`", *called, value or unset, linked(meaning).replace(f"({_PAGE.name}#", "(#")
 
 
 def _value(field: Field) -> str:
