@@ -60,10 +60,8 @@ def demo(arguments: argparse.Namespace) -> int:
         steps = fault.min_steps
         print(f"{fault.name} does not stand out from noise in {some(arguments.steps, 'step')}: training {steps}")
     run = f"demo-{fault.name}-{secrets.token_hex(4)}"
-    for ends in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # which do not reach the server and the ranks: they have sessions of their own
+    # The server and the ranks do not get these signals: each has a session of its own.
+    for ends in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ends) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(ends, lambda number, _: sys.exit(128 + number))
 

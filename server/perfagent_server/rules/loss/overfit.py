@@ -67,13 +67,12 @@ class Overfit(Rule):
         if any(evaluated.step <= known[-1][0] for known in (waiting, newest or rows) if known):
             return UNKNOWN
         waiting.append([evaluated.step, evaluated.value])
-        if self._trained(window, evaluated.step, 0) is None:
-            del waiting[:-_KEPT]
-            return UNKNOWN
-        for step, value in waiting:
-            since = (newest or rows or [[0]])[-1][0]
-            self._take(state, [step, value, self._trained(window, step, since)])
-        waiting.clear()
+        del waiting[:-_KEPT]
+        while waiting:
+            trained = self._trained(window, waiting[0][0], since=(newest or rows or [[0]])[-1][0])
+            if trained is None:
+                return UNKNOWN
+            self._take(state, [*waiting.pop(0), trained])
         if (newest and not window.is_firing(self.id)) or len(rows) <= self.evaluations:
             return UNKNOWN
         return self._never_good(window, state) or self._judge(window, state)
