@@ -36,14 +36,14 @@ _FOUND, _COULD_NOT_JUDGE = 1, 3
 _MOST_REMARKS, _FEW_RULES = 3, 2
 _STYLES = {"info": "", "warning": "yellow", "critical": "bold red"}
 _KNOWN = (
-    "it reads files of TensorBoard, W&B, MLflow, trackio and Neptune, trainer_state.json, CSV files and JSON lines with a "
-    "column of steps, printed logs, and perfagent's own recordings and exports"
+    "files of TensorBoard, W&B, MLflow, trackio and Neptune; trainer_state.json; CSV and JSON lines with a column of steps; "
+    "printed logs; recordings and exports of perfagent"
 )
 
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Diagnoses runs in files and folders. Prints the problem, the evidence and the fix for each run. Needs no server. "
+        "Diagnoses runs in files and folders, without a server. For each run, it prints the problem, the evidence and the fix. "
         f"Formats: {_KNOWN}. Exit code: 0 nothing found, 1 a finding, 2 wrong use, 3 some run could not be judged."
     )
     parser.add_argument(
@@ -154,7 +154,7 @@ def _of_words(arguments: argparse.Namespace, plans: Plans) -> tuple[list[Diagnos
                 raise
             trouble(str(error))
         if before == len(judged) + troubles:
-            trouble(f"found no run in {word}; {_KNOWN}")
+            trouble(f"found no run in {word}; known formats: {_KNOWN}")
     return judged, troubles
 
 

@@ -160,8 +160,8 @@ def get_run(
 def change_run(
     at: OperatedRun, change: RunChange, request: Request, services: ServicesDep, identity: Operator
 ) -> Response:
-    """Changes the name, tags, notes or switched-off rules of a run. The job can no longer change what was set here. Needs
-    an operator of its project; an ingest key neither reads nor changes other runs.
+    """Changes the name, the tags, the notes or the switched-off rules of a run. The job cannot change them afterwards. Needs
+    the role operator in the run's project, or a key with the scope operate; an ingest key is not enough.
     """
     run = at.id
     if change.name is not None and not _can_be_a_name(change.name):

@@ -130,8 +130,8 @@ class _Going:
 
 @dataclass(slots=True, kw_only=True)
 class MediaName:
-    """What was logged under one name. items, bytes: how many there are, and their size; steps: how many steps have some,
-    between the first and the last of them; at: these steps, of more than 200 so many evenly spaced ones."""
+    """The media that a script logged under one name. items: their number; bytes: their size; steps: the number of steps with
+    media; first_step, last_step: of these; at: all of them, or 200 evenly spaced ones if there are more."""
 
     name: str
     kind: str
