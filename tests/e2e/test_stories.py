@@ -30,6 +30,7 @@ PAGES = {
 }
 SLOW = {
     "item-in-the-loop": "reads are counted after some seconds", "list-of-losses": "its memory is watched for 40 s",
+    "state-keeps-the-graph": "on a busy machine its slowdown drowns in noise",
     "uneven-inputs-hang": "a hang is watched for 15 s",
 }  # fmt: skip
 LOUD = {"warning", "critical"}
